@@ -126,6 +126,15 @@ def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
 
 
 @attrs.frozen(kw_only=True)
+class ModuleSource:
+    """The torch module that a graph is the export of: the `name` of its class, or that in a `file` with this sha256."""
+
+    name: str
+    file: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
+
+
+@attrs.frozen(kw_only=True)
 class Origin:
     """What an ONNX file's own metadata say of where its weights come from, and of the tools that made it."""
 
@@ -178,10 +187,11 @@ class Manifest:
 @attrs.frozen(kw_only=True)
 class OnnxManifest(Manifest):
     """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it,
-    `rewrite` how it came from another file."""
+    `module` the torch module of the user that it is the export of, `rewrite` how it came from another file."""
 
     request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
     tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    module: ModuleSource | None = attrs.field(default=None, metadata={OMITTED: True})
     rewrite: RewriteRecord | None = attrs.field(default=None, metadata={OMITTED: True})
 
 

@@ -17,6 +17,7 @@ import attrs
 from posexport.artifact import onnx_file
 from posexport.artifact.graph_file import GraphFile, read_graph, values_of_infos
 from posexport.artifact.manifest import (
+    ModuleSource,
     OnnxManifest,
     Origin,
     WeightSource,
@@ -44,7 +45,7 @@ TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 """The packages whose versions decide the bytes of a file; manifests name them."""
 
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
-_ORIGIN = "posexport.origin"
+_ORIGIN, _MODULE = "posexport.origin", "posexport.module"
 
 
 class ForeignFileError(RequestError):
@@ -105,6 +106,11 @@ class Artifact(GraphFile):
         return read_manifest_of(OnnxManifest, self.path)
 
 
+def module_metadata(source: ModuleSource) -> dict[str, str]:
+    """What the metadata of a model say of the torch module that it is the export of."""
+    return {_MODULE: json.dumps(unstructure(source), separators=(",", ":"), sort_keys=True)}
+
+
 def write_onnx(
     model: ir.Model,
     path: Path,
@@ -112,14 +118,17 @@ def write_onnx(
     weights: WeightSource | None = None,
     key: SigningKey | None = None,
 ) -> OnnxManifest:
-    """Write a model that `export` made, and its manifest, signed with a `key`; returns the manifest.
+    """Write a model that `export` or `export_module` made, and its manifest, signed with a `key`; returns the manifest.
 
     The manifest and the model's metadata, which are set here, say where the `weights` come from, unless they are
     the caller's own. Weights of `external_from` bytes or more in all go to `<file>.data`; such a file of an earlier
     artifact is removed where it is no longer needed and that artifact's manifest names it. RequestError where the
     folder can't be written; every file is then as it was.
     """
-    spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
+    described = [json.loads(model.metadata_props.get(key, "null")) for key in ("posexport.spec", _MODULE)]
+    if described == [None, None]:
+        raise RequestError("the model is none of posexport's: write what 'export' or 'export_module' returned.")
+    spec, module = described
     tools = {name: metadata.version(name) for name in TOOLS}
     # without the names of builds: those of one version write the same bytes
     origin = unstructure(Origin(weights=weights, tools=released(tools)))
@@ -143,7 +152,8 @@ def write_onnx(
             version=model.metadata_props["posexport.version"],
             form=model.metadata_props["posexport.form"],
             target=model.metadata_props.get("posexport.target"),
-            spec=spec.to_dict(),
+            spec=None if spec is None else read_spec(spec).to_dict(),
+            module=None if module is None else structure(module, ModuleSource),
             inputs=tensors_of(values_of_infos(graph.input)),
             outputs=tensors_of(values_of_infos(graph.output)),
             opset=model.opset_imports[""],

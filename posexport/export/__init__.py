@@ -7,6 +7,6 @@ from posexport import public_names
 if TYPE_CHECKING:
     from posexport.export.exporter import DOMAIN as DOMAIN
     from posexport.export.exporter import export as export
-    from posexport.export.exporter import export_module as export_module
+    from posexport.export.modules import export_module as export_module
 
-__getattr__ = public_names(__name__, {"exporter": ("DOMAIN", "export", "export_module")})
+__getattr__ = public_names(__name__, {"exporter": ("DOMAIN", "export"), "modules": ("export_module",)})

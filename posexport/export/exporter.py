@@ -68,7 +68,7 @@ def export(
     if spec.layers > 1:
         layer_copies.instantiate(model, spec, initializers.names, initializers.tensor)
     name_initializers(model, spec, initializers)
-    _finish(model, form)
+    finish(model, form)
     _describe(model, spec, fixed)
     model.metadata_props.update(
         {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}
@@ -77,27 +77,6 @@ def export(
         model.metadata_props["posexport.target"] = target
     model.producer_name, model.producer_version = "posexport", __version__
     onnx_file.check(model)
-    return model
-
-
-def export_module(
-    module: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    dynamic_shapes: tuple[dict[int, Any], ...],
-    *,
-    input_names: tuple[str, ...],
-    output_names: tuple[str, ...],
-    form: str = "decomposed",
-    target: str = "portable",
-    opset: int | None = None,
-) -> ir.Model:
-    """Any module that calls posexport's operators (`posexport.custom_ops`) as an ONNX model in one of the forms.
-
-    `dynamic_shapes` holds a table per argument, from axis to torch.export.Dim, as torch.export takes it.
-    """
-    functions = Functions(support.checked_opset(None, form, target, opset), form, target)
-    model = _capture(module, args, dynamic_shapes, (input_names, output_names), functions)
-    _finish(model, form)
     return model
 
 
@@ -112,27 +91,24 @@ def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) ->
         tuple(name for name in values if (layer_copies.layer_of(name) or 0) < traced.layers)
         for values in (graph_inputs(spec), graph_outputs(spec))
     )
-    return _capture(block, _example(traced, fixed), (_dynamic(traced, fixed),), (inputs, outputs), functions)
+    names = {"input_names": list(inputs), "output_names": list(outputs)}
+    dynamic_shapes = (_dynamic(traced, fixed),)
+    return capture(block, functions, args=_example(traced, fixed), dynamic_shapes=dynamic_shapes, **names)
 
 
-def _capture(
-    module: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    dynamic_shapes: tuple[Any, ...],
-    names: tuple[tuple[str, ...], tuple[str, ...]],
-    functions: Functions,
+def capture(
+    module: torch.nn.Module | torch.export.ExportedProgram, functions: Functions, **arguments: Any
 ) -> ir.Model:
-    """The graph as torch's exporter writes it, with one function node for each call of a posexport operator."""
-    with _quiet(), torchlib_cache.built_once(), torch.no_grad():
+    """The graph as torch's exporter writes it, with one function node for each call of a posexport operator.
+
+    `arguments` are further ones of torch.onnx.export.
+    """
+    with quiet(), torchlib_cache.built_once(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 module,
-                args,
                 dynamo=True,
                 opset_version=functions.opset,
-                input_names=list(names[0]),
-                output_names=list(names[1]),
-                dynamic_shapes=dynamic_shapes,
                 custom_translation_table={
                     **{op.overload: functions.translation(op) for op in operators()},
                     **layer_copies.translations(),
@@ -140,6 +116,7 @@ def _capture(
                 # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
                 optimize=False,
                 verbose=False,
+                **arguments,
             )
         except Exception as error:  # torch wraps what a body raises in its own errors
             cause: BaseException | None = error
@@ -183,7 +160,7 @@ def _describe(model: ir.Model, spec: Spec, fixed: Mapping[str, int | None]) -> N
         value.shape = ir.Shape([fixed.get(dim) or dim if isinstance(dim, str) else dim for dim in shape])
 
 
-def _finish(model: ir.Model, form: str) -> None:
+def finish(model: ir.Model, form: str) -> None:
     """Bring the graph to its form, remove duplicate nodes, and drop the names of source files and lines."""
     # Folds axes and scalars that the exporter computes from constants. Weights keep their names and layout.
     optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
@@ -210,7 +187,7 @@ def _reads_no_initializer(node: ir.Node) -> bool | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals)."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

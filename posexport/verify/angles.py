@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posexport.artifact import onnx_file
 from posexport.errors import RequestError
-from posexport.export.exporter import export_module
+from posexport.export.modules import export_module
 from posexport.files import staged
 from posexport.models.angles import cos_sin
 from posexport.models.attention import EncodingState

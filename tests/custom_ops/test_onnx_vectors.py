@@ -26,7 +26,7 @@ from onnx.reference import ReferenceEvaluator
 
 from posexport import custom_ops
 from posexport.custom_ops.unsupported import AttentionCall, fits_grouped_batch, unsupported_reason
-from posexport.export.exporter import export_module
+from posexport.export.modules import export_module
 
 OUT_OF_SCOPE: dict[str, tuple[str, ...]] = {
     "values have heads of another width than keys, which no block here has": (

@@ -21,7 +21,7 @@ from traces import same_program
 from posexport import custom_ops
 from posexport.custom_ops.unsupported import AttentionCall, unsupported_reason
 from posexport.errors import RequestError
-from posexport.export.exporter import export_module
+from posexport.export.modules import export_module
 from posexport.graphs.function_bodies import DOMAIN
 
 

@@ -10,7 +10,7 @@ import onnx.numpy_helper
 import onnx_ir as ir
 from helpers import weights_for
 
-from posexport.export.exporter import _capture, _describe, _dynamic, _example, _finish
+from posexport.export.exporter import _describe, _dynamic, _example, capture, finish
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.export.support import default_opset
 from posexport.graphs.function_bodies import Functions
@@ -24,11 +24,12 @@ def traced_whole(spec: Spec, form: str = "decomposed", target: str = "portable")
     """The block with every layer traced by torch's exporter."""
     functions = Functions(default_opset(form, spec), form, target)
     fixed = {"batch": None, "seq": None, "max_seq": None}
-    names = (tuple(graph_inputs(spec)), tuple(graph_outputs(spec)))
+    names = (list(graph_inputs(spec)), list(graph_outputs(spec)))
     block = build_block(spec, weights_for(spec))
-    model = _capture(block, _example(spec, fixed), (_dynamic(spec, fixed),), names, functions)
+    arguments = {"args": _example(spec, fixed), "dynamic_shapes": (_dynamic(spec, fixed),)}
+    model = capture(block, functions, input_names=names[0], output_names=names[1], **arguments)
     name_initializers(model, spec, Initializers(spec, weights_for(spec)))
-    _finish(model, form)
+    finish(model, form)
     _describe(model, spec, fixed)
     return ir.to_proto(model)
 

@@ -16,7 +16,7 @@ from oracle_rotations import pairs_of, turn_pairs
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.export import export
-from posexport.export.exporter import export_module
+from posexport.export.modules import export_module
 from posexport.models.weights import weight_shapes
 from posexport.spec.contract import graph_inputs
 from posexport.spec.forms import OPSETS

@@ -24,7 +24,7 @@ from posexport.artifact.onnx_file import skeleton
 from posexport.custom_ops.unsupported import REFUSALS
 from posexport.errors import Reason, RequestError
 from posexport.export import export
-from posexport.export.exporter import export_module
+from posexport.export.modules import export_module
 from posexport.export.support import default_opset, unsupported_reason
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec

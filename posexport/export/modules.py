@@ -1,0 +1,186 @@
+"""Any torch module becomes an ONNX model in one of the forms.
+
+Attention by posexport's operators (`posexport.custom_ops`) is written in the form directly. Otherwise torch's exporter
+writes it as it does, and posexport.rewrite recognises it and gives it the form.
+
+Axes are dynamic as `dynamic_shapes` says. Without it, torch finds out which can be: all but those of size 1 in the
+example, and those that something in the module fixes, such as the size of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import onnx_ir as ir
+import torch
+
+from posexport import __version__, temporary
+from posexport.artifact import onnx_file
+from posexport.artifact.manifest import ModuleSource
+from posexport.artifact.onnx_artifact import module_metadata
+from posexport.custom_ops import attend, attend_cached, attend_shared
+from posexport.errors import RequestError, shown
+from posexport.export import exporter, support
+from posexport.export.module_axes import Axes
+from posexport.graphs.function_bodies import DOMAIN, Functions
+from posexport.progress import Progress, silent
+from posexport.runtimes.module_values import bind, outputs_of, tensors_of
+
+if TYPE_CHECKING:
+    from posexport.rewrite.rewriter import Rewritten
+
+_ATTENTION = tuple(operator.function for operator in (attend, attend_cached, attend_shared))
+"""The functions of a graph that stand for attention."""
+
+
+@attrs.frozen(kw_only=True)
+class ExportedModule:
+    """A module as a model. `operators` attentions are written by posexport's operators; where there are none,
+    `rewritten` says what became of torch's. `fixed` are axes that can't vary because their size in the example is 1."""
+
+    model: ir.Model
+    operators: int
+    rewritten: Rewritten | None
+    fixed: tuple[str, ...]
+
+
+def export_module(
+    module: torch.nn.Module,
+    args: Any,
+    dynamic_shapes: Any = None,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    form: str = "decomposed",
+    target: str = "portable",
+    opset: int | None = None,
+) -> ir.Model:
+    """A torch module as an ONNX model in one of the forms, for posexport.artifact.write_onnx.
+
+    `args` are example inputs: a tensor, a tuple in the order of `forward`, or a dictionary by parameter; tensors may be
+    in lists and dictionaries. `dynamic_shapes` is as torch.export takes it, from axis to torch.export.Dim or a name for
+    each parameter; None leaves it to torch. Inputs are named after the parameters, outputs after the keys of what is
+    returned or `output`, unless names are given in the order of the tensors.
+    Raises RequestError for what the form can't express and for values that are no tensors, and torch's errors.
+    """
+    names = {"input_names": input_names, "output_names": output_names}
+    return export_any(module, args, dynamic_shapes, **names, form=form, target=target, opset=opset).model
+
+
+def export_any(
+    module: torch.nn.Module,
+    example: Any,
+    dynamic_shapes: Any = None,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    form: str = "decomposed",
+    target: str = "portable",
+    opset: int | None = None,
+    source: ModuleSource | None = None,
+    progress: Progress = silent,
+) -> ExportedModule:
+    """As `export_module`, with what is to be said of the export; `source` is where the module comes from."""
+    functions = Functions(support.checked_opset(None, form, target, opset), form, target)
+    bound = bind(module, example)
+    axes = Axes(bound, dynamic_shapes)
+    temporary.usual_parent()
+    with _in_eval_mode(module), torch.no_grad():
+        progress("running the module")
+        outputs = outputs_of(module(*bound.args, **bound.kwargs))
+        inputs = _names("input_names", input_names, tensors_of(bound))
+        results = _names("output_names", output_names, outputs)
+        progress("tracing the module")
+        with exporter.quiet():
+            shapes = axes.shapes
+            program = torch.export.export(module, bound.args, bound.kwargs, dynamic_shapes=shapes, strict=False)
+        _check_state(program)
+        progress("writing the graph")
+        model = exporter.capture(program, functions)
+    axes.name_dimensions(model)
+    _name_values(model, inputs, results)
+    operators = sum(node.domain == DOMAIN and node.op_type.startswith(_ATTENTION) for node in model.graph)
+    exporter.finish(model, form)
+    rewritten = None
+    if not operators:
+        progress("looking for attention")
+        rewritten = _rewritten(model, form, target, opset)
+        model = rewritten.model
+    origin = module_metadata(source or ModuleSource(name=type(module).__name__))
+    model.metadata_props.update({"posexport.form": form, "posexport.version": __version__, **origin})
+    if functions.for_target_only or (rewritten is not None and rewritten.changed and target != "portable"):
+        model.metadata_props["posexport.target"] = target
+    model.producer_name, model.producer_version = "posexport", __version__
+    onnx_file.check(model)
+    return ExportedModule(model=model, operators=operators, rewritten=rewritten, fixed=axes.fixed)
+
+
+def _rewritten(model: ir.Model, form: str, target: str, opset: int | None) -> Rewritten:
+    """The attention that torch wrote, in the form."""
+    from posexport.rewrite.rewriter import rewrite_model
+
+    return rewrite_model(model, form=form, target=target, opset=opset)
+
+
+def _names(what: str, given: Sequence[str] | None, tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """The names of inputs or outputs; RequestError unless they are as many as the tensors."""
+    if given is None:
+        return tuple(tensors)
+    names = tuple(given) if isinstance(given, list | tuple) else ()
+    if not all(isinstance(name, str) and name for name in names) or not len({*names}) == len(names) == len(tensors):
+        raise RequestError(
+            f"{what} are {shown(given)}: give a list of {len(tensors)} different names, for {', '.join(tensors)}."
+        )
+    return names
+
+
+def _check_state(program: torch.export.ExportedProgram) -> None:
+    """RequestError for a forward that changes a buffer or an input, which a graph can't."""
+    signature = program.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise RequestError(
+            f"forward changes {shown(changed[0])} in place, and a graph has no state: return the new value instead."
+        )
+
+
+@contextmanager
+def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
+    modes = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in modes.items():
+            each.training = training
+
+
+def _name_values(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs their names, which nothing else in the graph may have.
+
+    An output that is an input or a weight, or another output, becomes a value of its own.
+    """
+    graph = model.graph
+    taken = {*inputs, *outputs}
+    clash = {*outputs} & ({*inputs} | {*graph.initializers})
+    if clash or len(taken) < len(inputs) + len(outputs):
+        raise RequestError(f"an output has the name of an input or a weight, {shown(min(clash))}: give output_names.")
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in taken:
+                value.name = f"{value.name}_inner"
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+    seen: set[ir.Value] = set()
+    for at, (value, name) in enumerate(zip(graph.outputs, outputs, strict=True)):
+        if value.producer() is None or value in seen:
+            node = ir.node("Identity", [value], num_outputs=1)
+            graph.append(node)
+            own = node.outputs[0]
+            own.shape, own.type = value.shape, value.type
+            graph.outputs[at] = value = own
+        seen.add(value)
+        value.name = name

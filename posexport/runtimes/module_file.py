@@ -1,0 +1,153 @@
+"""A torch module in a Python file of the user, named as FILE.py:NAME.
+
+To load it runs the file, with the rights of whoever runs posexport: only ever where the option --module asks for it.
+NAME is a module, a class that is made without arguments, or a function that returns a module. Random weights are drawn
+from seed 0, so that they are the same each time, and the module is in eval mode.
+
+Beside its forward, these say what an export needs; each is an attribute or a method of the module, or a variable or a
+function of the file: `example_inputs` (a tuple, or a dictionary by parameter), `dynamic_shapes`, `output_names`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from posexport.errors import PosexportError, RequestError, shown, system_error
+from posexport.files import TEXT_LIMIT, not_a_file, read_bytes
+
+SEED = 0
+"""Of the random weights of a module that sets no seed itself."""
+
+
+@attrs.frozen(kw_only=True)
+class UserModule:
+    """A loaded module: `reference` is FILE.py:NAME as it was given, `sha256` that of the file."""
+
+    reference: str
+    path: Path
+    name: str
+    sha256: str
+    module: torch.nn.Module
+    file: ModuleType
+
+    def setting(self, name: str) -> Any:
+        """What the module, or else the file, says under this name; called where it can be, None where there is nothing.
+
+        RequestError for what goes wrong in it.
+        """
+        value = getattr(self.module, name, None)
+        value = getattr(self.file, name, None) if value is None else value
+        with self.running(f"{name} of"):
+            return value() if callable(value) else value
+
+    def running(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Inside it, the user's code runs: `what` is done with it, for messages."""
+        return user_code(self.path, f"{what} {self.reference!r}")
+
+
+def load_module(reference: str) -> UserModule:
+    """The module that FILE.py:NAME names; RequestError where there is none, and for what goes wrong in the file."""
+    path, name = _parts(reference)
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)
+    with system_error(f"module {shown(reference)} can't be read", "give an existing .py file"):
+        file, sha256 = _run(path)
+    if not hasattr(file, name):
+        names = [known for known, value in vars(file).items() if _makes_module(value, file)]
+        raise RequestError(f"{str(path)!r} has no {shown(name)}: it has {', '.join(names) or 'no torch module'}.")
+    value = getattr(file, name)
+    if not isinstance(value, torch.nn.Module) and callable(value):
+        with user_code(path, f"making {reference!r}"):
+            value = value()
+    if not isinstance(value, torch.nn.Module):
+        raise RequestError(
+            f"{reference!r} is {type(value).__name__}: it must be a torch.nn.Module, a class that is made without "
+            "arguments, or a function that returns a module."
+        )
+    return UserModule(reference=reference, path=path, name=name, sha256=sha256, module=value.eval(), file=file)
+
+
+def _parts(reference: str) -> tuple[Path, str]:
+    file, _, name = reference.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise RequestError(f"module is {shown(reference)}: give a file and a name in it, such as model.py:Model.")
+    path = Path(file)
+    if wrong := not_a_file(path):
+        raise RequestError(f"module {shown(reference)} can't be read, {file!r} is {wrong}: give an existing .py file.")
+    return path, name
+
+
+def _makes_module(value: object, file: ModuleType) -> bool:
+    """Whether a variable of the file is a module or a class of one, as far as is known without calling it."""
+    own = getattr(value, "__module__", None) == file.__name__
+    return isinstance(value, torch.nn.Module) or (
+        own and isinstance(value, type) and issubclass(value, torch.nn.Module)
+    )
+
+
+def _run(path: Path) -> tuple[ModuleType, str]:
+    """The file as a Python module, and the sha256 of what was run."""
+    source = read_bytes(path, TEXT_LIMIT)
+    file = ModuleType(f"posexport_file_{path.stem}")
+    file.__file__ = str(path.resolve())
+    sys.modules[file.__name__] = file  # dataclasses look their modules up
+    with user_code(path, f"running {str(path)!r}"):
+        exec(compile(source, file.__file__, "exec"), vars(file))
+    return file, hashlib.sha256(source).hexdigest()
+
+
+@contextlib.contextmanager
+def user_code(path: Path, what: str) -> Iterator[None]:
+    """Code of the file at `path` runs inside: it finds modules beside the file, and what it prints goes to stderr.
+
+    What it raises becomes a RequestError that names the line, sys.exit included.
+    """
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (PosexportError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise RequestError(f"{what} failed{described(error, path)}.") from None
+    finally:
+        with contextlib.suppress(ValueError):  # the code may have taken it out
+            sys.path.remove(folder)
+
+
+def described(error: BaseException, path: Path) -> str:
+    """` at line 12 of 'model.py': ValueError: no heads`, of the error behind `error` and the user's line before it."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    lines = (_line(each, path) for each in reversed(chain))
+    line = next((line for line in lines if line is not None), None)
+    where = "" if line is None else f" at line {line} of {str(path)!r}"
+    text = next((part.strip() for part in str(chain[-1]).splitlines() if part.strip()), "").rstrip(".")
+    return f"{where}: {type(chain[-1]).__name__}" + (f": {text}" if text else "")
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """The last line of the file at `path` that an error came through."""
+    real = str(path.resolve())
+    if isinstance(error, SyntaxError) and error.filename == real:
+        return error.lineno
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == real:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -22,7 +22,7 @@ from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
-from posexport.rewrite.surgery import lower, write_sites
+from posexport.rewrite.surgery import lower, values_read, write_sites
 from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
 
 
@@ -76,6 +76,7 @@ def rewrite_model(
         return Rewritten(model=model, form=form, target=target, view=None, sites=(), changed=False)
     before = converted(model, form, target, opset, shared)
     kept = DOMAIN if form == "function" else None
+    called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
     view = view_of(before, roles, seed, kept=kept)
     reasons: dict[str, Reason] = {}
     chosen: list[Attention] = []
@@ -84,7 +85,7 @@ def rewrite_model(
             reasons[one.name] = one.reason
         elif only and one.name not in only:
             reasons[one.name] = Reason("not-chosen", "--only names others")
-        elif is_in_form(view, one, form, target) and not (shared and one.k.cache is not None):
+        elif not (called or (shared and one.k.cache is not None)) and is_in_form(view, one, form, target):
             reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
         else:
             chosen.append(one)
@@ -99,7 +100,7 @@ def rewrite_model(
             reasons |= {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
             chosen = [one for one in chosen if one.name not in refused]
             continue
-        absorbed = {one.name for one in view.expanded if not _makes_output(after, one)}
+        absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
             base = converted(model, form, target, opset, shared)
             inline(base, kept)
@@ -163,9 +164,10 @@ def _written(
     return copy, refused
 
 
-def _makes_output(model: ir.Model, operator: Expanded) -> bool:
-    """Whether nodes of an operator that was written out still make one of its outputs."""
-    return any(
+def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention]) -> bool:
+    """Whether an operator that was written out still is of use as one: an output of it is read, and nothing inside."""
+    inside = {value.name for value in values_read(chosen) if (node := value.producer()) and node.name in operator.nodes}
+    return not inside and any(
         value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
     )
 

@@ -120,10 +120,30 @@ def write_sites(
             refused[attention.name] = error
     if refused:
         return refused
+    _move_shapes(view, values, attentions)
     put(model, sites, nodes)
     if lengths is not None:
         redirect(model, attentions, nodes, lengths)
     return {}
+
+
+def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:
+    """Let nodes that ask for the shape of a rotated value ask for that of the value before its rotation.
+
+    Else they would keep the rotation that is replaced.
+    """
+    for one in attentions:
+        for rotary in (one.q.rotary, one.k.rotary):
+            if rotary is None:
+                continue
+            source = values[rotary.source.name or ""]
+            for node in view.flow.between(rotary.source, rotary.target):
+                for inner in node.outputs:
+                    if view.probe.shape(inner) != view.probe.shape(rotary.source):
+                        continue
+                    for use in [*values[inner.name or ""].uses()]:
+                        if use.node.op_type == "Shape":
+                            use.node.replace_input_with(use.idx, source)
 
 
 def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:

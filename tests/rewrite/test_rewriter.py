@@ -1,0 +1,234 @@
+"""Attention of a graph written by hand, in every form: the same function, as ONNX Runtime sees it; and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from small_graphs import decoder, no_attention, with_operator
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.rewrite import site
+from posexport.rewrite.evidence import LIMIT
+from posexport.rewrite.rewriter import ALREADY, KEPT, REWRITTEN, Rewritten, rewrite_model
+from posexport.rewrite.shared_cache import LENGTH_INPUT
+
+Array = np.ndarray[Any, Any]
+
+OPERATORS = {
+    "native": [("RotaryEmbedding", ""), ("Attention", "")],
+    "contrib": [("RotaryEmbedding", "com.microsoft"), ("MultiHeadAttention", "com.microsoft")],
+    "function": [("RotaryPosition", "posexport"), ("CachedAttention", "posexport")],
+}
+"""The operators that a form writes for a decoder with a cache."""
+
+
+def run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def inputs(batch: int, seq: int, past: int, left: int = 0, layers: int = 1) -> dict[str, Array]:
+    """Tokens behind cached ones; the first `left` of each row but the first are padding."""
+    rng = np.random.default_rng(seq)
+    mask = np.ones((batch, past + seq), np.int64)
+    mask[1:, :left] = 0
+    places = np.maximum(mask.cumsum(1) - 1, 0)[:, past:]
+    arrays: dict[str, Array] = {
+        "input_ids": rng.integers(0, 19, (batch, seq)),
+        "attention_mask": mask,
+        "position_ids": places,
+    }
+    for layer in range(layers):
+        for kind in ("key", "value"):
+            arrays[f"past_key_values.{layer}.{kind}"] = rng.standard_normal((batch, 2, past, 8)).astype(np.float32)
+    return arrays
+
+
+SHAPES = [(1, 1, 0, 0), (2, 6, 0, 2), (3, 1, 9, 4), (2, 4, 5, 1)]
+"""Batch, tokens, cached ones, padding."""
+
+
+def rewritten(model: onnx.ModelProto, **options: Any) -> tuple[Rewritten, onnx.ModelProto]:
+    done = rewrite_model(ir.from_proto(model), **options)
+    proto = ir.to_proto(done.model)
+    onnx.checker.check_model(proto, full_check=True)
+    return done, proto
+
+
+@pytest.mark.parametrize("target", ["portable", "ort", "tensorrt"])
+@pytest.mark.parametrize("form", OPERATORS)
+def test_every_form_is_the_same_function(form: str, target: str) -> None:
+    model = decoder(layers=2)
+    done, proto = rewritten(model, form=form, target=target)
+    assert [one.state for one in done.sites] == [REWRITTEN, REWRITTEN]
+    for one in done.sites:
+        assert one.evidence is not None
+        assert one.evidence.cases >= 12
+        assert one.evidence.error <= LIMIT
+    for kind, domain in OPERATORS[form]:
+        assert with_operator(proto, kind, domain), kind
+    assert "Softmax" not in {node.op_type for node in proto.graph.node}
+    for batch, seq, past, left in SHAPES:
+        arrays = inputs(batch, seq, past, left, layers=2)
+        expected, actual = run(model, arrays), run(proto, arrays)
+        assert [*expected] == [*actual]
+        seen = arrays["attention_mask"][:, past:] == 1
+        for name, value in expected.items():
+            assert value.shape == actual[name].shape
+            if name == "logits":  # caches of later layers differ at padding, whose keys nobody sees
+                assert np.isfinite(actual[name]).all()
+                np.testing.assert_allclose(actual[name][seen], value[seen], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["decomposed", *OPERATORS])
+def test_inputs_outputs_weights_and_metadata_stay(form: str) -> None:
+    model = decoder()
+    _, proto = rewritten(model, form=form, target="ort")
+    for before, after in ((model.graph.input, proto.graph.input), (model.graph.output, proto.graph.output)):
+        assert [one.SerializeToString() for one in before] == [one.SerializeToString() for one in after]
+    left = {tensor.name: tensor.raw_data for tensor in proto.graph.initializer}
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("weight"):
+            assert left[tensor.name] == tensor.raw_data
+    assert [(one.key, one.value) for one in proto.metadata_props] == [("author", "somebody else")]
+
+
+@pytest.mark.parametrize("form", ["decomposed", *OPERATORS])
+def test_the_second_time_nothing_changes(form: str) -> None:
+    first, proto = rewritten(decoder(layers=2), form=form, target="ort")
+    second = rewrite_model(ir.from_proto(proto), form=form, target="ort")
+    assert not second.changed
+    assert [(one.state, one.reason and one.reason.code) for one in second.sites] == [(KEPT, ALREADY)] * 2
+    again, same = rewritten(decoder(layers=2), form=form, target="ort")
+    assert same.SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)
+    assert again.changed == first.changed
+
+
+@pytest.mark.parametrize("start", OPERATORS)
+@pytest.mark.parametrize("form", ["decomposed", *OPERATORS])
+def test_any_form_becomes_any_other(start: str, form: str) -> None:
+    if start == form:
+        return
+    model = decoder()
+    _, middle = rewritten(model, form=start, target="ort")
+    done, proto = rewritten(middle, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    for kind, domain in OPERATORS[start]:
+        assert not with_operator(proto, kind, domain), kind
+    arrays = inputs(2, 3, 4, 1)
+    np.testing.assert_allclose(run(proto, arrays)["logits"], run(model, arrays)["logits"], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["contrib", "native", "decomposed"])
+def test_shared_caches_give_what_grown_ones_give(form: str) -> None:
+    model = decoder()
+    done, proto = rewritten(model, form=form, target="ort", kv_cache="shared")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    assert LENGTH_INPUT not in [one.name for one in proto.graph.input]
+    for batch, seq, past, left in ((2, 6, 0, 2), (3, 1, 9, 4), (1, 4, 5, 0)):
+        arrays = inputs(batch, seq, past, left)
+        expected = run(model, arrays)
+        room = {
+            name: np.concatenate((value, np.full((batch, 2, seq + 3, 8), 1e3, np.float32)), 2)
+            for name, value in arrays.items()
+            if name.startswith("past")
+        }
+        actual = run(proto, {**arrays, **room})
+        seen = arrays["attention_mask"][:, past:] == 1
+        np.testing.assert_allclose(actual["logits"][seen], expected["logits"][seen], rtol=0, atol=2e-5)
+        for kind in ("key", "value"):
+            assert actual[f"present.0.{kind}"].shape[2] == past + seq + 3
+            cached = actual[f"present.0.{kind}"][:, :, : past + seq]
+            np.testing.assert_allclose(cached, expected[f"present.0.{kind}"], rtol=0, atol=2e-5)
+
+
+def test_a_graph_without_a_cache_can_not_share_it() -> None:
+    with pytest.raises(RequestError, match="the graph has no grown cache"):
+        rewrite_model(ir.from_proto(decoder(cache=False)), kv_cache="shared", form="contrib", target="ort")
+
+
+def test_a_graph_without_attention_is_left_alone() -> None:
+    model = ir.from_proto(no_attention())
+    done = rewrite_model(model, form="native")
+    assert done.model is model
+    assert (done.changed, done.sites) == (False, ())
+
+
+def test_only_names_what_is_rewritten() -> None:
+    done, proto = rewritten(decoder(layers=2), form="native", only=("node_attention_1",))
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [
+        (KEPT, "not-chosen"),
+        (REWRITTEN, None),
+    ]
+    kinds = [node.op_type for node in proto.graph.node]
+    assert (kinds.count("Softmax"), kinds.count("Attention")) == (1, 1)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "scale": (
+        "split_scale",
+        lambda right: lambda factors, q: (right(factors, q)[0] * (1 + 2**-20), right(factors, q)[1]),
+    ),
+    "queries of another layout": ("to_tokens", lambda right: lambda *args: _backwards(right, *args)),
+    "results of another layout": ("from_tokens", lambda right: lambda *args: _backwards(right, *args)),
+}
+"""What goes wrong when a site is written: a function of `site` and its wrong stand-in."""
+
+
+def _backwards(right: Callable[..., ir.Value], nodes: Any, value: ir.Value, *others: Any) -> ir.Value:
+    return nodes.one("Neg", right(nodes, value, *others))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_replacement_is_kept_out(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, wrong = FAULTS[fault]
+    monkeypatch.setattr(site, name, wrong(getattr(site, name)))
+    model = ir.from_proto(decoder())
+    done = rewrite_model(model, form="native", target="ort")
+    assert done.model is model
+    (one,) = done.sites
+    assert (one.state, one.reason and one.reason.code) == (KEPT, "not-the-same")
+    assert one.evidence is not None
+    assert one.evidence.error > LIMIT
+
+
+@pytest.mark.parametrize("given", [{"form": "nativ"}, {"target": "gpu"}, {"opset": 17}, {"kv_cache": "paged"}])
+def test_wrong_options_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        rewrite_model(ir.from_proto(decoder()), **given)
+
+
+def test_what_is_not_understood_is_named() -> None:
+    model = decoder()
+    (softmax,) = (node for node in model.graph.node if node.op_type == "Softmax")
+    at = [*model.graph.node].index(softmax)
+    model.graph.node.insert(at, onnx.helper.make_node("Sin", [softmax.input[0]], ["waves"], name="waves"))
+    softmax.input[0] = "waves"
+    done = rewrite_model(ir.from_proto(model), form="native")
+    (one,) = done.sites
+    assert isinstance(one.attention, UnknownAttention)
+    assert one.attention.reason.code == "score-operator"
+    assert "'waves'" in one.attention.reason.text
+
+
+def test_what_was_recognised() -> None:
+    done, _ = rewritten(decoder(), form="native")
+    attention = done.sites[0].attention
+    assert isinstance(attention, Attention)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 8)
+    assert attention.scale == pytest.approx(8**-0.5, rel=1e-6)
+    for side in (attention.q, attention.k):
+        assert side.rotary is not None
+        assert (side.rotary.pairs.interleaved, side.rotary.pairs.runs) == (False, (4,))
+    assert attention.k.cache is not None
+    assert attention.k.cache.name == "past_key_values.0.key"

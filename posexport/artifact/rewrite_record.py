@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from posexport.errors import Reason
 from posexport.jsondata import OMITTED
 
 
@@ -22,10 +23,11 @@ class RewriteSource:
 @attrs.frozen(kw_only=True)
 class WholeGraph:
     """The whole graph before and after in float64: the largest `error` of an output, as a part of its largest value,
-    on so many `cases`."""
+    on so many `cases`; `untested` says why there are none, such as an operator that nobody knows."""
 
-    error: float
+    error: float | None
     cases: int
+    untested: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)

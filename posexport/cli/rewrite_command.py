@@ -16,6 +16,7 @@ from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS, TARGETS
 
 if TYPE_CHECKING:
+    from posexport.artifact.rewrite_record import WholeGraph
     from posexport.rewrite.request import RewriteOptions
     from posexport.rewrite.result import RewriteResult
     from posexport.verify.result import Verdict
@@ -106,7 +107,7 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
         )
     ]
     if result.whole is not None:
-        facts.append(("whole graph", f"tested in float64: error {result.whole.error:.1e}, {_sets(result.whole.cases)}"))
+        facts.append(("whole graph", _whole(result.whole)))
     facts += [(verdict.runtime, _verdict(verdict)) for verdict in done.verdicts]
     if manifest is not None:
         facts += [("manifest", f"{output}.json"), *([("signed by", manifest.signer)] if manifest.signer else [])]
@@ -121,6 +122,12 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     error, reason = one["error"], one["reason"] or {"text": ""}
     texts = ("-" if error is None else f"{error:.1e}", str(one["cases"] or "-"))
     return one["name"], recognised(one), one["state"], *texts, reason["text"]
+
+
+def _whole(whole: WholeGraph) -> str:
+    if whole.error is None:
+        return f"not tested: {whole.untested}"
+    return f"tested in float64: error {whole.error:.1e}, {_sets(whole.cases)}"
 
 
 def _sets(cases: int) -> str:

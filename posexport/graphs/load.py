@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import onnx_ir as ir
@@ -30,4 +31,22 @@ def model_of(graph: GraphFile) -> ir.Model:
     ir.external_data.set_base_dir(model.graph, graph.path.parent.absolute())
     for function in model.functions.values():
         ir.external_data.set_base_dir(function.graph, graph.path.parent.absolute())
+    _settle_names(model)
     return model
+
+
+def _settle_names(model: ir.Model) -> None:
+    """One name of the standard's domain, and names of nodes that are no other's, as ONNX asks for."""
+    graphs = [model.graph, *model.functions.values()]
+    for holder in graphs:
+        for node in holder.all_nodes():
+            node.domain = "" if node.domain == "ai.onnx" else node.domain
+        if "ai.onnx" in holder.opset_imports:
+            holder.opset_imports.setdefault("", holder.opset_imports.pop("ai.onnx"))
+    counts = Counter(node.name for node in model.graph.all_nodes() if node.name)
+    taken = set(counts)
+    for node in model.graph.all_nodes():
+        name = node.outputs[0].name if node.outputs else None
+        if node.name and counts[node.name] > 1 and name and name not in taken:
+            node.name = name
+            taken.add(name)

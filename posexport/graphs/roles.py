@@ -227,6 +227,6 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
 def _unknown(name: str, value: ir.Value) -> RequestError:
     return RequestError(
         f"what the input {shown(name)} {shown(list(shape_of_value(value)))} ({dtype_of_value(value)}) is for can't be "
-        f"guessed: say it with --input {shown(name)[1:-1]}=ROLE ({', '.join(ROLES)}), or give your own inputs with "
-        "--inputs FILE.npz."
+        f"guessed: say it with --input {shown(name)[1:-1]}=ROLE ({', '.join(ROLES)}); 'posexport verify' takes your "
+        "own inputs, --inputs FILE.npz."
     )

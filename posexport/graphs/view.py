@@ -12,7 +12,7 @@ from onnx_ir.passes import common
 
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.recognise import Found, recognise
+from posexport.graphs.attention.recognise import Found, nested, recognise
 from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ
 from posexport.graphs.draw import DrawnInputs, draw_inputs
 from posexport.graphs.evaluate import Evaluator
@@ -77,14 +77,14 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     content = {name for name, role in roles.items() if role.kind in CONTENT}
     flow = Dataflow(model, tokens, content)
     probe = Probe(Evaluator(model), flow, arrays, seed)
-    found = tuple(recognise(flow, probe, drawn.sizes[BATCH]))
+    found = recognise(flow, probe, drawn.sizes[BATCH])
     return View(
         model=model,
         roles=roles,
         inputs=drawn,
         flow=flow,
         probe=probe,
-        attentions=found,
+        attentions=(*found, *nested(model, len(found))),
         expanded=tuple(expanded),
         operator_shapes=shapes,
     )

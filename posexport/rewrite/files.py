@@ -19,8 +19,9 @@ from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.artifact.manifest import manifest_path, tensors_of
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
-from posexport.errors import Reason, RequestError, check_known
+from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
+from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.cases import cases_of
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import values_of_model
@@ -49,16 +50,18 @@ def rewrite_into(
     _check(graph, options, own)
     model = model_of(graph)
     progress("recognising attention, and trying what takes its place")
-    rewritten = rewrite_model(
-        model,
-        form=options.form,
-        target=options.target,
-        opset=options.opset,
-        roles=options.roles,
-        only=options.only,
-        kv_cache=options.kv_cache,
-        seed=options.seed,
-    )
+    with located(repr(str(path))):
+        _check_shapes(graph, model)
+        rewritten = rewrite_model(
+            model,
+            form=options.form,
+            target=options.target,
+            opset=options.opset,
+            roles=options.roles,
+            only=options.only,
+            kv_cache=options.kv_cache,
+            seed=options.seed,
+        )
     names = [site.attention.name for site in rewritten.sites]
     for name in options.only:
         check_known("attention of --only", name, names)
@@ -95,6 +98,17 @@ def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> N
         )
 
 
+def _check_shapes(graph: GraphFile, model: ir.Model) -> None:
+    """RequestError for an input of which not even the number of dimensions is known, where there is attention."""
+    given = {value.name for value in model.graph.inputs if not value.is_initializer()}
+    unknown = [info.name for info in graph.model.graph.input if not info.type.tensor_type.HasField("shape")]
+    for name in (name for name in unknown if name in given and may_hold_attention(model)):
+        raise RequestError(
+            f"the input {shown(name)} has no shape, not even a number of dimensions, so nothing can be drawn for it: "
+            "export it with shapes."
+        )
+
+
 def _checked(
     model: ir.Model, rewritten: Rewritten, view: View, options: RewriteOptions
 ) -> tuple[Rewritten, WholeGraph | None]:
@@ -103,7 +117,8 @@ def _checked(
     cases = cases_of(view.roles, options.seed)
     evidence = whole_evidence(model, rewritten.model, cases, buffers if options.kv_cache is not None else ())
     if evidence.problem is None:
-        return rewritten, WholeGraph(error=rounded(evidence.error), cases=evidence.cases)
+        error = None if evidence.untested is not None else rounded(evidence.error)
+        return rewritten, WholeGraph(error=error, cases=evidence.cases, untested=evidence.untested)
     return _kept(model, rewritten, evidence.problem), None
 
 

@@ -6,6 +6,7 @@ own. Only tokens that are no padding count: what padding gives, which sees no ke
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,11 +35,15 @@ DIFFERS, NOT_TESTED = "whole-graph-differs", "not-tested"
 
 @attrs.frozen(kw_only=True)
 class WholeEvidence:
-    """The largest difference of an output, relative to its largest value, the number of cases, and what is wrong."""
+    """The largest difference of an output, relative to its largest value, the number of cases, and how the two differ.
+
+    `untested` says why there is no case.
+    """
 
     error: float = 0.0
     cases: int = 0
     problem: Reason | None = None
+    untested: Reason | None = None
 
 
 def whole_evidence(
@@ -47,23 +52,25 @@ def whole_evidence(
     """What the cases show of two graphs; `buffers` are the inputs of `after` that are caches of a fixed length."""
     old, new = Evaluator(before), Evaluator(after)
     outputs = [value.name or "" for value in before.graph.outputs]
+    missing = [name for name in outputs if name not in {value.name for value in after.graph.outputs}]
+    if missing:
+        return WholeEvidence(problem=_differs(f"it has no output {missing[0]!r}"))
     with_length = any(value.name == LENGTH_INPUT for value in after.graph.inputs)
-    error, tried = 0.0, 0
+    error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
     for case in _affordable(before, cases):
         try:
-            expected = old.run(_tensors(case.arrays))
-        except RequestError:
-            continue  # the model itself takes no such inputs
+            expected = _evaluated(old, case.arrays, outputs)
+        except RequestError as problem:  # the model itself takes no such inputs
+            untested = Reason(NOT_TESTED, f"float64 can't be computed: {problem}".rstrip("."))
+            continue
         arrays = buffered(case, buffers, with_length) if buffers else case.arrays
         try:
-            actual = new.run(_tensors(arrays))
-        except RequestError as failure:
-            return WholeEvidence(problem=_differs(f"it takes no inputs such as {case.label}: {failure}"))
+            actual = new.run(_tensors(arrays), list(expected))
+        except RequestError as problem:
+            return WholeEvidence(problem=_differs(f"it takes no inputs such as {case.label}: {problem}"))
         tried += 1
-        for name in outputs:
-            if name not in actual:
-                return WholeEvidence(problem=_differs(f"it has no output {name!r}"))
-            want, have = expected[name], actual[name]
+        for name, want in expected.items():
+            have = actual[name]
             if buffers and have.dim() == want.dim() == 4:  # of a buffer, the part that a grown cache has
                 have = have[:, :, : want.shape[2]]
             if want.shape != have.shape:
@@ -73,9 +80,23 @@ def whole_evidence(
             if not error <= LIMIT:
                 text = f"output {name!r} differs by {error:.2g} of its largest value on {case.label}"
                 return WholeEvidence(error=error, cases=tried, problem=_differs(text))
-    if not tried:
-        return WholeEvidence(problem=Reason(NOT_TESTED, "no drawn inputs could be evaluated in float64"))
-    return WholeEvidence(error=error, cases=tried)
+    return WholeEvidence(error=error, cases=tried, untested=None if tried else untested)
+
+
+def _evaluated(
+    evaluator: Evaluator, arrays: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """The outputs that are tensors and can be evaluated; RequestError where none can."""
+    try:
+        values = evaluator.run(_tensors(arrays), outputs)
+    except RequestError as error:
+        values, first = {}, error
+        for name in outputs:
+            with contextlib.suppress(RequestError):
+                values |= evaluator.run(_tensors(arrays), [name])
+        if not values:
+            raise first from None
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def _differs(text: str) -> Reason:

@@ -50,12 +50,22 @@ def may_hold_attention(model: ir.Model) -> bool:
     Where it has not, nothing needs to be known of its inputs.
     """
     functions = (node for function in model.functions.values() for node in function)
-    for node in (*model.graph.all_nodes(), *functions):
-        if node.op_type in _ATTENTION_OPS:
-            return True
-        if node.op_type == "Softmax" and _leads_to_product(node.outputs[0]):
-            return True
-    return False
+    return any(map(_may_be_attention, (*model.graph.all_nodes(), *functions)))
+
+
+def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
+    """Attention in the branches and bodies of If, Loop and Scan, which is left alone; the first has this `layer`."""
+    nodes = [node for node in model.graph.all_nodes() if node.graph is not model.graph and _may_be_attention(node)]
+    found = []
+    for index, node in enumerate(nodes):
+        name = node.name or node.outputs[0].name or ""
+        text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
+        found.append(UnknownAttention(name=name, layer=layer + index, reason=Reason("control-flow", text)))
+    return found
+
+
+def _may_be_attention(node: ir.Node) -> bool:
+    return node.op_type in _ATTENTION_OPS or (node.op_type == "Softmax" and _leads_to_product(node.outputs[0]))
 
 
 def _leads_to_product(value: ir.Value, depth: int = 8) -> bool:

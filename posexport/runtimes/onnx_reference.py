@@ -22,11 +22,33 @@ class GatherElements(OpRun):
         return (np.take_along_axis(data, np.where(indices < 0, indices + data.shape[axis], indices), axis),)
 
 
+class BatchNormalization(OpRun):
+    """onnx's own mixes, before opset 14, the statistics of the input into those that it is given (opsets 9 to 13)."""
+
+    def _run(
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        mean: Any,
+        var: Any,
+        epsilon: float = 1e-5,
+        momentum: float | None = None,
+        training_mode: int = 0,
+        is_test: int = 0,
+        spatial: int = 1,
+    ) -> tuple[Any]:
+        if training_mode or len(self.onnx_node.output) > 1:
+            raise NotImplementedError("BatchNormalization in training")
+        scale, bias, mean, var = (each.reshape(-1, *(1,) * (x.ndim - 2)) for each in (scale, bias, mean, var))
+        return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
+
+
 class _Evaluator(ReferenceEvaluator):
     """Hands the operators above on to the functions of a model too: it makes one of its own class for each."""
 
     def __init__(self, proto: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(proto, *arguments, **{"new_ops": [GatherElements], **options})
+        super().__init__(proto, *arguments, **{"new_ops": [GatherElements, BatchNormalization], **options})
 
 
 class ReferenceRunner:

@@ -63,6 +63,23 @@ def test_the_reference_gathers_along_negative_and_long_axes(tmp_path: Path) -> N
     np.testing.assert_array_equal(found, [[149, 149, 0], [220, 153, 150]])
 
 
+@pytest.mark.parametrize("opset", [9, 13, 15])
+def test_the_reference_normalises_by_the_statistics_that_it_is_given(opset: int, tmp_path: Path) -> None:
+    names = ["x", "scale", "bias", "mean", "variance"]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    node = helper.make_node("BatchNormalization", names, ["y"], epsilon=0.5, momentum=0.25)
+    graph = helper.make_graph([node], "g", inputs, [output])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7), tmp_path / "g.onnx"
+    )
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    given = [np.array(values, np.float32) for values in ([1, 2, 3], [0, 1, 0], [5, 6, 7], [1.5, 3.5, 8.5])]
+    found = onnx_reference.load(tmp_path / "g.onnx", {}).run({"x": x, **dict(zip(names[1:], given, strict=True))})["y"]
+    scale, bias, mean, variance = (values[:, None] for values in given)
+    np.testing.assert_allclose(found, scale * (x - mean) / (variance + 0.5) ** 0.5 + bias, rtol=1e-6)
+
+
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
 def test_cuda_without_a_gpu_is_an_error_and_no_fallback(tmp_path: Path) -> None:
     path = write(tmp_path, "a", case("none"))

@@ -1,0 +1,187 @@
+"""ONNX files held against another file in float64: the same function passes, near misses fail and are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graph_files import foreign, one_layer
+from helpers import cli, exported
+from onnx import TensorProto, helper, numpy_helper
+
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.runtimes import RUNTIMES
+from posexport.verify import verify
+from posexport.verify.result import FAILED, PASSED, Verdict
+
+ORT = {"ort-cpu": RUNTIMES["ort-cpu"]}
+SPEC = one_layer(kv_cache="concat", vocab_size=23)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that is the truth."""
+    return foreign(tmp_path_factory.mktemp("other"), "other", SPEC)
+
+
+def verdict_of(path: Path, other: Path, **options: Any) -> Verdict:
+    report = verify([path], runtimes=ORT, against=other, **options)
+    assert not report.unreadable, report.unreadable
+    (verdict,) = report.verdicts
+    assert verdict.reference == str(other)
+    return verdict
+
+
+def _weight(change: Callable[[Any], Any], shape: tuple[int, ...] | None = None, size: int | None = None) -> Any:
+    """Change the first floating-point weight of this shape or size."""
+
+    def mutate(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            values = numpy_helper.to_array(tensor)
+            if values.dtype == np.float32 and (values.shape == shape or values.size == size):
+                tensor.CopyFrom(numpy_helper.from_array(change(values.copy()), tensor.name))
+                return
+        raise AssertionError("there is no such weight")
+
+    return mutate
+
+
+def _row(values: Any) -> Any:
+    values[17] *= 1.001
+    return values
+
+
+def _behind(op: str, *made: tuple[str, dict[str, Any]]) -> Any:
+    """Put nodes behind the first node of an operator."""
+
+    def mutate(model: onnx.ModelProto) -> None:
+        at, node = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == op)
+        end = node.output[0]
+        names = [f"planted{number}" for number in range(len(made))]
+        node.output[0] = names[0]
+        new = [
+            helper.make_node(kind, [name], [after], name=f"planted {kind} {number}", **attributes)
+            for number, ((kind, attributes), name, after) in enumerate(zip(made, names, [*names[1:], end], strict=True))
+        ]
+        rest = [onnx.NodeProto.FromString(each.SerializeToString()) for each in model.graph.node[at + 1 :]]
+        del model.graph.node[at + 1 :]
+        model.graph.node.extend([*new, *rest])
+
+    return mutate
+
+
+FAULTS: dict[str, tuple[Any, str, str]] = {
+    # fault, what the reason says, where
+    "one row of the vocabulary": (_weight(_row, (23, 32)), "off by", "Gather"),
+    "a cast to half precision and back": (
+        _behind("Softmax", ("Cast", {"to": TensorProto.FLOAT16}), ("Cast", {"to": TensorProto.FLOAT})),
+        "off by",
+        "planted Cast 0",
+    ),
+    "a sign": (_behind("Sin", ("Neg", {})), "off by", "planted Neg 0"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_near_misses_fail_and_are_found(name: str, other: Path, tmp_path: Path) -> None:
+    fault, reason, where = FAULTS[name]
+    verdict = verdict_of(foreign(tmp_path, "file", SPEC, change=fault), other)
+    assert verdict.state == FAILED
+    assert reason in str(verdict.reason)
+    assert where in str(verdict.where), verdict.where
+    assert verify([tmp_path / "file.onnx"], runtimes=ORT).exit_code() == 0  # it computes what it says
+
+
+@pytest.mark.parametrize("form", ["decomposed", "function", "native"])
+def test_the_same_function_in_another_form_passes(form: str, other: Path, tmp_path: Path) -> None:
+    verdict = verdict_of(foreign(tmp_path, form, SPEC, form), other)
+    assert verdict.state == PASSED, verdict
+    assert not verdict.inconclusive, verdict.not_shown
+    assert any("both files in float64 differ by" in note for note in verdict.notes)
+
+
+def test_less_than_rounding_is_told_where_it_is_no_rounding(other: Path, tmp_path: Path) -> None:
+    """A constant that is off by little hides behind rounding errors, but not in float64."""
+
+    def slightly(values: Any) -> Any:
+        return values * np.float32(1 + 1e-6)
+
+    verdict = verdict_of(foreign(tmp_path, "file", SPEC, change=_weight(slightly, (32, 32))), other)
+    assert verdict.state == PASSED
+    assert verdict.inconclusive
+    assert "may be different functions" in verdict.not_shown[-1]
+
+
+def test_half_precision_may_round_as_it_does(other: Path, tmp_path: Path) -> None:
+    verdict = verdict_of(foreign(tmp_path, "half", one_layer(kv_cache="concat", vocab_size=23, dtype="fp16")), other)
+    assert verdict.worst is not None
+    assert verdict.worst.max_error is not None
+    assert verdict.worst.max_error > 1e-5
+
+
+def test_posexports_own_artifacts_on_either_side(other: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.onnx"
+    write_onnx(exported(SPEC, "function"), own)
+    assert verdict_of(own, other).state == PASSED
+    assert verdict_of(other, own).state == PASSED
+
+
+def _renamed(model: onnx.ModelProto) -> None:
+    for value in model.graph.input:
+        if value.name == "position_ids":
+            value.name = "positions"
+    for node in model.graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = "positions" if name == "position_ids" else name
+
+
+def _narrower(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim.add(dim_value=3)
+
+
+def _one_output_more(model: onnx.ModelProto) -> None:
+    model.graph.output.add(name=model.graph.node[0].output[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_renamed, "it lacks the input 'position_ids' of other.onnx: it has input_ids, positions"),
+        (_narrower, r"its input 'input_ids' has shape"),
+        (_one_output_more, "it has the output"),
+    ],
+)
+def test_other_inputs_or_outputs_fail_without_a_run(change: Any, reason: str, other: Path, tmp_path: Path) -> None:
+    verdict = verdict_of(foreign(tmp_path, "file", SPEC, change=change), other)
+    assert (verdict.state, verdict.reason_code, verdict.cases) == (FAILED, "interface", 0)
+    assert reason in str(verdict.reason)
+
+
+def test_a_file_of_fixed_sizes_is_held_against_one_of_any(other: Path, tmp_path: Path) -> None:
+    def fixed(model: onnx.ModelProto) -> None:
+        for value in model.graph.input:
+            value.type.tensor_type.shape.dim[0].dim_value = 2
+
+    verdict = verdict_of(foreign(tmp_path, "file", SPEC, change=fixed), other)
+    assert verdict.state == PASSED
+    assert verdict.reach is not None
+    assert verdict.reach.batch == 2
+
+
+def test_the_command(other: Path, tmp_path: Path) -> None:
+    path = foreign(tmp_path, "file", SPEC)
+    run = cli("verify", str(path), "--against", str(other), "--runtime", "ort-cpu")
+    assert run.exit_code == 0
+    assert "in float64" in run.stdout
+    for arguments, message in (
+        (("--against", str(other)), "--against was given without files"),
+        ((str(path), "--against", str(tmp_path / "none.onnx")), "none.onnx"),
+        ((str(path), "--against", str(tmp_path)), "give an ONNX file"),
+    ):
+        bad = cli("verify", *arguments)
+        assert bad.exit_code == 2
+        assert message in bad.stderr

@@ -1,4 +1,10 @@
-"""posexport's own operators, which torch blocks call wherever positions matter, and how each is written in ONNX.
+"""posexport's own operators, which torch modules call wherever positions matter, and how each is written in ONNX.
+
+    from posexport import custom_ops
+
+    out = custom_ops.attend(q, k, v, bias=bias, num_heads=8, causal=True)
+
+`help(custom_ops.attend)` shows an operator's arguments with their shapes. S are queries, T keys, P pairs of features.
 
 Names load on first use: every operator's file imports torch and onnx, and the table of encodings, which uses the
 operators, must stay cheap to import.
@@ -14,27 +20,18 @@ if TYPE_CHECKING:
         exact_sinusoids,
         grid_sinusoids,
         keep_prefix,
-        length_frequencies,
-        ntk_frequencies,
         pair_features,
         position_powers,
-        position_temperature,
         sinusoids,
     )
     from posexport.custom_ops.attention import attend, attend_cached, attend_shared
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import cached_keys, key_positions
+    from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
     from posexport.custom_ops.norm import head_norm
+    from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
-    from posexport.custom_ops.scores import (
-        add_head_bias,
-        contextual_score,
-        disentangled_score,
-        offset_score,
-        offset_values,
-        relative_score,
-        relative_table_score,
-    )
+    from posexport.custom_ops.scores import contextual_score, disentangled_score, offset_score, offset_values
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
 
 # fmt: off
@@ -49,7 +46,7 @@ __all__ = [
 # fmt: on
 
 
-_FILES = ("angles", "attention", "bias", "cache", "norm", "rotary", "scores", "windows")
+_FILES = ("angles", "attention", "bias", "cache", "frequencies", "norm", "relative", "rotary", "scores", "windows")
 """The files that define operators."""
 
 

@@ -1,15 +1,4 @@
-"""Cosines and sines of positions: cos(a), sin(a) with a = sum over axes of p_axis * frequency[axis], times `scale`.
-
-sinusoids         (positions [B, S] or [B, S, axes] int, frequencies [P] or [axes, P]) -> cos, sin [B, S, P]
-exact_sinusoids   the same from turns int64 [2, P] or [2, axes, P], in 2^-50 of a turn, of 4096 positions and of one
-length_frequencies, ntk_frequencies   frequencies that depend on the length, which is the largest position + 1
-pair_features     (first, second [B, S, P]) -> [B, S, 2P], features alternating or one half each
-position_powers   (positions [B, S], rates [P]) -> exp(p * rate) [B, S, P]; with `centred`, p counts from the middle
-                  of each row's positions, which keeps the powers small
-grid_sinusoids    positions [B, S, 2] are cells of a grid; angles are their centres, from -1 to 1 along each axis, times
-                  2 pi; the grid is given, or ends at each row's largest positions (DINOv3: Simeoni et al. 2025,
-                  arXiv:2508.10104, as in its code)
-keep_prefix       cos 1 and sin 0 for the first tokens, which then don't rotate
+"""Cosines and sines of angles, and what is made of them.
 
 Angles, cosines and sines are fp32 for every graph dtype (fp64 in the float64 reference): an angle in half precision is
 wrong by radians from position 1000 on. Callers cast the results last.
@@ -28,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, wide
+from posexport.custom_ops.operator import Ops, T, constant, operator, rank_of
 
 _FP32_ANGLES = ContextVar("_FP32_ANGLES", default=False)
 
@@ -79,14 +68,6 @@ class Angles(Generic[T]):
     k_sin: T
 
 
-def _check(frequencies: Tensor) -> None:
-    if frequencies.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"frequencies are {frequencies.dtype}: angles need float32 or float64, so cast the block's weights only, "
-            "not its constants."
-        )
-
-
 def _scaled(cos: Tensor, sin: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
 
@@ -99,8 +80,24 @@ def _scaled_onnx(op: Ops, cos: ir.Value, sin: ir.Value, scale: float) -> tuple[i
 
 
 @operator("Sinusoids", "cos", "sin")
-def sinusoids(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    _check(frequencies)
+def sinusoids(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of a = position * frequency, summed over the axes of positions, times `scale`.
+
+    Args:
+        positions: int64 [B, S] or [B, S, axes].
+        frequencies: float32 [P] or [axes, P], whatever the dtype of the model: angles in half precision are wrong.
+        scale: of the results, such as YaRN's attention factor.
+
+    Returns:
+        cos and sin, [B, S, P] in the dtype of `frequencies`.
+
+    Example:
+        >>> cos, sin = sinusoids(torch.arange(3)[None], torch.tensor([1.0, 0.5]))
+        >>> cos
+        tensor([[[ 1.0000,  1.0000],
+                 [ 0.5403,  0.8776],
+                 [-0.4161,  0.5403]]])
+    """
     angles = _products(positions, frequencies)
     return _scaled(angles.cos(), angles.sin(), scale)
 
@@ -120,7 +117,26 @@ def _sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, scale: 
 
 
 @operator("ExactSinusoids", "cos", "sin")
-def exact_sinusoids(positions: Tensor, turns: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def exact_sinusoids(positions: Tensor, turns: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """As `sinusoids`, exact at any position below 2^24: angles are whole numbers, in 2^-50 of a turn.
+
+    Args:
+        positions: int64 [B, S] or [B, S, axes].
+        turns: int64 [2, P] or [2, axes, P], the angle of 4096 positions and of one, without whole turns.
+        scale: of the results.
+
+    Returns:
+        cos and sin, float32 [B, S, P].
+
+    Example:
+        >>> turns = torch.tensor([[0], [2**48]])  # a quarter turn at each position
+        >>> cos, sin = exact_sinusoids(torch.arange(4)[None], turns)
+        >>> sin
+        tensor([[[ 0.],
+                 [ 1.],
+                 [-0.],
+                 [-1.]]])
+    """
     places = positions.unsqueeze(-1)
     high = places.div(SPLIT, rounding_mode="trunc")
     angles = high * turns[0] + (places - high * SPLIT) * turns[1]
@@ -148,51 +164,26 @@ def _exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, scale: float) -> 
     return _scaled_onnx(op, op.Mul(op.Cos(angle), signs), op.Mul(op.Sin(angle), signs), scale)
 
 
-@operator("LengthFrequencies", "frequencies")
-def length_frequencies(positions: Tensor, short: Tensor, long: Tensor, limit: int) -> Tensor:
-    """`long` where any position is `limit` or more, otherwise `short`; frequencies or turns (LongRoPE: Ding et al.
-    2024, arXiv:2402.13753, section 3.3, with the switch of transformers)."""
-    return torch.where(positions.max() + 1 > limit, long, short)
-
-
-@length_frequencies.onnx
-def _by_length_onnx(op: Ops, positions: ir.Value, short: ir.Value, long: ir.Value, limit: int) -> ir.Value:
-    return op.Where(op.GreaterOrEqual(op.ReduceMax(positions, keepdims=0), limit), long, short)
-
-
-@operator("NtkFrequencies", "scaled")
-def ntk_frequencies(
-    positions: Tensor, frequencies: Tensor, theta: float, factor: float, limit: int, dim: int
-) -> Tensor:
-    """`frequencies` up to the length `limit`; beyond, those of
-    theta (factor length / limit - factor + 1)^(dim / (dim - 2)) (dynamic NTK, as transformers computes it)."""
-    _check(frequencies)
-    length, dtype = (positions.max() + 1).clamp(min=limit), constant_dtype(frequencies.dtype)
-    grown = (factor * length.to(dtype) / limit) - (factor - 1)
-    base = theta * grown ** (dim / (dim - 2))
-    steps = torch.arange(0, dim, 2, device=positions.device).to(dtype)
-    return torch.where(length > limit, (1.0 / base ** (steps / dim)).to(frequencies.dtype), frequencies)
-
-
-@ntk_frequencies.onnx
-def _ntk_onnx(
-    op: Ops, positions: ir.Value, frequencies: ir.Value, theta: float, factor: float, limit: int, dim: int
-) -> ir.Value:
-    length = op.Max(op.Add(op.ReduceMax(positions, keepdims=0), 1), limit)
-    grown = op.Mul(op.Cast(length, to=ir.DataType.FLOAT), constant(op, factor))
-    grown = op.Sub(op.Div(grown, constant(op, float(limit))), constant(op, factor - 1))
-    base = op.Mul(op.Pow(grown, constant(op, dim / (dim - 2))), constant(op, theta))
-    steps = op.Constant(value=ir.tensor([step / dim for step in range(0, dim, 2)], dtype=ir.DataType.FLOAT))
-    return op.Where(op.Greater(length, limit), op.Reciprocal(op.Pow(base, steps)), frequencies)
-
-
 def _paired_fake(call: Any) -> Tensor:
     first: Tensor = call.first
     return first.new_empty((*first.shape[:-1], 2 * first.shape[-1]))
 
 
 @operator("PairFeatures", "features", fake=_paired_fake)
-def pair_features(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:
+def pair_features(first: Tensor, second: Tensor, interleaved: bool = False) -> Tensor:
+    """The features of both tensors, one half each, or alternating where `interleaved`.
+
+    Args:
+        first, second: [B, S, P], such as sines and cosines.
+        interleaved: whether features 2i and 2i + 1 are those with index i.
+
+    Returns:
+        [B, S, 2P].
+
+    Example:
+        >>> pair_features(torch.zeros(1, 1, 2), torch.ones(1, 1, 2), interleaved=True)
+        tensor([[[0., 1., 0., 1.]]])
+    """
     if interleaved:
         return torch.stack((first, second), -1).flatten(-2)
     return torch.cat((first, second), -1)
@@ -207,6 +198,22 @@ def _pair_features_onnx(op: Ops, first: ir.Value, second: ir.Value, interleaved:
 
 @operator("KeepPrefix", "kept_cos", "kept_sin", fake=lambda call: tuple(map(torch.empty_like, (call.cos, call.sin))))
 def keep_prefix(cos: Tensor, sin: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """cos 1 and sin 0 for the first tokens, such as a class token, which then don't rotate.
+
+    Args:
+        cos, sin: float32 [B, S, P] or [B, S, heads, P].
+        tokens: how many.
+
+    Returns:
+        cos and sin, like the inputs.
+
+    Example:
+        >>> cos, sin = keep_prefix(torch.zeros(1, 2, 1), torch.ones(1, 2, 1), tokens=1)
+        >>> cos, sin
+        (tensor([[[1.],
+                 [0.]]]), tensor([[[0.],
+                 [1.]]]))
+    """
     kept = (torch.arange(cos.shape[1], device=cos.device) < tokens).view(-1, *(1,) * (cos.dim() - 2))
     return cos.masked_fill(kept, 1.0), sin.masked_fill(kept, 0.0)
 
@@ -220,7 +227,23 @@ def _keep_prefix_onnx(op: Ops, cos: ir.Value, sin: ir.Value, tokens: int) -> tup
 
 
 @operator("PositionPowers", "powers")
-def position_powers(positions: Tensor, rates: Tensor, centred: bool) -> Tensor:
+def position_powers(positions: Tensor, rates: Tensor, centred: bool = False) -> Tensor:
+    """exp(position * rate), the decay of xPos (Sun et al. 2022, arXiv:2212.10554, section 3.2).
+
+    Args:
+        positions: int64 [B, S].
+        rates: float32 [P].
+        centred: whether positions count from the middle of each row, which keeps the powers small.
+
+    Returns:
+        [B, S, P] in the dtype of `rates`.
+
+    Example:
+        >>> position_powers(torch.arange(3)[None], torch.tensor([-0.5]))
+        tensor([[[1.0000],
+                 [0.6065],
+                 [0.3679]]])
+    """
     places = positions
     if centred:
         places = positions - (positions.amin(1, keepdim=True) + positions.amax(1, keepdim=True)) // 2
@@ -236,24 +259,29 @@ def _powers_onnx(op: Ops, positions: ir.Value, rates: ir.Value, centred: bool) -
     return op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=ir.DataType.FLOAT), [-1]), rates))
 
 
-@operator("PositionTemperature", "scaled", fake=lambda call: torch.empty_like(call.q))
-def position_temperature(q: Tensor, positions: Tensor, floor_scale: int, attn_scale: float) -> Tensor:
-    """q [B, S, N*head_dim] times 1 + attn_scale log(1 + (p + 1) // floor_scale)."""
-    steps = (positions + 1).div(floor_scale, rounding_mode="trunc").to(wide(q.dtype))
-    return q * (torch.log1p(steps) * attn_scale + 1.0).to(q.dtype).unsqueeze(-1)
-
-
-@position_temperature.onnx
-def _temperature_onnx(op: Ops, q: ir.Value, positions: ir.Value, floor_scale: int, attn_scale: float) -> ir.Value:
-    one, weight = constant(op, 1.0), constant(op, attn_scale)
-    steps = op.Cast(op.Div(op.Add(positions, 1), floor_scale), to=ir.DataType.FLOAT)
-    factor = op.Add(op.Mul(op.Log(op.Add(steps, one)), weight), one)
-    return op.Mul(q, op.Unsqueeze(cast(op, factor, dtype_of(q)), [2]))
-
-
 @operator("GridSinusoids", "cos", "sin")
-def grid_sinusoids(positions: Tensor, frequencies: Tensor, grid: Sequence[int], prefix: int) -> tuple[Tensor, Tensor]:
-    _check(frequencies)
+def grid_sinusoids(
+    positions: Tensor, frequencies: Tensor, grid: Sequence[int] = (), prefix: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of 2 pi x, x the centre of a cell from -1 to 1 along each axis of a grid, times its frequency
+    and summed over the axes (DINOv3: Simeoni et al. 2025, arXiv:2508.10104, as in its code).
+
+    Args:
+        positions: int64 [B, S, axes], cells of the grid.
+        frequencies: float32 [axes, P].
+        grid: cells along each axis; by default up to the largest position of each row.
+        prefix: number of first tokens that are no cells.
+
+    Returns:
+        cos and sin, [B, S, P] in the dtype of `frequencies`.
+
+    Example:
+        >>> cells = torch.tensor([[[0, 0], [1, 0]]])
+        >>> cos, sin = grid_sinusoids(cells, torch.tensor([[0.25], [0.0]]))
+        >>> sin
+        tensor([[[-0.7071],
+                 [ 0.7071]]])
+    """
     places = positions
     if prefix:
         kept = torch.arange(positions.shape[1], device=positions.device) < prefix

@@ -1,14 +1,7 @@
-"""Attention with a bias: softmax(scale * q k^T + bias, masked) v, softmax in fp32 (Vaswani et al. 2017, eq. 1).
+"""Attention with a bias, over all keys at once or with a cache: torch and decomposed ONNX.
 
-q [B, S, N*head_dim], k and v [B, T, K*head_dim], bias [B, N, S, T] in fp32, mask [B, T] int64, sinks [N]; the last
-three are optional -> [B, S, N*head_dim]. Query head n reads key head n // (N/K). `causal`, `window` and `mask`
-say which keys a query sees (posexport.custom_ops.visibility); a query that sees none gets zeros.
-
-attend_cached  takes past keys and values [B, K, P, head_dim] too, and appends the new ones
-attend_shared  writes the new ones into buffers from write_indices [B] on; both as posexport.custom_ops.cache
-
-softcap  c > 0: logits are c tanh(logits / c), before bias and mask (Gemma 2: Riviere et al. 2024, arXiv:2408.00118)
-sinks    one more logit per head in the softmax, without a value (gpt-oss: OpenAI 2025, arXiv:2508.10925)
+Which keys a query sees: posexport.custom_ops.visibility; caches: posexport.custom_ops.cache; bodies of the forms
+`native` and `contrib`: posexport.custom_ops.attention_forms.
 """
 
 from __future__ import annotations
@@ -21,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention_forms import Call, add_bodies
 from posexport.custom_ops.cache import cached_keys
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
@@ -103,8 +97,51 @@ def from_heads(t: Tensor) -> Tensor:
 
 
 @operator("PositionalAttention", "attended", fake=lambda call: torch.empty_like(call.q))
-def attend(q: Tensor, k: Tensor, v: Tensor, added: Added[Tensor], heads: CappedHeads) -> Tensor:
-    return _attention(q, to_heads(k, heads.num_kv_heads), to_heads(v, heads.num_kv_heads), added, heads)
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attention: softmax(scale * q k^T + bias, masked) v, softmax in float32 (Vaswani et al. 2017, eq. 1).
+
+    Query head n reads key head n // (num_heads / num_kv_heads). A query that sees no key gets zeros.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k, v: [B, T, num_kv_heads*head_dim], in q's dtype.
+        bias: float32 [B|1, num_heads|1, S, T], added to the logits.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        sinks: [num_heads], one more logit per head, without a value (gpt-oss: OpenAI 2025, arXiv:2508.10925).
+        num_heads: of the queries.
+        num_kv_heads: of keys and values, by default as many.
+        scale: of the logits, by default head_dim**-0.5.
+        causal: whether later keys are hidden; the last query has the index of the last key.
+        window: hides keys at this distance and further; 0 for none.
+        chunk: hides keys of other chunks of this length (Llama 4); 0 for none.
+        softcap: c makes the logits c tanh(logits / c), before bias and mask (Gemma 2: Riviere et al. 2024,
+            arXiv:2408.00118); 0 for none.
+
+    Returns:
+        A tensor like q.
+
+    Example:
+        >>> q = k = v = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> attend(q, k, v, num_heads=1, causal=True)
+        tensor([[[1.0000, 0.0000],
+                 [0.3302, 0.6698]]])
+    """
+    heads = CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
+    return _attention(q, to_heads(k, num_kv_heads), to_heads(v, num_kv_heads), Added(bias, mask, sinks), heads)
 
 
 _OUTPUTS = ("attended", "present_key", "present_value")
@@ -118,10 +155,47 @@ def _cached_fake(call: Any) -> Three:
 
 @operator("CachedAttention", *_OUTPUTS, fake=_cached_fake)
 def attend_cached(
-    q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, past_value: Tensor, added: Added[Tensor], heads: CappedHeads
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past_key: Tensor,
+    past_value: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
 ) -> Three:
-    key, value = (cached_keys.eager(*pair, None, heads.num_kv_heads) for pair in ((past_key, k), (past_value, v)))
-    return _attention(q, key, value, added, heads), key, value
+    """`attend` over cached keys and new ones, T = past + S of them, with the new ones last.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k, v: [B, S, num_kv_heads*head_dim], in q's dtype: the new keys and values.
+        past_key, past_value: [B, num_kv_heads, past, head_dim], in q's dtype: the cached ones.
+        bias: float32 [B|1, num_heads|1, S, T], added to the logits.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        sinks: [num_heads], one more logit per head, without a value.
+        num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
+
+    Returns:
+        The result like q, and the caches with the new keys and values, [B, num_kv_heads, T, head_dim].
+
+    Example:
+        >>> q = k = v = torch.tensor([[[0.0, 1.0]]])
+        >>> past = torch.tensor([[[[1.0, 0.0]]]])
+        >>> out, keys, values = attend_cached(q, k, v, past, past, num_heads=1, causal=True)
+        >>> out, keys
+        (tensor([[[0.3302, 0.6698]]]), tensor([[[[1., 0.],
+                  [0., 1.]]]]))
+    """
+    heads = CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
+    key, value = (cached_keys.eager(*pair, None, num_kv_heads) for pair in ((past_key, k), (past_value, v)))
+    return _attention(q, key, value, Added(bias, mask, sinks), heads), key, value
 
 
 @operator("SharedCacheAttention", *_OUTPUTS, fake=_cached_fake)
@@ -132,12 +206,45 @@ def attend_shared(
     past_key: Tensor,
     past_value: Tensor,
     write_indices: Tensor,
-    added: Added[Tensor],
-    heads: CappedHeads,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
 ) -> Three:
+    """`attend` over buffers of T keys and values, into which the new ones are written; what lies behind is not seen.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k, v: [B, S, num_kv_heads*head_dim], in q's dtype: the new keys and values.
+        past_key, past_value: [B, num_kv_heads, T, head_dim], in q's dtype: the buffers.
+        write_indices: int64 [B], where the new ones begin in each row.
+        bias: float32 [B|1, num_heads|1, S, T], added to the logits.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        sinks: [num_heads], one more logit per head, without a value.
+        num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
+
+    Returns:
+        The result like q, and the buffers with the new keys and values.
+
+    Example:
+        >>> q = k = v = torch.tensor([[[0.0, 1.0]]])
+        >>> buffer = torch.tensor([[[[1.0, 0.0], [9.0, 9.0], [9.0, 9.0]]]])
+        >>> out, keys, values = attend_shared(q, k, v, buffer, buffer, torch.tensor([1]), num_heads=1, causal=True)
+        >>> out, keys
+        (tensor([[[0.3302, 0.6698]]]), tensor([[[[1., 0.],
+                  [0., 1.],
+                  [9., 9.]]]]))
+    """
+    heads = CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
     pairs = ((past_key, k), (past_value, v))
-    key, value = (cached_keys.eager(*pair, write_indices, heads.num_kv_heads) for pair in pairs)
-    return _attention(q, key, value, added, heads, write_indices), key, value
+    key, value = (cached_keys.eager(*pair, write_indices, num_kv_heads) for pair in pairs)
+    return (_attention(q, key, value, Added(bias, mask, sinks), heads, write_indices), key, value)
 
 
 def weights_onnx(
@@ -205,9 +312,9 @@ def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, .
         indices, kv_heads = call.write_indices, heads.num_kv_heads
         present = call.present(lambda past, new: write(op, past, new, indices, lengths, kv_heads))
     if present:
-        keys, v = keys_onnx(op, call.q, present[0], heads), repeated_onnx(op, present[1], heads, call.head_dim)
+        keys, v = (keys_onnx(op, call.q, present[0], heads), repeated_onnx(op, present[1], heads, call.head_dim))
     else:
-        keys, v = keys_onnx(op, call.q, call.k, heads), op.Transpose(split_onnx(op, call.v, heads), perm=[0, 2, 1, 3])
+        keys, v = (keys_onnx(op, call.q, call.k, heads), op.Transpose(split_onnx(op, call.v, heads), perm=[0, 2, 1, 3]))
     added = Added(call.bias, call.mask, call.sinks)
     weights, seen = weights_onnx(op, call.q, keys, added, heads, lengths, call.write_indices)
     if call.sinks is not None:  # their key has the value zero

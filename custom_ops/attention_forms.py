@@ -244,7 +244,7 @@ def _contrib(call: Call, ort: bool) -> Results:
     return _grouped(call) if ort and grouped and call.head_dim % GROUPED_WIDTH == 0 else _multi_head(call, ort)
 
 
-def add_bodies(operator: Operator[Any], decomposed: Callable[..., Results]) -> None:
+def add_bodies(operator: Operator[..., Any], decomposed: Callable[..., Results]) -> None:
     """Give an attention operator its bodies in all forms; `decomposed` is the one in standard operators."""
     cache = "shared" if "write_indices" in operator.inputs else "concat" if "past_key" in operator.inputs else None
     count = len(operator.inputs)

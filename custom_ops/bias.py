@@ -1,17 +1,8 @@
-"""Biases on the logits that depend only on the positions of query and key, in fp32 for every graph dtype.
+"""Biases on the logits that depend only on the positions p_i of the query and p_j of the key, in fp32 for every graph
+dtype.
 
-alibi_bias     -slope_n |p_i - p_j|                       (Press et al. 2022, arXiv:2108.12409, section 3); `ahead` has
-               the slopes for keys ahead of the query, if they differ
-grid_bias      -slope_n d(p_i, p_j), d the distance on a grid: Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566)
-               or manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
-relative_bias  W[bucket[clip(p_j - p_i, -M, M) + M], n]   (Raffel et al. 2020, arXiv:1910.10683, section 2.1)
-kerple_bias    -r1_n log(1 + r2_n |p_i - p_j|), or -r1_n |p_i - p_j|^r2_n (Chi et al. 2022, arXiv:2205.09921)
-cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j)), from cosines and sines [B, S or T, P] (Sandwich: Chi et al.
-               2023, arXiv:2212.10356); `below_zero`: minus its value at distance 0
-fire_bias      MLP_n(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)) (FIRE: Li et al. 2024, arXiv:2310.04418)
-
-q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are computed
-in integers, so they are exact at any position. Buckets are looked up, because runtimes round logarithms differently.
+Distances are computed in integers, so they are exact at any position. Buckets are looked up, because runtimes round
+logarithms differently.
 """
 
 from __future__ import annotations
@@ -27,9 +18,9 @@ from posexport.custom_ops.angles import Angles, Positions
 from posexport.custom_ops.operator import Ops, T, cast, constant, operator, size_of, wide
 
 
-def distances(positions: Positions[Tensor]) -> Tensor:
+def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     """p_i - p_j, [B, S, T] (or [B, S, T, axes])."""
-    return positions.q_positions.unsqueeze(2) - positions.k_positions.unsqueeze(1)
+    return q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
 
 
 def distances_onnx(op: Ops, positions: Positions[ir.Value]) -> ir.Value:
@@ -63,8 +54,23 @@ def fake_bias(call: Any, per_head: Tensor) -> Tensor:
 
 
 @operator("AlibiBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
-def alibi_bias(positions: Positions[Tensor], slopes: Tensor, ahead: Tensor | None) -> Tensor:
-    distance = distances(positions).unsqueeze(1)
+def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: Tensor | None = None) -> Tensor:
+    """-slope |p_i - p_j|, with a slope for each head (ALiBi: Press et al. 2022, arXiv:2108.12409, section 3).
+
+    Args:
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        slopes: float32 [num_heads].
+        ahead: float32 [num_heads], slopes for keys ahead of the query, by default the same.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> alibi_bias(torch.tensor([[2]]), torch.tensor([[0, 1, 2]]), torch.tensor([0.5]))
+        tensor([[[[-1.0000, -0.5000, -0.0000]]]])
+    """
+    distance = distances(q_positions, k_positions).unsqueeze(1)
     if ahead is None:
         return distance.abs().to(slopes.dtype) * -slopes.view(-1, 1, 1)
     past, future = (part.clamp(min=0).to(slopes.dtype) for part in (distance, -distance))
@@ -84,8 +90,24 @@ def _alibi_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, ahead
 
 
 @operator("GridBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
-def grid_bias(positions: Positions[Tensor], slopes: Tensor, euclidean: bool) -> Tensor:
-    offset = distances(positions)
+def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidean: bool = True) -> Tensor:
+    """-slope d(p_i, p_j), d the distance on a grid, Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566) or
+    manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525).
+
+    Args:
+        q_positions: int64 [B, S, 2], of the queries.
+        k_positions: int64 [B, T, 2], of the keys.
+        slopes: float32 [num_heads].
+        euclidean: whether the distance is Euclidean.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> grid_bias(torch.tensor([[[0, 0]]]), torch.tensor([[[3, 4]]]), torch.tensor([0.5]))
+        tensor([[[[-2.5000]]]])
+    """
+    offset = distances(q_positions, k_positions)
     apart = (offset.square() if euclidean else offset.abs()).sum(-1).to(slopes.dtype)
     distance = apart.sqrt() if euclidean else apart
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
@@ -101,8 +123,28 @@ def _grid_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclid
 
 
 @operator("RelativeBias", "bias", fake=lambda call: fake_bias(call, call.table))
-def relative_bias(positions: Positions[Tensor], table: Tensor, buckets: Tensor, max_distance: int) -> Tensor:
-    offset = clipped(-distances(positions), max_distance)
+def relative_bias(
+    q_positions: Tensor, k_positions: Tensor, table: Tensor, buckets: Tensor, max_distance: int
+) -> Tensor:
+    """table[buckets[clip(p_j - p_i, -max_distance, max_distance) + max_distance]] (T5: Raffel et al. 2020,
+    arXiv:1910.10683, section 2.1).
+
+    Args:
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        table: [rows, num_heads], the trained bias of each bucket.
+        buckets: int64 [2*max_distance + 1], the row for each distance.
+        max_distance: distances beyond it have its bucket.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> table, buckets = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 2])
+        >>> relative_bias(torch.tensor([[5]]), torch.tensor([[2, 5, 6]]), table, buckets, max_distance=1)
+        tensor([[[[1., 2., 3.]]]])
+    """
+    offset = clipped(-distances(q_positions, k_positions), max_distance)
     return table[buckets][offset].permute(0, 3, 1, 2).to(wide(table.dtype))
 
 
@@ -120,8 +162,23 @@ MIN_PARAMETER, MAX_POWER = 0.01, 2.0
 
 
 @operator("KerpleBias", "bias", fake=lambda call: fake_bias(call, call.r1))
-def kerple_bias(positions: Positions[Tensor], r1: Tensor, r2: Tensor, power: bool) -> Tensor:
-    distance = distances(positions).abs().unsqueeze(1).to(wide(r1.dtype))
+def kerple_bias(q_positions: Tensor, k_positions: Tensor, r1: Tensor, r2: Tensor, power: bool = False) -> Tensor:
+    """-r1 log(1 + r2 |p_i - p_j|), or -r1 |p_i - p_j|^r2 (KERPLE: Chi et al. 2022, arXiv:2205.09921).
+
+    Args:
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        r1, r2: [num_heads], trained.
+        power: whether it is the second formula.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> kerple_bias(torch.tensor([[3]]), torch.tensor([[0, 3]]), torch.tensor([2.0]), torch.tensor([1.0]))
+        tensor([[[[-2.7726, -0.0000]]]])
+    """
+    distance = distances(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
     r1, r2 = (t.to(distance.dtype).clamp(min=MIN_PARAMETER).view(-1, 1, 1) for t in (r1, r2))
     grown = distance ** r2.clamp(max=MAX_POWER) if power else torch.log(1 + r2 * distance)
     return -r1 * grown
@@ -144,17 +201,37 @@ def _kerple_onnx(op: Ops, positions: Positions[ir.Value], r1: ir.Value, r2: ir.V
     "bias",
     fake=lambda call: fake_logits(call.q_cos, call.k_cos.shape[1], call.rates.shape[0], call.rates.dtype),
 )
-def cosine_bias(angles: Angles[Tensor], rates: Tensor, below_zero: bool) -> Tensor:
-    left, right = torch.cat((angles.q_cos, angles.q_sin), -1), torch.cat((angles.k_cos, angles.k_sin), -1)
+def cosine_bias(
+    q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor, rates: Tensor, below_zero: bool = False
+) -> Tensor:
+    """rate * sum over f of cos(w_f (p_i - p_j)), from cosines and sines of w_f p (Sandwich: Chi et al. 2023,
+    arXiv:2212.10356, section 5).
+
+    Args:
+        q_cos, q_sin: float32 [B, S, P], of the queries.
+        k_cos, k_sin: float32 [B, T, P], of the keys.
+        rates: float32 [num_heads].
+        below_zero: whether its value at distance 0 is subtracted, which softmax ignores.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> cos, sin = sinusoids(torch.tensor([[0, 3]]), torch.tensor([1.0]))
+        >>> cosine_bias(cos, sin, cos, sin, torch.tensor([2.0]))
+        tensor([[[[ 2.0000, -1.9800],
+                  [-1.9800,  2.0000]]]])
+    """
+    left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
     product = left @ right.transpose(1, 2)
-    product = product - angles.q_cos.shape[-1] if below_zero else product
+    product = product - q_cos.shape[-1] if below_zero else product
     return product.unsqueeze(1) * rates.view(-1, 1, 1)
 
 
 @cosine_bias.onnx
 def _cosine_onnx(op: Ops, angles: Angles[ir.Value], rates: ir.Value, below_zero: bool) -> ir.Value:
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
-    left, right = op.Concat(angles.q_cos, angles.q_sin, axis=-1), op.Concat(angles.k_cos, angles.k_sin, axis=-1)
+    left, right = (op.Concat(angles.q_cos, angles.q_sin, axis=-1), op.Concat(angles.k_cos, angles.k_sin, axis=-1))
     product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
     if below_zero:
         product = op.Sub(product, constant(op, float(size_of(angles.q_cos, -1))))
@@ -175,11 +252,44 @@ class Mlp(Generic[T]):
 
 
 @operator("FireBias", "bias", fake=lambda call: fake_bias(call, call.b2))
-def fire_bias(positions: Positions[Tensor], c: Tensor, multiplier: Tensor, mlp: Mlp[Tensor], init_l: float) -> Tensor:
+def fire_bias(
+    q_positions: Tensor,
+    k_positions: Tensor,
+    c: Tensor,
+    multiplier: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    init_l: float = 512.0,
+) -> Tensor:
+    """MLP(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)), L = multiplier * init_l, with one hidden layer of relu
+    (FIRE: Li et al. 2024, arXiv:2310.04418, section 3).
+
+    Args:
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        c, multiplier: [], trained.
+        w1: [H, 1], weights of the hidden layer.
+        b1: [H].
+        w2: [num_heads, H], weights of the output.
+        b2: [num_heads].
+        init_l: the threshold that `multiplier` multiplies.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> one, w1, w2 = torch.tensor(1.0), torch.ones(1, 1), torch.ones(1, 1)
+        >>> at = torch.tensor([[0, 4]])
+        >>> fire_bias(at, at, one, one, w1, torch.zeros(1), w2, torch.zeros(1), init_l=2.0)
+        tensor([[[[0.0000, 1.4650],
+                  [1.0000, 0.0000]]]])
+    """
     dtype = wide(c.dtype)
-    c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2))
-    distance = distances(positions).to(dtype)
-    norm = torch.maximum(positions.q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
+    c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, w1, b1, w2, b2))
+    distance = distances(q_positions, k_positions).to(dtype)
+    norm = torch.maximum(q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
     x = torch.log((c * distance).abs() + 1) / (torch.log((c * norm).abs() + 1) + FIRE_EPS)
     hidden = torch.relu(x.unsqueeze(-1) * w1[:, 0] + b1)
     return (hidden @ w2.T + b2).permute(0, 3, 1, 2)

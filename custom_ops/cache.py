@@ -1,14 +1,5 @@
-"""Caches of keys and values, and the positions of cached keys.
-
-cached_keys    past [B, K, P, head_dim] and new keys k [B, S, K*head_dim] -> [B, K, T, head_dim]. Without write_indices
-               the cache grows, T = P + S, with the new keys last. With them it is a buffer, T = P, in which the new
-               keys stand at write_indices[b] ... + S - 1 (ONNX TensorScatter-24); slots after them hold no keys.
-key_positions  positions [B, S] of the queries -> [B, T] of all keys: new keys have the queries' positions, and cached
-               keys the consecutive positions before the first of them. With `mask` [B, T], padding takes up no
-               position and is not the first.
-
-Keys are cached as they enter the product, after any rotation.
-"""
+"""Caches of keys and values, and the positions of cached keys. Keys are cached as they enter the product, after any
+rotation."""
 
 from __future__ import annotations
 
@@ -18,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import NUM_KV_HEADS
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.operator import Ops, operator
 from posexport.custom_ops.visibility import Lengths, lengths_onnx
@@ -35,7 +27,26 @@ def _cached_fake(call: Any) -> Tensor:
 
 
 @operator("CachedKeys", "keys", fake=_cached_fake)
-def cached_keys(past: Tensor, k: Tensor, write_indices: Tensor | None, num_kv_heads: int) -> Tensor:
+def cached_keys(
+    past: Tensor, k: Tensor, write_indices: Tensor | None = None, num_kv_heads: int = NUM_KV_HEADS
+) -> Tensor:
+    """A cache with new keys, or values: appended, or written into a buffer (ONNX TensorScatter-24).
+
+    Args:
+        past: [B, num_kv_heads, past, head_dim].
+        k: [B, S, num_kv_heads*head_dim], in past's dtype: the new keys.
+        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows by S.
+        num_kv_heads: heads of the keys, by default those of `past`.
+
+    Returns:
+        [B, num_kv_heads, T, head_dim], T = past + S, or past for a buffer.
+
+    Example:
+        >>> cached_keys(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2))
+        tensor([[[[0., 0.],
+                  [0., 0.],
+                  [1., 1.]]]])
+    """
     new = to_heads(k, num_kv_heads)
     if write_indices is None:
         return torch.cat((past, new), 2)
@@ -95,7 +106,25 @@ def _key_positions_fake(call: Any) -> Tensor:
 
 
 @operator("KeyPositions", "k_positions", fake=_key_positions_fake)
-def key_positions(positions: Tensor, past: Tensor, write_indices: Tensor | None, mask: Tensor | None) -> Tensor:
+def key_positions(
+    positions: Tensor, past: Tensor, write_indices: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """The positions of all keys: new keys have the queries' positions, and cached ones the consecutive positions before
+    the first of them. Padding takes up no position.
+
+    Args:
+        positions: int64 [B, S], of the queries.
+        past: [B, num_kv_heads, past, head_dim], the cache before the new keys.
+        write_indices: int64 [B], as in `cached_keys`.
+        mask: int64 [B, T], 0 for padding.
+
+    Returns:
+        int64 [B, T], T = past + S, or past for a buffer.
+
+    Example:
+        >>> key_positions(torch.tensor([[7, 8]]), torch.zeros(1, 1, 3, 2))
+        tensor([[4, 5, 6, 7, 8]])
+    """
     batch, seq = positions.shape
     total = _total(past, positions, write_indices)
     keys = torch.arange(total, device=positions.device).expand(batch, total)

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import CallError
 from posexport.custom_ops.operator import Ops
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The attributes of logits, in the order of the operators; 0 for `window` and `chunk` means none."""
+    """The attributes of logits, in the order of the operators; 0 for `window` and `chunk` means none.
+
+    Raises CallError for numbers that are no heads, or no window.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -20,6 +24,15 @@ class Heads:
     causal: bool
     window: int
     chunk: int
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise CallError(
+                f"num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}: each key head serves the same "
+                "number of query heads, so give a num_kv_heads that divides num_heads."
+            )
+        if self.window < 0 or self.chunk < 0:
+            raise CallError(f"window is {self.window} and chunk {self.chunk}: each is 0 for none, or more.")
 
     @property
     def local(self) -> bool:

@@ -1,8 +1,4 @@
-"""RMS norm of each head, x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, arXiv:1910.07467; on queries and
-keys: Qwen3, arXiv:2505.09388), the mean in fp32.
-
-head_norm  x [B, S, heads*head_dim], weight [head_dim] or None -> like x
-"""
+"""RMS norm of each head, for queries and keys."""
 
 from __future__ import annotations
 
@@ -10,11 +6,28 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import HEAD_DIM
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, wide
 
 
 @operator("HeadNorm", "normed", fake=lambda call: torch.empty_like(call.x))
-def head_norm(x: Tensor, weight: Tensor | None, head_dim: int, eps: float) -> Tensor:
+def head_norm(x: Tensor, weight: Tensor | None = None, head_dim: int = HEAD_DIM, eps: float = 1e-6) -> Tensor:
+    """RMS norm of each head: x / sqrt(mean(x^2) + eps) * weight, the mean in float32 (Zhang & Sennrich 2019,
+    arXiv:1910.07467; on queries and keys: Qwen3, arXiv:2505.09388).
+
+    Args:
+        x: [B, S, heads*head_dim].
+        weight: [head_dim], in x's dtype; None for ones.
+        head_dim: width of a head, by default that of `weight`.
+        eps: added to the mean.
+
+    Returns:
+        A tensor like x.
+
+    Example:
+        >>> head_norm(torch.tensor([[[3.0, 4.0, 0.0, 2.0]]]), head_dim=2)
+        tensor([[[0.8485, 1.1314, 0.0000, 1.4142]]])
+    """
     heads = x.unflatten(-1, (-1, head_dim)).to(wide(x.dtype))
     normed = (heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     return torch.flatten(normed if weight is None else weight * normed, 2)

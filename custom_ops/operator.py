@@ -2,6 +2,7 @@
 
     @operator("HeadBias", "biased")
     def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
+        # with a docstring that gives dtypes and shapes
         return q + bias.reshape(-1)
 
     @add_head_bias.onnx
@@ -9,7 +10,8 @@
         ...
 
 The torch side is a `torch.library` operator `posexport::<name>`, opaque to torch.export. Outside an export, calls run
-the plain torch body, so that eager timings and torch.compile see its operations.
+the plain torch body, so that eager timings and torch.compile see its operations. Arguments are given by position or by
+name, and checked against the docstring (posexport.custom_ops.arguments).
 The ONNX side is a body written with onnxscript's builder. An export specialises it for its attributes, dtypes and
 ranks, so that no attribute is left to a runtime that may ignore it, and makes it a model-local function.
 """
@@ -18,16 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import is_dataclass
-from inspect import Parameter, signature
+from dataclasses import fields, is_dataclass
+from inspect import signature
 from types import SimpleNamespace
-from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, get_origin
 
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import Arguments
+
+P = ParamSpec("P")
+"""The parameters of an operator."""
 
 R = TypeVar("R")
 """What an operator returns: a tensor or several."""
@@ -59,83 +64,86 @@ B = TypeVar("B", bound=Body)
 MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
 """The builder's options for operators of ONNX Runtime."""
 
-_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+_plain: list[bool] = []
+"""Not empty inside `plain_torch`; no ContextVar, which torch.export can't read where it traces Python's bytecode."""
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Calls of operators run their plain torch bodies in exports too, so that the graph has torch's own operators."""
-    token = _PLAIN.set(True)
+    _plain.append(True)
     try:
         yield
     finally:
-        _PLAIN.reset(token)
+        _plain.pop()
 
 
-def flat(function: Callable[..., R]) -> Callable[..., R]:
-    """`function` with the fields of a dataclass in place of each parameter of that type; arguments by position only.
+def flat(body: Body) -> Body:
+    """`body` with the fields of a dataclass in place of each parameter of that type; arguments by position only.
 
     The dataclass may be generic, in a file that postpones the evaluation of annotations.
     """
-    whole = signature(function, eval_str=True)
-    parameters: list[Parameter] = []
-    groups: list[tuple[type | None, int]] = []
-    for parameter in whole.parameters.values():
-        annotation, types = parameter.annotation, get_args(parameter.annotation)
-        kind = get_origin(annotation) or annotation
-        group = kind if isinstance(kind, type) and is_dataclass(kind) else None
-        variables = getattr(group, "__parameters__", ())  # of a generic dataclass
-        side = {variable.__name__: one for variable, one in zip(variables, types, strict=False)}
-        hints = get_type_hints(group, localns=side) if group else {parameter.name: annotation}
-        parameters += [parameter.replace(name=name, annotation=hint) for name, hint in hints.items()]
-        groups.append((group, len(hints)))
-    if len(groups) == len(parameters):
-        return function
+    parameters = signature(body, eval_str=True).parameters.values()
+    kinds = [get_origin(parameter.annotation) or parameter.annotation for parameter in parameters]
+    groups: list[tuple[Any, int]] = [(kind, len(fields(kind))) if is_dataclass(kind) else (None, 1) for kind in kinds]
 
-    def flattened(*args: Any) -> R:
+    def flattened(*args: Any) -> Any:
         values: list[Any] = []
         for group, count in groups:
             values += [group(*args[:count])] if group else args[:count]
             args = args[count:]
-        return function(*values, *args)
+        return body(*values, *args)
 
-    flattened.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
     return flattened
 
 
-class Operator(Generic[R]):
-    """One operator, made by the decorator `operator` of its torch body, `eager`.
+class Operator(Generic[P, R]):
+    """One operator, made by the decorator `operator` of its torch body `eager`, which takes arguments by position.
 
     `inputs` and `outputs` are tensors by name; the parameters of the torch body after the inputs are attributes.
-    A parameter that is a dataclass stands for its fields. `body` is the operator in standard ONNX. `forms` holds better
-    bodies: under "form" for all targets, and under "form:target" for one that supports more.
+    `body` is the operator in standard ONNX, in which a parameter that is a dataclass stands for its fields. `forms`
+    holds better bodies: under "form" for all targets, and under "form:target" for one that supports more.
     """
 
     body: Body
 
     def __init__(
-        self, torch_body: Callable[..., R], function: str, outputs: tuple[str, ...], fake: Callable[..., Any] | None
+        self, torch_body: Callable[P, R], function: str, outputs: tuple[str, ...], fake: Callable[..., Any] | None
     ) -> None:
         self.name, self.function, self.outputs = torch_body.__name__, function, outputs
-        self.eager = flat(torch_body)
+        self.eager: Callable[..., R] = torch_body
         self.forms: dict[str, Body] = {}
         self._fake = fake
-        parameters = signature(self.eager, eval_str=True).parameters
-        self.inputs = tuple(name for name, p in parameters.items() if p.annotation in (Tensor, Tensor | None))
-        self._names = tuple(parameters)
-        torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=()).register_fake(self.fake)
+        self._arguments = Arguments(torch_body)
+        self.inputs, self.names = self._arguments.tensors, self._arguments.names
+        self.__name__ = self.__qualname__ = self.name
+        self.__signature__, self.__doc__ = self._arguments.signature, torch_body.__doc__
 
-    def __call__(self, *args: Any) -> R:
-        if torch.compiler.is_exporting() and not _PLAIN.get():
-            result: R = self.overload(*args)
+        def run(*args: Any) -> R:
+            return self.eager(*args)
+
+        run.__signature__ = self._arguments.torch_signature()  # type: ignore[attr-defined]
+        torch.library.custom_op(f"posexport::{self.name}", run, mutates_args=()).register_fake(self.fake)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = self._arguments.complete(args, kwargs)
+        if torch.compiler.is_exporting() and not _plain:
+            result: R = self.overload(*call)
             return result
-        return self.eager(*args)
+        return self.eager(*call)
+
+    def __get__(self, instance: object, owner: object = None) -> Operator[P, R]:
+        """Itself: with this method, `help` shows the signature, as of any function."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<operator posexport.custom_ops.{self.name}>"
 
     def fake(self, *args: Any) -> Any:
         """Outputs of the right shapes and dtypes, without values: what torch.export asks of a call."""
         if self._fake is None:
             return self.eager(*args)
-        return self._fake(SimpleNamespace(**dict(zip(self._names, args, strict=True))))
+        return self._fake(SimpleNamespace(**dict(zip(self.names, args, strict=True))))
 
     def onnx(self, body: B) -> B:
         """Decorator of the body in standard ONNX."""
@@ -163,12 +171,12 @@ class Operator(Generic[R]):
     def attributes(self, args: Sequence[Any]) -> dict[str, Any]:
         """The attributes of a call, by name, from its positional arguments."""
         values = (tuple(arg) if isinstance(arg, list) else arg for arg in args[len(self.inputs) :])
-        return dict(zip(self._names[len(self.inputs) :], values, strict=True))
+        return dict(zip(self.names[len(self.inputs) :], values, strict=True))
 
 
 def operator(
     function: str, *outputs: str, fake: Callable[..., Any] | None = None
-) -> Callable[[Callable[..., R]], Operator[R]]:
+) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Decorator that makes an Operator of a torch body; `function` is its name in ONNX graphs.
 
     `fake` makes empty outputs for a call, an object with the arguments by name. By default the torch body itself runs

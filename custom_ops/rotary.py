@@ -1,12 +1,4 @@
-"""Rotation of pairs of features: (a, b) -> (a cos - b sin, a sin + b cos), Su et al. 2021, arXiv:2104.09864, eq. 34.
-
-rotate  x [B, S, heads*head_dim], cos and sin [B, S, P], or [B, S, heads, P] with angles per head -> like x; the first
-        2P features of each head rotate.
-`interleaved`: pair i is (2i, 2i+1). Otherwise the features form runs of 2 * `runs[r]` features, in which feature i of
-the first half pairs with feature i of the second: (i, i + P) for one run (Hugging Face's rotate_half).
-
-rotate_features  cos and sin [B, S, 2P] have an angle per feature, interleaved: (a cos_a - b sin_a, b cos_b + a sin_b),
-        a rotation only where both angles are equal (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in its code).
+"""Rotation of pairs of features by angles.
 
 The graphs use splits and a concatenation: strided assignment is 40 times slower on ONNX Runtime and breaks TensorRT's
 fusion.
@@ -22,7 +14,10 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import CallError, Derived
 from posexport.custom_ops.operator import MICROSOFT, Ops, cast, dtype_of, operator, rank_of, size_of
+
+ONE_RUN: Any = Derived("[P]", "P", lambda pairs: [pairs])
 
 
 @dataclass(frozen=True)
@@ -34,15 +29,49 @@ class Layout:
     runs: Sequence[int]
 
 
-@operator("RotaryPosition", "rotated", fake=lambda call: torch.empty_like(call.x))
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    head_dim, pairs = layout.head_dim, cos.shape[-1]
+def _check_runs(head_dim: int, pairs: int, interleaved: bool, runs: Sequence[int]) -> None:
+    if 2 * pairs > head_dim:
+        raise CallError(f"rotate: {pairs} pairs don't fit into a head_dim of {head_dim}.")
+    if not interleaved and sum(runs) != pairs:
+        raise CallError(f"rotate: runs are {[*runs]}, whose sum must be the number of pairs, {pairs}.")
+
+
+def _rotate_fake(call: Any) -> Tensor:
+    _check_runs(call.head_dim, call.cos.shape[-1], call.interleaved, call.runs)
+    return torch.empty_like(call.x)
+
+
+@operator("RotaryPosition", "rotated", fake=_rotate_fake)
+def rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, head_dim: int, interleaved: bool = False, runs: Sequence[int] = ONE_RUN
+) -> Tensor:
+    """Rotation of pairs of features: (a, b) -> (a cos - b sin, a sin + b cos) (Su et al. 2021, arXiv:2104.09864,
+    eq. 34). The first 2P features of each head rotate, the others stay.
+
+    Args:
+        x: [B, S, heads*head_dim], queries or keys.
+        cos, sin: [B, S, P] or [B, S, heads, P], of the angles, for all heads or each; cast to x's dtype last.
+        head_dim: width of a head.
+        interleaved: whether pair i is (2i, 2i + 1).
+        runs: otherwise, the features form runs of 2 * runs[r] features, in which feature i of the first half pairs
+            with feature i of the second; by default one run, with pairs (i, i + P), as Hugging Face's rotate_half.
+
+    Returns:
+        A tensor like x.
+
+    Example:
+        >>> cos, sin = torch.tensor([[[0.0]]]), torch.tensor([[[1.0]]])  # a quarter turn
+        >>> rotate(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), cos, sin, head_dim=2)
+        tensor([[[-2.,  1., -4.,  3.]]])
+    """
+    pairs = cos.shape[-1]
+    _check_runs(head_dim, pairs, interleaved, runs)
     batch, seq, width = x.shape
     heads = x.view(batch, seq, width // head_dim, head_dim)
     cos, sin = (t.to(x.dtype) if t.dim() == 4 else t.to(x.dtype).unsqueeze(2) for t in (cos, sin))
     parts, first = [], 0
-    for run in [pairs] if layout.interleaved else layout.runs:
-        shape, axis = ((run, 2), -1) if layout.interleaved else ((2, run), -2)
+    for run in [pairs] if interleaved else runs:
+        shape, axis = ((run, 2), -1) if interleaved else ((2, run), -2)
         a, b = heads[..., 2 * first : 2 * (first + run)].unflatten(-1, shape).unbind(axis)
         c, s = (t[..., first : first + run] for t in (cos, sin))
         parts.append(torch.stack((a * c - b * s, a * s + b * c), axis).flatten(3))
@@ -134,7 +163,20 @@ def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: 
 
 @operator("AnglesByHeads", "split")
 def angles_by_heads(angles: Tensor, heads: int) -> Tensor:
-    """[B, S, heads*P] to [B, S, heads, P], the angles per head for `rotate`."""
+    """Angles per head, for `rotate`, from those of all heads side by side.
+
+    Args:
+        angles: [B, S, heads*P], or their cosines or sines.
+        heads: number of heads.
+
+    Returns:
+        [B, S, heads, P].
+
+    Example:
+        >>> angles_by_heads(torch.arange(4.0).view(1, 1, 4), 2)
+        tensor([[[[0., 1.],
+                  [2., 3.]]]])
+    """
     by_heads: Tensor = angles.unflatten(-1, (heads, -1))
     return by_heads
 
@@ -146,6 +188,22 @@ def _by_heads_onnx(op: Ops, angles: ir.Value, heads: int) -> ir.Value:
 
 @operator("RotaryFeatures", "rotated", fake=lambda call: torch.empty_like(call.x))
 def rotate_features(x: Tensor, cos: Tensor, sin: Tensor, head_dim: int) -> Tensor:
+    """Pairs (2i, 2i + 1) with an angle per feature: (a, b) -> (a cos_a - b sin_a, b cos_b + a sin_b), a rotation where
+    both angles are equal (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in its code).
+
+    Args:
+        x: [B, S, heads*head_dim].
+        cos, sin: [B, S, 2*P], for the first 2P features of each head.
+        head_dim: width of a head.
+
+    Returns:
+        A tensor like x.
+
+    Example:
+        >>> cos, sin = torch.zeros(1, 1, 2), torch.ones(1, 1, 2)
+        >>> rotate_features(torch.tensor([[[1.0, 2.0]]]), cos, sin, head_dim=2)
+        tensor([[[-2.,  1.]]])
+    """
     width = cos.shape[-1]
     heads = x.unflatten(-1, (-1, head_dim))
     turned = heads[..., :width]

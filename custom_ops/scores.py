@@ -1,140 +1,49 @@
-"""Logits in which position and content mix, and what positions add to the values; logits are fp32.
-
-relative_score        scale * (q_i + v) . W_r R(p_i - p_j), terms (b) + (d) of Transformer-XL (Dai et al. 2019,
-                      section 3.3), R sinusoidal. With w = W_r^T (q_i + v), split into a sine half s and a cosine half
-                      c, sum_f s_f sin(w_f (p_i - p_j)) + c_f cos(w_f (p_i - p_j))
-                      = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]   (addition theorem)
-                      so one product gives the term for any positions, without the paper's shift trick for consecutive
-                      ones.
-relative_table_score  the same with a trained table R: scores for every row, then a lookup for each query and key
-add_head_bias         q + u, the content bias of term (c), u [N, head_dim]
-offset_score          scale * q_i . table[r_ij], r_ij = clip(p_j - p_i, -behind, ahead) + behind (Shaw et al. 2018,
-                      arXiv:1803.02155, eq. 4)
-offset_values         sum over j of a_ij table[r_ij], a the weights of attention (ibid., eq. 3)
-disentangled_score    scale * (q_i . K[b_ij] + k_j . Q[b_ij]), K and Q [N*head_dim, rows] or absent, b_ij =
-                      bucket[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021, arXiv:2006.03654, eq. 4)
-contextual_score      q_i . e[c_ij], interpolated between whole numbers, c_ij = sum from t = j to i of
-                      sigmoid(scale q_i . k_t), at most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719,
-                      eq. 3 to 5, and the listing in its appendix)
-
-q [B, S, N*head_dim]; k [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; v = position_bias [N, head_dim];
-r_proj [N*head_dim, D]; cos, sin [B, S or T, D/2]; table [behind + ahead + 1, head_dim]; results [B, N, S, T].
-"""
+"""Logits in which position and content mix, of query i at p_i and key j at p_j, and what positions add to the values;
+logits are fp32."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.angles import Angles, Positions
+from posexport.custom_ops.angles import Positions
+from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
-from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, fake_logits
+from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
+from posexport.custom_ops.relative import fake_score, picked, picked_onnx
 from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
 
 
-def _picked(scores: Tensor, index: Tensor) -> Tensor:
-    """scores [B, N, S, R] at index [B, S, T]."""
-    return scores.gather(-1, index.unsqueeze(1).expand(-1, scores.shape[1], -1, -1))
-
-
-def _picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
-    """As `_picked`, in ONNX."""
-    return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
-
-
-def _biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:
-    """scale * (q + v), [B, N, S, head_dim]."""
-    heads: Tensor = q.unflatten(-1, (position_bias.shape[0], -1)) + position_bias
-    return heads.transpose(1, 2) * scale
-
-
-def _biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
-    heads = op.Add(op.Reshape(q, [0, 0, size_of(position_bias, 0), -1]), position_bias)
-    heads = op.Transpose(heads, perm=[0, 2, 1, 3])
-    return op.Mul(heads, constant(op, scale, dtype_of(q)))
-
-
-def _fake(call: Any, keys: Tensor, num_heads: int) -> Tensor:
-    """The fake of a score for keys [B, T, ...], or [B, K, T, head_dim] of a cache."""
-    return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
-
-
-@operator("RelativeScore", "score", fake=lambda call: _fake(call, call.k_cos, call.position_bias.shape[0]))
-def relative_score(q: Tensor, angles: Angles[Tensor], position_bias: Tensor, r_proj: Tensor, scale: float) -> Tensor:
-    s, c = (_biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
-    cos, sin = (t.to(q.dtype).unsqueeze(1) for t in (angles.q_cos, angles.q_sin))
-    left = torch.cat((s * sin + c * cos, c * sin - s * cos), -1)
-    right = torch.cat((angles.k_cos, angles.k_sin), -1).to(q.dtype).unsqueeze(1)
-    return (left @ right.transpose(2, 3)).to(wide(q.dtype))
-
-
-@relative_score.onnx
-def _relative_onnx(
-    op: Ops, q: ir.Value, angles: Angles[ir.Value], position_bias: ir.Value, r_proj: ir.Value, scale: float
-) -> ir.Value:
-    weights = op.Reshape(r_proj, [*shape_of(position_bias), -1])
-    products = op.MatMul(_biased_onnx(op, q, position_bias, scale), weights)
-    s, c = op.Split(products, num_outputs=2, axis=-1, _outputs=2)
-    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (angles.q_cos, angles.q_sin))
-    first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
-    second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
-    left = op.Concat(first, second, axis=-1)
-    right = op.Unsqueeze(cast(op, op.Concat(angles.k_cos, angles.k_sin, axis=-1), dtype_of(q)), [1])
-    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
-
-
-@operator("RelativeTableScore", "score", fake=lambda call: _fake(call, call.k_positions, call.position_bias.shape[0]))
-def relative_table_score(
-    q: Tensor, positions: Positions[Tensor], position_bias: Tensor, r_proj: Tensor, table: Tensor, scale: float
-) -> Tensor:
-    rows = (table @ r_proj.T).unflatten(-1, position_bias.shape)
-    scores = _biased(q, position_bias, scale) @ rows.permute(1, 2, 0)
-    index = clipped(distances(positions), table.shape[0] // 2)
-    return _picked(scores, index).to(wide(q.dtype))
-
-
-@relative_table_score.onnx
-def _relative_table_onnx(
-    op: Ops,
-    q: ir.Value,
-    positions: Positions[ir.Value],
-    position_bias: ir.Value,
-    r_proj: ir.Value,
-    table: ir.Value,
-    scale: float,
-) -> ir.Value:
-    # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
-    rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
-    scores = op.MatMul(_biased_onnx(op, q, position_bias, scale), rows)
-    index = clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2)
-    return cast(op, _picked_onnx(op, scores, index, size_of(position_bias, 0)), ir.DataType.FLOAT)
-
-
-@operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))
-def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
-    return q + bias.reshape(-1)
-
-
-@add_head_bias.onnx
-def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
-    # by heads: TensorRT would fuse a bias on the flat queries into the projection and then not merge q, k and v
-    return op.Reshape(op.Add(op.Reshape(q, [0, 0, *shape_of(bias)]), bias), [0, 0, -1])
-
-
 @operator(
-    "OffsetScore", "score", fake=lambda call: _fake(call, call.k_positions, call.q.shape[2] // call.table.shape[1])
+    "OffsetScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.q.shape[2] // call.table.shape[1])
 )
 def offset_score(
-    q: Tensor, positions: Positions[Tensor], table: Tensor, behind: int, ahead: int, scale: float
+    q: Tensor, q_positions: Tensor, k_positions: Tensor, table: Tensor, behind: int, ahead: int, scale: float = SCALE
 ) -> Tensor:
+    """scale * q_i . table[clip(p_j - p_i, -behind, ahead) + behind] (Shaw et al. 2018, arXiv:1803.02155, eq. 4).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        table: [behind + ahead + 1, head_dim], in q's dtype, for all heads.
+        behind, ahead: the largest distances with rows of their own.
+        scale: of the logits, by default head_dim**-0.5.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> q, at, table = torch.ones(1, 1, 1), torch.tensor([[4]]), torch.tensor([[1.0], [2.0], [3.0]])
+        >>> offset_score(q, at, torch.tensor([[3, 4, 9]]), table, behind=1, ahead=1)
+        tensor([[[[1., 2., 3.]]]])
+    """
     scores = to_heads(q, q.shape[-1] // table.shape[1]) * scale @ table.T
-    index = clipped(-distances(positions), behind, ahead)
-    return _picked(scores, index).to(wide(q.dtype))
+    index = clipped(-distances(q_positions, k_positions), behind, ahead)
+    return picked(scores, index).to(wide(q.dtype))
 
 
 @offset_score.onnx
@@ -145,25 +54,63 @@ def _offset_score_onnx(
     heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, dtype_of(q)))
     scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
     index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
-    return cast(op, _picked_onnx(op, scores, index, num_heads), ir.DataType.FLOAT)
+    return cast(op, picked_onnx(op, scores, index, num_heads), ir.DataType.FLOAT)
 
 
 @operator("OffsetValues", "added", fake=lambda call: torch.empty_like(call.q))
 def offset_values(
     q: Tensor,
     k: Tensor,
-    added: Added[Tensor],
-    write_indices: Tensor | None,
-    positions: Positions[Tensor],
-    table: Tensor,
-    heads: CappedHeads,
-    behind: int,
-    ahead: int,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    q_positions: Tensor = REQUIRED,
+    k_positions: Tensor = REQUIRED,
+    table: Tensor = REQUIRED,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    behind: int = REQUIRED,
+    ahead: int = REQUIRED,
 ) -> Tensor:
+    """Sum over j of a_ij table[clip(p_j - p_i, -behind, ahead) + behind], a the weights of `attend`, whose result it is
+    added to (Shaw et al. 2018, arXiv:1803.02155, eq. 3).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
+        bias: float32 [B|1, num_heads|1, S, T], added to the logits.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        sinks: [num_heads], one more logit per head, without a value.
+        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        table: [behind + ahead + 1, head_dim], in q's dtype, for all heads.
+        num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
+        behind, ahead: the largest distances with rows of their own.
+
+    Returns:
+        A tensor like q.
+
+    Example:
+        >>> q, at, table = torch.zeros(1, 2, 1), torch.tensor([[0, 1]]), torch.tensor([[1.0], [2.0], [4.0]])
+        >>> offset_values(q, q, q_positions=at, k_positions=at, table=table, num_heads=1, behind=1, ahead=1)
+        tensor([[[3.0000],
+                 [1.5000]]])
+    """
+    heads, added = (
+        CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap),
+        Added(bias, mask, sinks),
+    )
     queries, keys = to_heads(q, heads.num_heads), to_heads(k, heads.num_kv_heads)
     weights, seen = weights_of(queries, keys, added, heads, write_indices)
-    out = weights.transpose(1, 2) @ table[clipped(-distances(positions), behind, ahead)]
-    if added.mask is not None and seen is not None:
+    out = weights.transpose(1, 2) @ table[clipped(-distances(q_positions, k_positions), behind, ahead)]
+    if mask is not None and seen is not None:
         out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
     return out.flatten(2)
 
@@ -192,24 +139,47 @@ def _offset_values_onnx(
     return op.Reshape(out, [0, 0, -1])
 
 
-@operator("DisentangledScore", "score", fake=lambda call: _fake(call, call.k_positions, call.num_heads))
+@operator("DisentangledScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.num_heads))
 def disentangled_score(
     q: Tensor,
     k: Tensor,
-    positions: Positions[Tensor],
+    q_positions: Tensor,
+    k_positions: Tensor,
     buckets: Tensor,
-    key_table: Tensor | None,
-    query_table: Tensor | None,
-    num_heads: int,
-    scale: float,
+    key_table: Tensor | None = None,
+    query_table: Tensor | None = None,
+    num_heads: int = REQUIRED,
+    scale: float = SCALE,
 ) -> Tensor:
-    rows = buckets[clipped(distances(positions), buckets.shape[0] // 2)]
+    """scale * (q_i . K[b_ij] + k_j . Q[b_ij]), b_ij = buckets[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021,
+    arXiv:2006.03654, eq. 4).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k: [B, T, num_heads*head_dim] or [B, num_heads, T, head_dim] of a cache, in q's dtype.
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        buckets: int64 [distances], the row for each of 2M + 1 distances.
+        key_table, query_table: [num_heads*head_dim, rows], in q's dtype: K and Q, of which either may be None.
+        num_heads: of queries and keys.
+        scale: of the logits, by default head_dim**-0.5.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> q, at = torch.ones(1, 1, 1), torch.tensor([[4]])
+        >>> table = torch.tensor([[1.0, 2.0, 3.0]])
+        >>> disentangled_score(q, q, at, at, torch.tensor([0, 1, 2]), key_table=table, num_heads=1)
+        tensor([[[[2.]]]])
+    """
+    rows = buckets[clipped(distances(q_positions, k_positions), buckets.shape[0] // 2)]
     score = q.new_zeros(())
     if key_table is not None:
-        score = _picked(to_heads(q, num_heads) * scale @ key_table.unflatten(0, (num_heads, -1)), rows)
+        score = picked(to_heads(q, num_heads) * scale @ key_table.unflatten(0, (num_heads, -1)), rows)
     if query_table is not None:
         by_key = to_heads(k, num_heads) * scale @ query_table.unflatten(0, (num_heads, -1))
-        score = score + _picked(by_key, rows.transpose(1, 2)).transpose(2, 3)
+        score = score + picked(by_key, rows.transpose(1, 2)).transpose(2, 3)
     return score.to(wide(q.dtype))
 
 
@@ -235,18 +205,48 @@ def _disentangled_onnx(
 
     terms = []
     if key_table is not None:
-        terms.append(_picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads))
+        terms.append(picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads))
     if query_table is not None:
         keys = k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
-        by_key = _picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
+        by_key = picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
         terms.append(op.Transpose(by_key, perm=[0, 1, 3, 2]))
     return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
 
 
-@operator("ContextualScore", "score", fake=lambda call: _fake(call, call.k, call.num_heads))
+@operator("ContextualScore", "score", fake=lambda call: fake_score(call, call.k, call.num_heads))
 def contextual_score(
-    q: Tensor, k: Tensor, mask: Tensor | None, write_indices: Tensor | None, pos_emb: Tensor, heads: Heads
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    pos_emb: Tensor = REQUIRED,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
 ) -> Tensor:
+    """q_i . e[c_ij], interpolated between whole numbers, c_ij the sum from t = j to i of sigmoid(scale q_i . k_t), at
+    most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5, and the listing in its appendix).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
+        pos_emb: [head_dim, rows], in q's dtype: e, for all heads.
+        num_heads, num_kv_heads, scale, causal, window, chunk: as in `attend`.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> q, k = torch.ones(1, 1, 1), torch.zeros(1, 2, 1)
+        >>> contextual_score(q, k, pos_emb=torch.tensor([[0.0, 10.0]]), num_heads=1)
+        tensor([[[[10.,  5.]]]])
+    """
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk)
     queries, keys = to_heads(q, heads.num_heads), to_heads(k, heads.num_kv_heads)
     logits = logits_of(queries, keys, heads)
     seen = visible(heads, q.shape[1], keys.shape[2], mask, write_indices, q.device)

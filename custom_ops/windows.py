@@ -1,13 +1,5 @@
-"""Biases within a window of a grid, looked up by the offset of two cells on both axes, in fp32 for every graph dtype.
-
-window_bias      table[(dy + M - 1) (2M - 1) + dx + M - 1, n], offsets clipped to the window of M x M cells
-                 (Swin: Liu et al. 2021, arXiv:2103.14030, eq. 4)
-window_table     that table [(2M - 1)^2, N], as 16 sigmoid of an MLP of log-spaced offsets
-                 (Swin V2: Liu et al. 2022, arXiv:2111.09883, eq. 3 and 4)
-cosine_heads     x / |x| of each head, times a trained factor per head where there is one, at most 100 (ibid., eq. 2)
-
-positions [B, S, 2] and [B, T, 2] -> [B, N, S, T]
-"""
+"""Biases within a window of a grid, looked up by the offset of two cells on both axes, in fp32 for every graph dtype,
+and the cosine attention of the models that have them."""
 
 from __future__ import annotations
 
@@ -18,13 +10,31 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
+from posexport.custom_ops.arguments import REQUIRED
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, wide
 
 
 @operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
-def window_bias(positions: Positions[Tensor], table: Tensor, size: int) -> Tensor:
-    offset = clipped(distances(positions), size - 1)
+def window_bias(q_positions: Tensor, k_positions: Tensor, table: Tensor, size: int) -> Tensor:
+    """table[(dy + M - 1) (2M - 1) + dx + M - 1], offsets clipped to a window of M x M cells (Swin: Liu et al. 2021,
+    arXiv:2103.14030, eq. 4).
+
+    Args:
+        q_positions: int64 [B, S, 2], x before y.
+        k_positions: int64 [B, T, 2].
+        table: [rows, num_heads], of (2M - 1)^2 rows.
+        size: M.
+
+    Returns:
+        The bias, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> table = torch.arange(9.0)[:, None]
+        >>> window_bias(torch.tensor([[[1, 0]]]), torch.tensor([[[0, 0], [1, 1]]]), table, size=2)
+        tensor([[[[5., 1.]]]])
+    """
+    offset = clipped(distances(q_positions, k_positions), size - 1)
     index = offset[..., 1] * (2 * size - 1) + offset[..., 0]
     return table[index].permute(0, 3, 1, 2).to(wide(table.dtype))
 
@@ -48,6 +58,22 @@ MAX_BIAS = 16.0
 
 @operator("WindowTable", "table")
 def window_table(coordinates: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
+    """16 sigmoid(MLP(offset)), the table of `window_bias`, with one hidden layer of relu (Swin V2: Liu et al. 2022,
+    arXiv:2111.09883, eq. 3 and 4).
+
+    Args:
+        coordinates: float32 [rows, 2], log-spaced offsets.
+        w1: [H, 2], weights of the hidden layer.
+        b1: [H].
+        w2: [num_heads, H], weights of the output.
+
+    Returns:
+        float32 [rows, num_heads].
+
+    Example:
+        >>> window_table(torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1), torch.ones(1, 1))
+        tensor([[8.]])
+    """
     w1, b1, w2 = (t.to(coordinates.dtype) for t in (w1, b1, w2))
     return MAX_BIAS * torch.sigmoid(torch.relu(coordinates @ w1.T + b1) @ w2.T)
 
@@ -66,7 +92,21 @@ NORM_EPS = 1e-12
 
 
 @operator("CosineHeads", "normed", fake=lambda call: torch.empty_like(call.x))
-def cosine_heads(x: Tensor, logit_scale: Tensor | None, head_dim: int) -> Tensor:
+def cosine_heads(x: Tensor, logit_scale: Tensor | None = None, head_dim: int = REQUIRED) -> Tensor:
+    """x / |x| of each head, times exp(logit_scale), at most 100 (Swin V2: Liu et al. 2022, arXiv:2111.09883, eq. 2).
+
+    Args:
+        x: [B, S, heads*head_dim], queries or keys.
+        logit_scale: [heads, 1, 1], trained, for either of them; None for a factor of 1.
+        head_dim: width of a head.
+
+    Returns:
+        A tensor like x.
+
+    Example:
+        >>> cosine_heads(torch.tensor([[[3.0, 4.0]]]), head_dim=2)
+        tensor([[[0.6000, 0.8000]]])
+    """
     heads = x.unflatten(-1, (-1, head_dim)).to(wide(x.dtype))
     heads = heads / heads.norm(dim=-1, keepdim=True).clamp(min=NORM_EPS)
     if logit_scale is not None:

@@ -86,12 +86,12 @@ class Attention(nn.Module):
         source = x_BSD if shared.encoder is None else shared.encoder
         q, k, v = self.q_proj(x_BSD), self.k_proj(source), self.v_proj(source)
         if spec.qk_norm_type == "rms":
-            q = custom_ops.head_norm(q, self.q_norm.weight, spec.head_dim, spec.norm_eps)
-            k = custom_ops.head_norm(k, self.k_norm.weight, spec.head_dim, spec.norm_eps)
+            q = custom_ops.head_norm(q, self.q_norm.weight, eps=spec.norm_eps or 0.0)
+            k = custom_ops.head_norm(k, self.k_norm.weight, eps=spec.norm_eps or 0.0)
         if state is not None and positions is not None:
             q, k = state.encoding.rotate(state, q, k, positions)
         if spec.qk_norm_type == "l2":
-            q, k = (custom_ops.head_norm(t, None, spec.head_dim, spec.norm_eps) for t in (q, k))
+            q, k = (custom_ops.head_norm(t, head_dim=spec.head_dim, eps=spec.norm_eps or 0.0) for t in (q, k))
         bias = context = None
         if state is not None:
             context = self._context(state, k, shared, past)
@@ -102,11 +102,11 @@ class Attention(nn.Module):
         inputs, attributes = (bias, shared.mask, self.sinks), spec.attention_attributes()
         present: list[Tensor] = []
         if past is None:
-            out = custom_ops.attend(q, k, v, *inputs, *attributes)
+            out = custom_ops.attend(q, k, v, *inputs, **attributes)
         elif shared.write_indices is None:
-            out, *present = custom_ops.attend_cached(q, k, v, *past, *inputs, *attributes)
+            out, *present = custom_ops.attend_cached(q, k, v, *past, *inputs, **attributes)
         else:
-            out, *present = custom_ops.attend_shared(q, k, v, *past, shared.write_indices, *inputs, *attributes)
+            out, *present = custom_ops.attend_shared(q, k, v, *past, shared.write_indices, *inputs, **attributes)
         if state is not None and context is not None:
             values = state.encoding.values(state, q, context, bias)
             out = out if values is None else out + values

@@ -216,10 +216,10 @@ class Sandwich(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         first = k_positions.amin(1, keepdim=True)  # positions from there on give small, more exact angles
-        sides = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
+        q_side, k_side = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
         # softmax ignores the constant, and masks in half precision need small values; sinks don't ignore it
         below_zero = not state.spec.sinks
-        return custom_ops.cosine_bias(*(part for side in sides for part in side), state["rates"], below_zero)
+        return custom_ops.cosine_bias(*q_side, *k_side, state["rates"], below_zero)
 
 
 @attrs.frozen(kw_only=True)
@@ -247,8 +247,8 @@ class Fire(Encoding):
         return values * 0.3 if values.ndim == 2 and values.shape[1] > 1 else values
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        weights = (state[name] for name in self.weights(state.spec))
-        return custom_ops.fire_bias(q_positions, k_positions, *weights, self.init_L)
+        c, multiplier, w1, b1, w2, b2 = (state[name] for name in self.weights(state.spec))
+        return custom_ops.fire_bias(q_positions, k_positions, c, multiplier, w1, b1, w2, b2, init_l=self.init_L)
 
 
 @attrs.frozen(kw_only=True)

@@ -121,10 +121,17 @@ class Shaw(Encoding):
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
-        inputs = (context.k, bias, context.mask, context.sinks, context.write_indices, *context.positions())
-        distances = (self.max_distance, self.max_distance_ahead)
-        attributes = state.spec.attention_attributes()
-        return custom_ops.offset_values(q, *inputs, state["values.weight"], *attributes, *distances)
+        inputs = (bias, context.mask, context.sinks, context.write_indices)
+        return custom_ops.offset_values(
+            q,
+            context.keys(),
+            *inputs,
+            *context.positions(),
+            state["values.weight"],
+            behind=self.max_distance,
+            ahead=self.max_distance_ahead,
+            **state.spec.attention_attributes(),
+        )
 
 
 def log_bucket_ends(buckets: int, max_position: int) -> list[int]:
@@ -240,9 +247,9 @@ class Deberta(Encoding):
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
 
         terms = self._projections()
-        tables = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
-        inputs, spec = (context.k, *context.positions(), state["buckets"]), state.spec
-        return q, custom_ops.disentangled_score(q, *inputs, *tables, spec.num_heads, spec.scale)
+        keys, queries = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
+        inputs = (context.keys(), *context.positions(), state["buckets"], keys, queries)
+        return q, custom_ops.disentangled_score(q, *inputs, num_heads=state.spec.num_heads, scale=state.spec.scale)
 
 
 @attrs.frozen(kw_only=True)
@@ -270,6 +277,7 @@ class Cope(Encoding):
         return values * float(values.shape[0] ** -0.5)
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        *attributes, _ = state.spec.attention_attributes()  # its logits have no softcap
-        inputs = (q, context.k, context.mask, context.write_indices, state["pos_emb"])
-        return q, custom_ops.contextual_score(*inputs, *attributes)
+        attributes = state.spec.attention_attributes()
+        del attributes["softcap"]  # its logits have none
+        inputs = (context.mask, context.write_indices, state["pos_emb"])
+        return q, custom_ops.contextual_score(q, context.keys(), *inputs, **attributes)

@@ -141,12 +141,14 @@ class Rope(Rotary):
         scaling, length = scaling_of(self), self.original_max_position_embeddings
         if self.scaling == "longrope":
             both = state["short_frequencies"], state["long_frequencies"]
-            frequencies = custom_ops.length_frequencies(positions, *both, length)
+            frequencies = custom_ops.length_frequencies(positions, *both, limit=length or 0)
         else:
             frequencies = state["frequencies"]
         if self.scaling == "dynamic":
-            dim = self.dim(state.spec)
-            frequencies = custom_ops.ntk_frequencies(positions, frequencies, self.theta, self.factor, length, dim)
+            scaled = {"theta": self.theta, "factor": self.factor or 1.0}
+            frequencies = custom_ops.ntk_frequencies(
+                positions, frequencies, **scaled, limit=length or 0, dim=self.dim(state.spec)
+            )
         scale = self.attention_factor or scaling.attention_factor(**scaling.parameters_of(self))
         return cos_sin(positions, frequencies, scale)
 

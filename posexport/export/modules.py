@@ -66,8 +66,16 @@ def export_module(
     returned or `output`, unless names are given in the order of the tensors.
     Raises RequestError for what the form can't express and for values that are no tensors, and torch's errors.
     """
-    names = {"input_names": input_names, "output_names": output_names}
-    return export_any(module, args, dynamic_shapes, **names, form=form, target=target, opset=opset).model
+    return export_any(
+        module,
+        args,
+        dynamic_shapes,
+        input_names=input_names,
+        output_names=output_names,
+        form=form,
+        target=target,
+        opset=opset,
+    ).model
 
 
 def export_any(

@@ -29,7 +29,7 @@ class Functions:
         self._calls: dict[tuple[object, ...], ir.Function] = {}
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
 
-    def translation(self, operator: Operator[Any]) -> Callable[..., Any]:
+    def translation(self, operator: Operator[..., Any]) -> Callable[..., Any]:
         """The function that torch's exporter calls for `operator`: it emits a node and keeps the body of that node."""
 
         def translate(*args: Any) -> Any:
@@ -44,7 +44,7 @@ class Functions:
         )
         return translate
 
-    def function(self, operator: Operator[Any], inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
+    def function(self, operator: Operator[..., Any], inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
         """The body of a call: `inputs` are anything with a dtype and a shape, None where absent."""
         shapes = _shapes(inputs)
         key = (operator.function, *shapes, *(v.dtype if v is not None else None for v in inputs), *attributes.items())
@@ -67,7 +67,7 @@ class Functions:
         return self._calls[key]
 
     def _build(
-        self, operator: Operator[Any], chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
+        self, operator: Operator[..., Any], chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
     ) -> ir.Function:
         # copies, because onnxscript makes the values inputs of the function
         values = [
@@ -122,7 +122,7 @@ def _shapes(values: tuple[Any, ...]) -> list[tuple[int | str, ...] | None]:
     ]
 
 
-def _schema(operator: Operator[Any], name: str, inputs: int) -> onnx.defs.OpSchema:
+def _schema(operator: Operator[..., Any], name: str, inputs: int) -> onnx.defs.OpSchema:
     make, kinds = onnx.defs.OpSchema, ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(int64)"]
     return make(
         name,

@@ -52,6 +52,12 @@ class AttentionContext:
             raise ValueError("this block takes no positions")
         return self.q_positions, self.k_positions
 
+    def keys(self) -> Tensor:
+        """The keys; ValueError for an encoding that doesn't read them."""
+        if self.k is None:
+            raise ValueError("this encoding reads no keys")
+        return self.k
+
 
 @attrs.frozen(kw_only=True)
 class Encoding:

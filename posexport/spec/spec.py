@@ -270,10 +270,17 @@ class Spec:
         """Whether positions must not decrease along the sequence."""
         return any(layer.encoding.ordered for layer in self.distinct_layers())
 
-    def attention_attributes(self) -> tuple[int, int, float, bool, int, int, float]:
-        """num_heads, num_kv_heads, scale, causal, window, chunk and softcap, as `custom_ops.attend` takes them."""
-        window, chunk = self.window or 0, self.attention_chunk_size or 0
-        return (self.num_heads, self.num_kv_heads, self.scale, self.causal, window, chunk, self.softcap or 0.0)
+    def attention_attributes(self) -> dict[str, Any]:
+        """The attributes that `custom_ops.attend` takes, by name."""
+        return {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "scale": self.scale,
+            "causal": self.causal,
+            "window": self.window or 0,
+            "chunk": self.attention_chunk_size or 0,
+            "softcap": self.softcap or 0.0,
+        }
 
     def _problems(self) -> Iterator[str]:
         """Options that contradict each other, or that no layer's encoding uses."""

@@ -1,27 +1,19 @@
-"""The user's own inputs from a .npz file, checked against a graph before anything runs on them."""
+"""The user's own inputs (posexport.runtimes.npz), checked against a graph before anything runs on them."""
 
 from __future__ import annotations
 
-import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, check_known, located
-from posexport.files import open_file
-from posexport.machine import available, size_text
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case
 from posexport.verify.draws import Array
-
-_MOST_PACKED = 20  # times that an archive may grow when it is unpacked
-_SMALL = 64 * 2**20  # bytes that any archive may unpack to
 
 
 def fit_inputs(
@@ -65,46 +57,6 @@ def fit_inputs(
         if "write_indices" in ready:
             _check_writes(ready, sizes["max_seq"][1], sizes["seq"][1], form)
     return Case(name=path.name, arrays=ready, sizes=sizes_of(expected, ready)), tuple(notes)
-
-
-def read_arrays(path: Path) -> dict[str, Array]:
-    """Every array of the .npz file at `path` by name; RequestError where it is anything else, pickles included."""
-    try:
-        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own open
-            if not isinstance(file, np.lib.npyio.NpzFile) or file.zip is None:
-                raise ValueError
-            if len(set(file.files)) < len(file.files):  # each reader takes another one of two
-                raise ValueError
-            _check_unpacked(path, raw, file.zip)
-            arrays = {name: file[name] for name in file.files}
-            if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # numpy gives others as bytes
-                raise ValueError
-            return arrays
-    except RequestError:
-        raise
-    except OSError as error:
-        why = error.strerror or "not readable"
-        raise RequestError(f"inputs {str(path)!r} can't be read ({why}): give a .npz file.") from None
-    except Exception:  # damaged archives raise whatever zip, zlib and numpy's parser of headers come upon
-        raise RequestError(
-            f"inputs {str(path)!r} are not a .npz file of plain arrays: write it with numpy.savez."
-        ) from None
-
-
-def _check_unpacked(path: Path, raw: BinaryIO, archive: zipfile.ZipFile) -> None:
-    """RequestError where an archive unpacks to more than memory or a sound file of its size can hold."""
-    unpacked = sum(entry.file_size for entry in archive.infolist())
-    packed = os.fstat(raw.fileno()).st_size
-    if unpacked > (free := available() // 4):
-        raise RequestError(
-            f"inputs {str(path)!r} unpack to {size_text(unpacked)}, at most {size_text(free)} (a quarter of the memory "
-            "that is free) are read: give smaller ones."
-        )
-    if unpacked > max(_MOST_PACKED * packed, _SMALL):
-        raise RequestError(
-            f"inputs {str(path)!r} unpack from {size_text(packed)} to {size_text(unpacked)}, at most {_MOST_PACKED} "
-            "times their size are read: write them with numpy.savez, which doesn't compress."
-        )
 
 
 def _check_shape(

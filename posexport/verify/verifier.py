@@ -76,10 +76,10 @@ def verify(
             if missing.get(row.name) is None:
                 pool.start(row)
         # while the workers load their engines
+        from posexport.runtimes.npz import read_arrays
         from posexport.verify import eligibility
         from posexport.verify.jobs import JobMaker, submit, weight_bytes
         from posexport.verify.judge import MismatchedJob
-        from posexport.verify.user_inputs import read_arrays
 
         files = find_artifacts(paths)
         queue: deque[ArtifactJob | GraphJob | MismatchedJob] = deque()

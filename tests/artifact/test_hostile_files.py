@@ -27,7 +27,7 @@ from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.files import TEXT_LIMIT, check_regular, open_file, read_bytes, sha256_of
-from posexport.verify.user_inputs import read_arrays
+from posexport.runtimes.npz import read_arrays
 
 pytestmark = pytest.mark.few_inputs
 

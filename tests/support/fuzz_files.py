@@ -235,7 +235,8 @@ def npz_reader(folder: Path) -> tuple[str, Make, Read]:
 
     def read(path: Path) -> None:
         from posexport.artifact.loaded import load_artifact
-        from posexport.verify.user_inputs import fit_inputs, read_arrays
+        from posexport.runtimes.npz import read_arrays
+        from posexport.verify.user_inputs import fit_inputs
 
         artifact = load_artifact(folder / "sound.onnx")
         fit_inputs(path, read_arrays(path), artifact.spec, artifact.inputs, artifact.bounds)

@@ -17,13 +17,14 @@ from posexport.artifact.loaded import LoadedArtifact
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
+from posexport.runtimes.npz import read_arrays
 from posexport.spec.contract import Bounds, bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.draws import FAR
 from posexport.verify.reach import SEQ, default_reach
 from posexport.verify.submission import run_options
-from posexport.verify.user_inputs import fit_inputs, read_arrays
+from posexport.verify.user_inputs import fit_inputs
 
 Array = np.ndarray[Any, Any]
 FREE: Bounds = {"batch": (1, None), "seq": (1, None)}

@@ -13,11 +13,12 @@ import pytest
 from helpers import CASES, case, small_spec
 
 from posexport.errors import RequestError
+from posexport.runtimes.npz import read_arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.user_inputs import fit_inputs, read_arrays
+from posexport.verify.user_inputs import fit_inputs
 
 Array = np.ndarray[Any, Any]
 TRACED = {"batch": 2, "seq": 7}

@@ -1,0 +1,177 @@
+"""Transformer-XL's logits of query i at p_i and key j at p_j, in fp32 for every graph dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.angles import Angles, Positions
+from posexport.custom_ops.arguments import SCALE
+from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
+
+
+def picked(scores: Tensor, index: Tensor) -> Tensor:
+    """scores [B, N, S, R] at index [B, S, T]."""
+    return scores.gather(-1, index.unsqueeze(1).expand(-1, scores.shape[1], -1, -1))
+
+
+def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
+    """As `picked`, in ONNX."""
+    return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
+
+
+def _biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:
+    """scale * (q + v), [B, N, S, head_dim]."""
+    heads: Tensor = q.unflatten(-1, (position_bias.shape[0], -1)) + position_bias
+    return heads.transpose(1, 2) * scale
+
+
+def _biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
+    heads = op.Add(op.Reshape(q, [0, 0, size_of(position_bias, 0), -1]), position_bias)
+    heads = op.Transpose(heads, perm=[0, 2, 1, 3])
+    return op.Mul(heads, constant(op, scale, dtype_of(q)))
+
+
+def fake_score(call: Any, keys: Tensor, num_heads: int) -> Tensor:
+    """The fake of a score for keys [B, T, ...], or [B, K, T, head_dim] of a cache."""
+    return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
+
+
+@operator("RelativeScore", "score", fake=lambda call: fake_score(call, call.k_cos, call.position_bias.shape[0]))
+def relative_score(
+    q: Tensor,
+    q_cos: Tensor,
+    q_sin: Tensor,
+    k_cos: Tensor,
+    k_sin: Tensor,
+    position_bias: Tensor,
+    r_proj: Tensor,
+    scale: float = SCALE,
+) -> Tensor:
+    """scale * (q_i + v) . W_r R(p_i - p_j), R sinusoidal, v = position_bias: terms (b) + (d) of Transformer-XL
+    (Dai et al. 2019, arXiv:1901.02860, section 3.3).
+
+    With w = W_r^T (q_i + v), split into a sine half s and a cosine half c, it is the sum over f of
+    s_f sin(w_f (p_i - p_j)) + c_f cos(w_f (p_i - p_j)) = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]: one
+    product gives the term for any positions, without the paper's shift trick for consecutive ones.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        q_cos, q_sin: float32 [B, S, P], of the positions of queries.
+        k_cos, k_sin: float32 [B, T, P], of the positions of keys.
+        position_bias: [num_heads, head_dim], in q's dtype.
+        r_proj: [num_heads*head_dim, 2*P], in q's dtype: W_r.
+        scale: of the logits, by default head_dim**-0.5.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> cos, sin = sinusoids(torch.tensor([[0, 1]]), torch.tensor([1.0]))
+        >>> q, v, w = torch.ones(1, 2, 1), torch.zeros(1, 1), torch.tensor([[0.0, 1.0]])
+        >>> relative_score(q, cos, sin, cos, sin, v, w)
+        tensor([[[[1.0000, 0.5403],
+                  [0.5403, 1.0000]]]])
+    """
+    s, c = (_biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
+    cos, sin = (t.to(q.dtype).unsqueeze(1) for t in (q_cos, q_sin))
+    left = torch.cat((s * sin + c * cos, c * sin - s * cos), -1)
+    right = torch.cat((k_cos, k_sin), -1).to(q.dtype).unsqueeze(1)
+    return (left @ right.transpose(2, 3)).to(wide(q.dtype))
+
+
+@relative_score.onnx
+def _relative_onnx(
+    op: Ops, q: ir.Value, angles: Angles[ir.Value], position_bias: ir.Value, r_proj: ir.Value, scale: float
+) -> ir.Value:
+    weights = op.Reshape(r_proj, [*shape_of(position_bias), -1])
+    products = op.MatMul(_biased_onnx(op, q, position_bias, scale), weights)
+    s, c = op.Split(products, num_outputs=2, axis=-1, _outputs=2)
+    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (angles.q_cos, angles.q_sin))
+    first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
+    second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
+    left = op.Concat(first, second, axis=-1)
+    right = op.Unsqueeze(cast(op, op.Concat(angles.k_cos, angles.k_sin, axis=-1), dtype_of(q)), [1])
+    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
+
+
+@operator(
+    "RelativeTableScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.position_bias.shape[0])
+)
+def relative_table_score(
+    q: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    position_bias: Tensor,
+    r_proj: Tensor,
+    table: Tensor,
+    scale: float = SCALE,
+) -> Tensor:
+    """As `relative_score`, with a trained table R: R(p) = table[clip(p, -M, M) + M].
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
+        position_bias: [num_heads, head_dim], in q's dtype.
+        r_proj: [num_heads*head_dim, D], in q's dtype.
+        table: [rows, D], in q's dtype, of 2M + 1 rows.
+        scale: of the logits, by default head_dim**-0.5.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> q, v, w, at = torch.ones(1, 1, 1), torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[4]])
+        >>> relative_table_score(q, at, torch.tensor([[3, 4, 9]]), v, w, torch.tensor([[1.0], [2.0], [3.0]]))
+        tensor([[[[3., 2., 1.]]]])
+    """
+    rows = (table @ r_proj.T).unflatten(-1, position_bias.shape)
+    scores = _biased(q, position_bias, scale) @ rows.permute(1, 2, 0)
+    index = clipped(distances(q_positions, k_positions), table.shape[0] // 2)
+    return picked(scores, index).to(wide(q.dtype))
+
+
+@relative_table_score.onnx
+def _relative_table_onnx(
+    op: Ops,
+    q: ir.Value,
+    positions: Positions[ir.Value],
+    position_bias: ir.Value,
+    r_proj: ir.Value,
+    table: ir.Value,
+    scale: float,
+) -> ir.Value:
+    # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
+    rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
+    scores = op.MatMul(_biased_onnx(op, q, position_bias, scale), rows)
+    index = clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2)
+    return cast(op, picked_onnx(op, scores, index, size_of(position_bias, 0)), ir.DataType.FLOAT)
+
+
+@operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))
+def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
+    """q + u by heads, the content bias of term (c) of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        bias: [num_heads, head_dim], in q's dtype.
+
+    Returns:
+        A tensor like q.
+
+    Example:
+        >>> add_head_bias(torch.ones(1, 1, 4), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+        tensor([[[1., 2., 3., 4.]]])
+    """
+    return q + bias.reshape(-1)
+
+
+@add_head_bias.onnx
+def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
+    # by heads: TensorRT would fuse a bias on the flat queries into the projection and then not merge q, k and v
+    return op.Reshape(op.Add(op.Reshape(q, [0, 0, *shape_of(bias)]), bias), [0, 0, -1])

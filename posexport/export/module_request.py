@@ -1,0 +1,89 @@
+"""An export of a module in a Python file of the user: its example inputs are found, then it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import RequestError
+from posexport.export import support
+from posexport.progress import Progress, silent
+from posexport.spec.fields import integer, text
+
+if TYPE_CHECKING:
+    from posexport.artifact.manifest import OnnxManifest
+    from posexport.artifact.signing import SigningKey
+    from posexport.export.modules import ExportedModule
+
+
+@attrs.frozen(kw_only=True)
+class ModuleOptions:
+    """Options of the export of `module`, FILE.py:NAME; `example` is a .npz of inputs by parameter."""
+
+    module: str = text(None, "FILE.py:NAME")
+    example: str | None = text(None, "a .npz of inputs")
+    form: str = text("decomposed", "form of the graph")
+    target: str = text("portable", "what the form is lowered for")
+    opset: int | None = integer(None, "ONNX opset")
+    output: str | None = text(None, "the file to write")
+
+    @property
+    def path(self) -> Path:
+        """The file to write."""
+        return Path(f"{self.module.rpartition(':')[2]}.onnx" if self.output is None else self.output)
+
+
+def module_options(given: Mapping[str, Any]) -> ModuleOptions:
+    """The options of a command line, of which None and () are not given; RequestError for what a module decides."""
+    names = {field.name for field in attrs.fields(ModuleOptions)}
+    chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+    for name in chosen:
+        if name not in names:
+            raise RequestError(f"{name} was given with module: the module decides it, so drop it.")
+    options = ModuleOptions(**chosen)
+    support.checked_opset(None, options.form, options.target, options.opset)
+    return options
+
+
+def write_module(
+    options: ModuleOptions, progress: Progress = silent, key: SigningKey | None = None
+) -> tuple[ExportedModule, OnnxManifest]:
+    """Run the file, export the module and write the graph with its manifest, which is signed with a `key`.
+
+    RequestError for whatever goes wrong in the file, named with its line.
+    """
+    progress("loading torch")
+    from posexport.artifact.manifest import ModuleSource
+    from posexport.artifact.onnx_artifact import write_onnx
+    from posexport.export.modules import export_any
+    from posexport.runtimes.module_file import load_module
+    from posexport.runtimes.npz import read_arrays
+    from posexport.runtimes.tensors import to_torch
+
+    progress("running the file")
+    user = load_module(options.module)
+    if options.example is not None:
+        example = {name: to_torch(array) for name, array in read_arrays(Path(options.example), "example").items()}
+    elif (example := user.setting("example_inputs")) is None:
+        raise RequestError(
+            f"{options.module!r} has no example inputs: write a function example_inputs that returns them, or give "
+            "--example inputs.npz."
+        )
+    shapes, names = user.setting("dynamic_shapes"), user.setting("output_names")
+    with user.running("exporting"):
+        exported = export_any(
+            user.module,
+            example,
+            shapes,
+            output_names=names,
+            form=options.form,
+            target=options.target,
+            opset=options.opset,
+            source=ModuleSource(name=user.name, file=user.path.name, sha256=user.sha256),
+            progress=progress,
+        )
+    progress(f"writing {options.path.name}")
+    return exported, write_onnx(exported.model, options.path, key=key)

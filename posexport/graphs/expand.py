@@ -40,12 +40,15 @@ def expandable(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if (domain_of(node), node.op_type) in EXPANSIONS]
 
 
-def expand(model: ir.Model, shapes: Shapes, names: Collection[str] | None = None) -> list[Expanded]:
-    """Write operators out, those with these `names` or all that can be.
+def expand(
+    model: ir.Model, shapes: Shapes, names: Collection[str] | None = None, refused: dict[ir.Node, str] | None = None
+) -> list[Expanded]:
+    """Write operators out, those with these `names` or all that can be; `refused` gets the others, with what they have.
 
     The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name.
     """
     found: list[Expanded] = []
+    refused = {} if refused is None else refused
     taken = {value.name or "" for value in (*model.graph.inputs, *model.graph.initializers.values())}
     taken |= {value.name or "" for node in model.graph for value in node.outputs} | {
         node.name or "" for node in model.graph
@@ -57,7 +60,8 @@ def expand(model: ir.Model, shapes: Shapes, names: Collection[str] | None = None
         nodes = Nodes(taken, prefix=name)
         try:
             results = EXPANSIONS[domain_of(node), node.op_type](Call(node=node, nodes=nodes, shapes=shapes))
-        except Unexpanded:
+        except Unexpanded as reason:
+            refused[node] = str(reason)
             continue
         made = [*results, *[None] * (len(node.outputs) - len(results))]
         if any(

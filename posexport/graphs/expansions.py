@@ -199,43 +199,50 @@ def _same(call: Call, values: Sequence[ir.Value]) -> dict[str, tuple[int, ...]]:
 
 
 def group_query_attention(call: Call) -> Results:
-    """com.microsoft GroupQueryAttention, causal, without rotation inside.
+    """com.microsoft GroupQueryAttention, causal or not, with its rotation where it has one.
 
     Row b has seqlens_k[b] + 1 keys, the last S of them new: they stand behind the cached ones of that row. Caches have
     the length of the buffer that was given, or of all keys where that is more.
     """
-    known = (
-        "num_heads",
-        "kv_num_heads",
-        "scale",
-        "local_window_size",
-        "softcap",
-        "do_rotary",
-        "rotary_interleaved",
-        "causal",
-    )
-    call.check((*known, "smooth_softmax"), 12)
-    q, k, v, past_key, past_value, last, total = (call.input(index) for index in range(7))
-    if q is None or k is None or v is None or last is None or total is None or call.integer("do_rotary"):
-        raise Unexpanded("it is packed, or rotates")
-    if call.integer("smooth_softmax") or call.input(9) is not None:
+    known = ("num_heads", "kv_num_heads", "scale", "local_window_size", "softcap", "causal", "smooth_softmax")
+    call.check((*known, "do_rotary", "rotary_interleaved"), 12)
+    q, k, v, past_key, past_value, last, total, cos, sin, places = (call.input(index) for index in range(10))
+    if q is None or last is None or total is None or (past_key is None) != (past_value is None):
+        raise Unexpanded("it lacks an input")
+    if call.integer("smooth_softmax") or places is not None:
         raise Unexpanded("it has positions or a smooth softmax")
     nodes, heads, kv_heads = call.nodes, call.integer("num_heads"), call.integer("kv_num_heads")
+    if k is None or v is None:
+        q, k, v = _unpacked(call, q, heads, kv_heads)
+        call = Call(
+            node=call.node, nodes=nodes, shapes={**call.shapes, **_token_shapes(call, q, k, v, heads, kv_heads)}
+        )
     size, value_size = _size(call, q, heads), _size(call, v, kv_heads)
     q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
     queries = _length(call, q_heads, 2)
     count = nodes.one("Add", nodes.cast(nodes.shaped(last, -1), ir.DataType.INT64), nodes.constant(1))
     starts = nodes.one("Max", nodes.one("Sub", count, queries), nodes.constant(0))
+    if call.integer("do_rotary"):
+        if cos is None or sin is None:
+            raise Unexpanded("it rotates without tables")
+        steps = _range(call, nodes.constant(0), queries)
+        places = nodes.one("Add", nodes.one("Unsqueeze", starts, nodes.constant([1])), steps)
+        pairs, interleaved = call.shape(cos)[-1], bool(call.integer("rotary_interleaved"))
+        tables = [nodes.one("Gather", table, places, axis=0, dtype=table.dtype) for table in (cos, sin)]
+        q_heads, key = (
+            _turned(call, one, tables, size=size, pairs=pairs, axis=1, interleaved=interleaved)
+            for one in (q_heads, key)
+        )
     if past_key is not None and past_value is not None:
         whole = nodes.one("Squeeze", nodes.cast(total, ir.DataType.INT64))
         key, value = (
             _written(call, past, new, starts, queries, whole) for past, new in ((past_key, key), (past_value, value))
         )
     call = _sized(call, heads, kv_heads, size, value_size)
-    places = nodes.one("Unsqueeze", starts, nodes.constant([1, 2, 3]))
     keys = _length(call, key, 2)
     if call.integer("causal", 1):
-        seen = _causal(call, queries, keys, places, call.integer("local_window_size", -1))
+        first = nodes.one("Unsqueeze", starts, nodes.constant([1, 2, 3]))
+        seen = _causal(call, queries, keys, first, call.integer("local_window_size", -1))
     else:
         ends = nodes.one("Unsqueeze", count, nodes.constant([1, 2, 3]))
         seen = [nodes.one("Less", _range(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL)]
@@ -257,6 +264,23 @@ def group_query_attention(call: Call) -> Results:
         sinks=call.input(11),
     )
     return [_joined(call, out, True, heads * value_size), key, value]
+
+
+def _unpacked(call: Call, packed: ir.Value, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Queries, keys and values of one value [B, S, (N + 2K)*D]."""
+    size = call.shape(packed)[-1] // (heads + 2 * kv_heads)
+    widths = call.nodes.constant([heads * size, kv_heads * size, kv_heads * size])
+    q, k, v = call.nodes.op("Split", [packed, widths], {"axis": 2}, outputs=3, dtype=packed.dtype)
+    return q, k, v
+
+
+def _token_shapes(
+    call: Call, q: ir.Value, k: ir.Value, v: ir.Value, heads: int, kv_heads: int
+) -> dict[str, tuple[int, ...]]:
+    packed = call.shape(call.node.inputs[0] or q)
+    size = packed[-1] // (heads + 2 * kv_heads)
+    counts = ((q, heads), (k, kv_heads), (v, kv_heads))
+    return {value.name or "": (*packed[:2], count * size) for value, count in counts}
 
 
 def _written(
@@ -289,7 +313,7 @@ def rotary_embedding(call: Call) -> Results:
         raise Unexpanded("it lacks an input")
     if positions is not None:
         cos, sin = (call.nodes.one("Gather", table, positions, axis=0, dtype=table.dtype) for table in (cos, sin))
-    return [_rotated(call, x, cos, sin, call.shape(call.node.inputs[1] or x)[-1])]  # type: ignore[list-item]
+    return [_rotated(call, x, cos, sin, call.shape(call.node.inputs[1] or x)[-1])]
 
 
 def microsoft_rotary_embedding(call: Call) -> Results:
@@ -313,33 +337,36 @@ def _rotated(call: Call, x: ir.Value, cos: ir.Value, sin: ir.Value, pairs: int) 
     nodes, shape = call.nodes, call.shape(x)
     flat, heads = len(shape) == 3, call.integer("num_heads")
     if flat and not heads:
-        rotated = call.integer("rotary_embedding_dim")
-        if rotated:
+        if call.integer("rotary_embedding_dim"):
             raise Unexpanded("its number of heads is not stated")
         heads = shape[-1] // (2 * pairs)
     size = shape[-1] // heads if flat else shape[-1]
     by_heads = nodes.shaped(x, 0, 0, heads, size) if flat else x
-    cos, sin = (nodes.one("Unsqueeze", one, nodes.constant([2 if flat else 1])) for one in (cos, sin))
-    kept = None
-    if 2 * pairs < size:
-        parts = nodes.op(
-            "Split", [by_heads, nodes.constant([2 * pairs, size - 2 * pairs])], {"axis": 3}, outputs=2, dtype=x.dtype
-        )
-        by_heads, kept = parts
-    if call.integer("interleaved"):
-        last, by_heads = 4, nodes.shaped(by_heads, 0, 0, 0, pairs, 2)
-        cos, sin = (nodes.one("Unsqueeze", one, nodes.constant([4])) for one in (cos, sin))
-    else:
-        last = 3
-    halves = nodes.op("Split", [by_heads], {"axis": last, "num_outputs": 2}, outputs=2, dtype=x.dtype)
-    first = nodes.one("Sub", nodes.one("Mul", halves[0], cos), nodes.one("Mul", halves[1], sin))
-    second = nodes.one("Add", nodes.one("Mul", halves[0], sin), nodes.one("Mul", halves[1], cos))
-    out = nodes.one("Concat", first, second, axis=last)
-    if last == 4:
-        out = nodes.shaped(out, 0, 0, 0, 2 * pairs)
-    if kept is not None:
-        out = nodes.one("Concat", out, kept, axis=3)
+    interleaved = bool(call.integer("interleaved"))
+    out = _turned(call, by_heads, (cos, sin), size=size, pairs=pairs, axis=2 if flat else 1, interleaved=interleaved)
     return nodes.shaped(out, 0, 0, shape[-1]) if flat else out
+
+
+def _turned(
+    call: Call, x: ir.Value, angles: Sequence[ir.Value], *, size: int, pairs: int, axis: int, interleaved: bool
+) -> ir.Value:
+    """[B, N, S, D] or [B, S, N, D] rotated by cos and sin [B or 1, S, P]; `axis` is that of the heads."""
+    nodes, kept = call.nodes, None
+    cos, sin = (nodes.one("Unsqueeze", one, nodes.constant([axis])) for one in angles)
+    if 2 * pairs < size:
+        widths = nodes.constant([2 * pairs, size - 2 * pairs])
+        x, kept = nodes.op("Split", [x, widths], {"axis": 3}, outputs=2, dtype=x.dtype)
+    last = 3
+    if interleaved:
+        last, x = 4, nodes.shaped(x, 0, 0, 0, pairs, 2)
+        cos, sin = (nodes.one("Unsqueeze", one, nodes.constant([4])) for one in (cos, sin))
+    first, second = nodes.op("Split", [x], {"axis": last, "num_outputs": 2}, outputs=2, dtype=x.dtype)
+    turned = nodes.one("Sub", nodes.one("Mul", first, cos), nodes.one("Mul", second, sin))
+    other = nodes.one("Add", nodes.one("Mul", first, sin), nodes.one("Mul", second, cos))
+    out = nodes.one("Concat", turned, other, axis=last)
+    if interleaved:
+        out = nodes.shaped(out, 0, 0, 0, 2 * pairs)
+    return out if kept is None else nodes.one("Concat", out, kept, axis=3)
 
 
 EXPANSIONS: dict[tuple[str, str], Expansion] = {

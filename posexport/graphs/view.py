@@ -72,12 +72,13 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     drawn = draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
     arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
     shapes = _operator_shapes(model, arrays)
-    expanded = expand(model, shapes)
+    refused: dict[ir.Node, str] = {}
+    expanded = expand(model, shapes, refused=refused)
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
     flow = Dataflow(model, tokens, content)
     probe = Probe(Evaluator(model), flow, arrays, seed)
-    found = recognise(flow, probe, drawn.sizes[BATCH])
+    found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,
         roles=roles,

@@ -100,6 +100,26 @@ CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
         {"num_heads": N, "kv_num_heads": K},
         1,
     ),
+    "grouped and rotated": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [
+            *arrays((B, 1, N * D), (B, 1, K * D), (B, 1, K * D), *PAST),
+            np.array([P, P], np.int32),
+            np.array(P + 1, np.int32),
+            np.cos(bias(40, 4)),
+            np.sin(bias(40, 4)),
+        ],
+        {"num_heads": N, "kv_num_heads": K, "do_rotary": 1, "rotary_interleaved": 1},
+        3,
+    ),
+    "grouped and packed": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*arrays((B, S, (N + 2 * K) * D)), None, None, None, None, np.full(B, S - 1, np.int32), np.array(S, np.int32)],
+        {"num_heads": N, "kv_num_heads": K, "scale": 0.25},
+        1,
+    ),
     "grouped step": (
         "com.microsoft",
         "GroupQueryAttention",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -24,16 +24,23 @@ _OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze
 Found = Attention | UnknownAttention
 
 
-def recognise(flow: Dataflow, probe: Probe, batch: int) -> list[Found]:
-    """Every attention of the main graph, in order. `batch` is the number of rows of the probe's inputs."""
+def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node, str] | None = None) -> list[Found]:
+    """Every attention of the main graph, in order. `batch` is the number of rows of the probe's inputs.
+
+    `refused` are operators that could not be written out (posexport.graphs.expand), with what they have.
+    """
     found: list[Found] = []
     for node in flow.graph:
+        name, layer = node.name or node.outputs[0].name or "", len(found)
+        reason = _operator_reason(node, refused or {})
+        if reason is not None:
+            found.append(UnknownAttention(name=name, layer=layer, reason=reason))
+            continue
         if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
             continue
         weighted = _weighted(flow, node)
         if weighted is None:
             continue
-        name, layer = node.name or node.outputs[0].name or "", len(found)
         try:
             found.append(_attention(flow, probe, node, weighted, batch, name, layer))
         except Declined as declined:
@@ -42,6 +49,16 @@ def recognise(flow: Dataflow, probe: Probe, batch: int) -> list[Found]:
             reason = Reason("not-evaluated", str(error).rstrip("."))
             found.append(UnknownAttention(name=name, layer=layer, reason=reason))
     return found
+
+
+def _operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason | None:
+    """Why an operator that stands for attention, or a softmax before whole numbers, is left as it is."""
+    name = shown(node.name or node.outputs[0].name or "")
+    if node.op_type in _ATTENTION_OPS:
+        return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, 'it is not known')}")
+    if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*_WEIGHT_OPS, "DynamicQuantizeLinear"}):
+        return Reason("quantised", f"the weights of {name} are quantised before they meet the values")
+    return None
 
 
 def may_hold_attention(model: ir.Model) -> bool:
@@ -68,13 +85,24 @@ def _may_be_attention(node: ir.Node) -> bool:
     return node.op_type in _ATTENTION_OPS or (node.op_type == "Softmax" and _leads_to_product(node.outputs[0]))
 
 
-def _leads_to_product(value: ir.Value, depth: int = 8) -> bool:
+def _leads_to_product(value: ir.Value) -> bool:
+    return leads_to(
+        value, {"MatMul", "FusedMatMul", "Einsum", "Gemm", *_QUANTISED}, {*_WEIGHT_OPS, "Flatten", *_TO_WHOLE}
+    )
+
+
+def leads_to(value: ir.Value, goals: Collection[str], through: Collection[str], depth: int = 8) -> bool:
+    """Whether an operator of `goals` reads a value, behind operators of `through` alone."""
     return depth > 0 and any(
-        use.node.op_type in ("MatMul", "FusedMatMul", "Einsum", "Gemm")
-        or (use.node.op_type in {*_WEIGHT_OPS, "Flatten"} and _leads_to_product(use.node.outputs[0], depth - 1))
+        use.node.op_type in goals
+        or (use.node.op_type in through and leads_to(use.node.outputs[0], goals, through, depth - 1))
         for use in value.uses()
     )
 
+
+_QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QuantizeLinear"}
+_TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+"""Operators of quantised graphs: they take whole numbers, or make them."""
 
 _ATTENTION_OPS = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"}
 

@@ -1,0 +1,263 @@
+"""What pairs of features turn by, measured: cosines and sines of a graph at positions that are chosen, as frequencies.
+
+    cos + i sin = amplitude * exp(i sum over axes of p_axis * frequency[axis, pair])
+
+Positions are set where the graph takes them as an input. Else they are the places of the tokens in a row, or the cells
+of a grid of patches. An angle is known but for whole turns, so positions grow by a half from one to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.measure import Measure, Positions, angles_in
+from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.axes import PAST, SEQ
+from posexport.graphs.draw import FAR
+
+Array = np.ndarray
+
+SHORT = 4
+"""The length of a row that no encoding treats as long."""
+
+LONG_ROW = 512
+"""Tokens of a row whose positions are their places."""
+
+STILL = 1e-9
+"""A complex number that differs from 1 by less is not turned."""
+
+LINEAR = 5e-3
+"""Radians that an angle may differ from a multiple of its frequency: tables in half precision are this exact."""
+
+
+@attrs.frozen(kw_only=True)
+class Turning:
+    """What was measured. `frequencies` [axes, P] in radians per position, of short rows.
+
+    `spread` is the largest difference of an angle from its multiple of the frequency, `reach` the farthest position
+    that was tried. `long` are the frequencies of rows that are longer than `edge` positions, `longest` those of the
+    longest row that was tried, where these differ. `growth` [P] is what the logarithm of the amplitude grows by with
+    each position. `prefix` tokens don't turn. `inputs`: positions were set; else they are places.
+    """
+
+    frequencies: Array
+    amplitude: float
+    spread: float
+    reach: int
+    inputs: bool
+    prefix: int = 0
+    edge: int | None = None
+    long: Array | None = None
+    longest: Array | None = None
+    growth: Array | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """How much of a frequency may be error, as a part of 1 radian over the farthest position."""
+        return 2 * self.spread / max(self.reach, 1)
+
+
+class NotLinear(Exception):
+    """Angles are no multiples of positions."""
+
+
+class AngleProbe:
+    """The turns of the pairs of one rotation at chosen positions, as complex numbers."""
+
+    def __init__(self, measure: Measure, rotary: Rotary) -> None:
+        self._measure, self._rotary = measure, rotary
+        self._values = [rotary.cos.value, rotary.sin.value]
+        self.axes = measure.axes_of(self._values)
+        self._own_prefix = max(rotary.cos.prefix, rotary.sin.prefix)
+        self.prefix = 0
+        self.limit = min(measure.position_limit(self._values) or FAR, FAR)
+        if self.axes is not None:
+            turns = self._row([[1] * self.axes] * self._room(8))
+            still = np.abs(turns - 1).max(-1) <= STILL
+            self.prefix = int(np.cumprod(still).sum()) % max(len(still), 1)
+            self.limit = self._reached(self.limit)
+
+    def _reached(self, limit: int) -> int:
+        """The most positions, up to `limit`, that the graph takes along each axis: a table may end before."""
+        low, high = 2, limit
+        while low < high:
+            middle = high if high == limit else (low + high + 1) // 2
+            try:
+                self._row([[middle - 1] * (self.axes or 1)] * self._room(1))
+                low = middle
+            except RequestError:
+                high = middle - 1
+        return low
+
+    def at(self, positions: Positions) -> Array:
+        """Complex [n, P] at positions [n, axes] that follow each other in one row, or in several where the graph fixes
+        its length."""
+        room = self._room(len(positions) + self.prefix) - self.prefix
+        parts = []
+        for start in range(0, len(positions), room):
+            part = [*positions[start : start + room]]
+            filled = [part[0]] * self.prefix + part + [part[-1]] * (room - len(part) if room < len(positions) else 0)
+            filled += [part[-1]] * (self._room(len(filled)) - len(filled))
+            parts.append(self._row(filled)[self.prefix :][: len(part)])
+        return np.concatenate(parts)
+
+    def places(self, seq: int, past: int = 0) -> Array:
+        """Complex [S, P] of the tokens of a row behind `past` others."""
+        return self._turns(*self._measure.run(self._values, seq=seq, past=past)[0])
+
+    def _room(self, wanted: int) -> int:
+        return self._measure.sizes(wanted)[SEQ]
+
+    def _row(self, positions: Positions) -> Array:
+        return self._turns(*self._measure.run(self._values, seq=len(positions), positions=positions)[0])
+
+    def _turns(self, cos: object, sin: object) -> Array:
+        rotary = self._rotary
+        first, second = angles_in(rotary.cos, cos), angles_in(rotary.sin, sin)  # type: ignore[arg-type]
+        skipped = [self._own_prefix - source.prefix for source in (rotary.cos, rotary.sin)]
+        turns: Array = first[0, skipped[0] :].numpy() + 1j * second[0, skipped[1] :].numpy()
+        return turns
+
+
+def turning_of(measure: Measure, rotary: Rotary) -> Turning:
+    """The frequencies of a rotation over positions that are inputs or places; raises NotLinear."""
+    probe = AngleProbe(measure, rotary)
+    if probe.axes is None:
+        return _by_places(measure, rotary, probe)
+    axes = probe.axes
+    found = []
+    for axis in range(axes):
+        ladder = [[p if at == axis else 0 for at in range(axes)] for p in (0, 1, 2, SHORT - 1)]
+        found.append(_linear(np.array([0, 1, 2, SHORT - 1]), probe.at(ladder)))
+    frequencies = np.stack([one.frequencies[0] for one in found])
+    short = attrs.evolve(found[0], frequencies=frequencies, inputs=True, prefix=probe.prefix)
+    if axes > 1:
+        return _several_axes(probe, short)
+    return _far(probe, short)
+
+
+def _several_axes(probe: AngleProbe, short: Turning) -> Turning:
+    """Refined at far positions of each axis."""
+    refined, spread, reach = [], 0.0, 0
+    for axis in range(len(short.frequencies)):
+        far = _ladder(probe.limit)
+        ladder = [[int(p) if at == axis else 0 for at in range(len(short.frequencies))] for p in far]
+        one = _linear(far, probe.at(ladder))
+        refined.append(one.frequencies[0])
+        spread, reach = max(spread, one.spread), max(reach, one.reach)
+    return attrs.evolve(short, frequencies=np.stack(refined), spread=spread, reach=reach)
+
+
+def _far(probe: AngleProbe, short: Turning) -> Turning:
+    """The frequencies of one axis at far positions, and from which length on they are others."""
+    far = _ladder(probe.limit)
+    try:
+        whole = _linear(far, probe.at([[int(p)] for p in far]))
+    except NotLinear:
+        whole = None
+    if whole is not None and _same(whole, short):
+        return attrs.evolve(whole, inputs=True, prefix=probe.prefix)
+    longest = _step(probe, probe.limit - 1)
+    if np.abs(longest - short.frequencies[0]).max() <= 1e-7:
+        raise NotLinear
+    below, above = SHORT, probe.limit  # lengths with the short frequencies, and with others
+    while above - below > 1:
+        middle = (below + above) // 2
+        same = np.abs(_step(probe, middle - 1) - short.frequencies[0]).max() <= 1e-12
+        below, above = (middle, above) if same else (below, middle)
+    return attrs.evolve(short, edge=below, long=_step(probe, above - 1), longest=longest, reach=probe.limit - 1)
+
+
+def _step(probe: AngleProbe, last: int) -> Array:
+    """The frequencies [P] of a row that ends at the position `last`."""
+    turns = probe.at([[0], [1], [last]])
+    return np.asarray(np.angle(turns[1] / turns[0]))
+
+
+def _same(one: Turning, other: Turning) -> bool:
+    return bool(np.abs(one.frequencies - other.frequencies).max() <= max(4 * other.spread, 1e-12) / (SHORT - 1))
+
+
+def _by_places(measure: Measure, rotary: Rotary, probe: AngleProbe) -> Turning:
+    values = [rotary.cos.value, rotary.sin.value]
+    turns = _long_row(probe)
+    count = len(turns)
+    whole = _linear(np.arange(count), turns)
+    if measure.varies(SEQ):
+        few = probe.places(SHORT)
+        if len(few) != SHORT or np.abs(few - turns[:SHORT]).max() > max(2 * whole.spread, 1e-9):
+            raise NotLinear
+    if measure.varies(PAST) and "past" in measure.kinds_of(values):
+        later = probe.places(2, 9)
+        if np.abs(later - turns[9:11]).max() > max(2 * whole.spread, 1e-9):
+            raise NotLinear
+    return whole
+
+
+def _long_row(probe: AngleProbe) -> Array:
+    """The turns of a row as long as the graph takes."""
+    seq = LONG_ROW
+    while True:
+        try:
+            return probe.places(seq)
+        except RequestError:  # beyond the end of a table
+            seq //= 2
+            if seq < SHORT:
+                raise
+
+
+def _ladder(limit: int) -> Array:
+    """Positions from 0 to below `limit`, each at most half as far again as the one before."""
+
+    def steps() -> Iterator[int]:
+        position = 0
+        while position < limit:
+            yield position
+            position = max(position + 1, position * 3 // 2)
+        yield limit - 1
+
+    return np.array(sorted(set(steps())))
+
+
+def _linear(positions: Array, turns: Array) -> Turning:
+    """The frequencies [1, P] by which turns [n, P] are multiples of positions [n] that begin at 0; raises NotLinear."""
+    sizes = np.abs(turns)
+    if sizes.min() <= 0 or not np.isfinite(sizes).all() or np.abs(np.angle(turns[0])).max() > LINEAR:
+        raise NotLinear
+    amplitude, growth = float(sizes.mean()), _growth(positions, sizes)
+    if growth is None and np.abs(sizes - amplitude).max() > LINEAR * amplitude:
+        raise NotLinear
+    frequencies = np.zeros(turns.shape[1])
+    weight = 0.0
+    for position, turn in zip(positions[1:], turns[1:], strict=True):
+        expected = position * frequencies
+        angle = expected + np.angle(turn * np.exp(-1j * expected))
+        # the mean of what was measured, each as exact as its position is far
+        weight += float(position) ** 2
+        frequencies = frequencies + (angle - expected) * position / weight
+    rest = np.angle(turns * np.exp(-1j * positions[:, None] * frequencies))
+    spread = float(np.abs(rest).max())
+    if spread > LINEAR or not math.isfinite(spread):
+        raise NotLinear
+    return Turning(
+        frequencies=frequencies[None],
+        amplitude=amplitude if growth is None else 1.0,
+        spread=spread,
+        reach=int(positions[-1]),
+        inputs=False,
+        growth=growth,
+    )
+
+
+def _growth(positions: Array, sizes: Array) -> Array | None:
+    """What the logarithms of amplitudes [n, P] grow by with each position, None where they don't grow evenly."""
+    logarithms = np.log(sizes)
+    slopes, starts = np.polyfit(positions, logarithms, 1)
+    rest = np.abs(logarithms - starts - positions[:, None] * slopes).max()
+    grows = float(np.abs(slopes).max()) * positions[-1]
+    return slopes if grows > STILL and rest <= STILL * max(grows, 1.0) else None

@@ -1,0 +1,201 @@
+"""The bias that an attention adds to its scores, measured and named: a function of distance or of offsets on a grid.
+
+A bias that hangs on features, on the rows of a batch, or on the places themselves has no name here: `unknown`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from posexport.errors import Reason, RequestError
+from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.attention.logits import AddedToScores, Logits
+from posexport.graphs.attention.measure import Measure
+from posexport.graphs.attention.rotation import unknown
+from posexport.graphs.axes import PAST
+from posexport.graphs.fits.distance import ROUNDING, distance_parameters
+from posexport.models.biases import alibi_slopes
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+CONTENT, ROWS, PLACES, NOT_MEASURED, SHAPE = (
+    "bias-of-features",
+    "bias-by-row",
+    "bias-of-places",
+    "not-evaluated",
+    "bias-unknown",
+)
+"""Codes of reasons why a bias has no name."""
+
+ROW, FAR_KEYS = 320, 1024
+"""Tokens of a row, and keys of one query behind a cache, in which a bias is measured."""
+
+LARGEST_WINDOW = 64
+"""Columns of a window on a grid, at most."""
+
+Bias = dict[str, Any]
+
+
+def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
+    """The bias as an encoding, None where nothing but a mask is added. With `sinks` a number that is added to all
+    logits of a query counts too."""
+    if not added.terms:
+        return None
+    axes = measure.axes_of(added.values)
+    try:
+        if axes == 2:
+            return _on_positions(added)
+        rows = [added.at(seq=8, past=4, batch=2)] if measure.varies(PAST) else [added.at(seq=ROW)]
+        rows += _far(added) if measure.varies(PAST) else []
+    except RequestError as error:
+        return unknown("unknown", Reason(NOT_MEASURED, str(error).rstrip(".")))
+    if not any(one.bias.any() for one in rows):
+        return None
+    if any((one.bias != one.bias[:1]).any() for one in rows):
+        return unknown("unknown", Reason(ROWS, "rows of a batch have different biases"))
+    by_distance = [_by_distance(one, sinks) for one in rows]
+    if any(one is None for one in by_distance):
+        return _on_grid(rows[0]) or unknown(
+            "unknown", Reason(PLACES, "it depends on more than the distance of query and key")
+        )
+    behind, ahead = (_longest([one[at] for one in by_distance if one is not None]) for at in (0, 1))
+    if not behind.any() and not ahead.any():
+        return None  # the same for all keys of a query, which a softmax takes no notice of
+    tables = [rows for value in added.values for rows in _tables(value)]
+    found = distance_parameters(behind, ahead, tables)
+    return found or unknown("unknown", Reason(SHAPE, "no known encoding has these numbers"), of="distance")
+
+
+def _far(added: AddedToScores) -> list[Logits]:
+    """One query behind as many keys as the graph takes."""
+    past = FAR_KEYS - 1
+    while past > 8:
+        try:
+            return [added.at(seq=1, past=past)]
+        except RequestError:
+            past //= 2
+    return []
+
+
+def _by_distance(one: Logits, sinks: bool) -> tuple[Array, Array] | None:
+    """The bias of each distance from 0 behind [N, D] and ahead [N, E], as far as keys are seen; None where distance
+    doesn't decide it."""
+    bias = np.broadcast_to(one.bias[0], (one.bias.shape[1], *one.distances().shape))
+    seen = np.broadcast_to(one.seen[0].all(0), one.distances().shape)
+    distances = one.distances()
+    if not sinks:
+        own = np.clip(one.past + np.arange(len(distances)), 0, distances.shape[1] - 1)
+        if not seen[np.arange(len(distances)), own].all():
+            return None
+        bias = bias - bias[:, np.arange(len(distances)), own][:, :, None]
+    largest = max(float(np.abs(bias[:, seen]).max(initial=0.0)), 1e-30)
+    sides = []
+    for sign in (1, -1):
+        columns = []
+        for distance in range(distances.shape[1]):
+            place = one.past - sign * distance  # of the diagonal
+            here = np.diagonal(seen, place)
+            if not here.any():
+                break
+            values = np.diagonal(bias, place, 1, 2)[:, here]
+            if np.abs(values - values[:, :1]).max() > ROUNDING * largest:
+                return None
+            columns.append(values[:, 0])
+        sides.append(np.stack(columns, 1) if columns else np.zeros((len(bias), 1)))
+    return sides[0], sides[1]
+
+
+def _longest(sides: list[Array]) -> Array:
+    return max(sides, key=lambda side: side.shape[1])
+
+
+def _tables(value: ir.Value) -> Iterator[int]:
+    """The rows of the tables that are looked up on the way to a value."""
+    seen, pending = {value}, [value]
+    while pending and len(seen) < 400:
+        node = pending.pop().producer()
+        if node is None:
+            continue
+        if node.op_type in ("Gather", "GatherND") and (table := node.inputs[0]) is not None:
+            stored = constant_of(table)
+            if stored is not None and len(stored.shape) == 2:
+                yield int(stored.shape[0])  # type: ignore[arg-type]
+        sources = {source for source in node.inputs if source is not None} - seen
+        seen |= sources
+        pending += sources
+
+
+def _on_grid(one: Logits) -> Bias | None:
+    """A window of w x w tokens, in rows, in which the offset of key and query decides; BEiT's has one more token before
+    them, with biases of its own."""
+    bias, tokens = one.bias[0], one.seen.shape[3]
+    if bias.shape[1] != tokens:
+        return None
+    for special in (0, 1):
+        side = math.isqrt(tokens - special)
+        if side < 2 or side * side != tokens - special:
+            continue
+        cells = [(row, column) for row in range(side) for column in range(side)]
+        if _by_offset(bias[:, special:, special:], cells):
+            if special == 0:
+                return _named_grid(bias, cells, side)
+            first = bias[:, 0, 1:], bias[:, 1:, 0]
+            if all((values == values[:, :1]).all() for values in first):
+                return {"name": "beit", "window_size": side}
+    return None
+
+
+def _offsets(cells: list[tuple[int, int]]) -> Array:
+    """(query row - key row, query column - key column) of all pairs [S, S, 2]."""
+    places = np.array(cells)
+    return np.asarray(places[:, None] - places[None])
+
+
+def _by_offset(bias: Array, cells: list[tuple[int, int]]) -> bool:
+    offsets = _offsets(cells)
+    reach = int(np.abs(offsets).max())
+    index = ((offsets[..., 0] + reach) * (2 * reach + 1) + offsets[..., 1] + reach).ravel()
+    flat = bias.reshape(len(bias), -1)
+    table = np.zeros((len(bias), (2 * reach + 1) ** 2))
+    table[:, index] = flat
+    return bool(np.abs(table[:, index] - flat).max() <= ROUNDING * max(float(np.abs(flat).max()), 1e-30))
+
+
+def _named_grid(bias: Array, cells: list[tuple[int, int]], side: int) -> Bias:
+    """alibi2d, whose bias is the distance, or a table by offset."""
+    offsets = _offsets(cells).astype(float)
+    for distance, far in (("euclidean", np.sqrt((offsets**2).sum(-1))), ("manhattan", np.abs(offsets).sum(-1))):
+        slopes = -(bias * far).sum((1, 2)) / (far * far).sum()
+        if np.abs(-slopes[:, None, None] * far - bias).max() <= ROUNDING * max(float(np.abs(bias).max()), 1e-30):
+            found: Bias = {"name": "alibi2d"}
+            if np.abs(slopes - alibi_slopes(len(slopes))).max() > 1e-5 * np.abs(slopes).max():
+                found["slopes"] = [float(one) for one in slopes]
+            return found if distance == "euclidean" else {**found, "distance": distance}
+    return {"name": "swin", "window_size": side}
+
+
+def _on_positions(added: AddedToScores) -> Bias | None:
+    """A bias by cells of a grid, which are inputs: the largest window whose corners it takes."""
+    low, high = 1, LARGEST_WINDOW + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            added.at(seq=2, positions=[[0, 0], [0, middle - 1]])
+            low = middle
+        except RequestError:
+            high = middle
+    side = min(low, LARGEST_WINDOW) if low < LARGEST_WINDOW else 8
+    cells = [(row, column) for row in range(side) for column in range(side)]
+    one = added.at(seq=len(cells), positions=[[column, row] for row, column in cells])
+    bias = np.broadcast_to(one.bias[0], (one.bias.shape[1], len(cells), one.bias.shape[3]))
+    if not bias.any():
+        return None
+    if bias.shape[2] != len(cells) or not _by_offset(bias, cells):
+        return unknown("unknown", Reason(PLACES, "it depends on more than the offset of query and key"))
+    return _named_grid(bias, cells, side)

@@ -1,0 +1,109 @@
+"""The cache of an attention: which inputs and outputs of the graph it is, and whether it grows or is written into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.heads import Side, side_of
+from posexport.graphs.attention.layouts import Layout, Sizes, layouts_of
+from posexport.graphs.axes import SLOTS
+from posexport.graphs.view import View
+
+_STEPS = 400
+"""Nodes that are looked at above keys or values, at most."""
+
+_CACHES = ("past", "encoder_past")
+
+
+def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> dict[str, Any] | None:
+    """`kind` (grown or shared) and, for key and value, the names of `inputs` and `outputs`; None without a cache.
+
+    The values `stops`, results of other attentions, are not passed.
+    """
+    found = {"key": attention.k.cache, "value": attention.v.cache}
+    known = {name: cache for name, cache in found.items() if cache is not None}
+    if len(known) == len(found):
+        return {
+            "kind": "grown",
+            "inputs": {name: cache.name for name, cache in known.items()},
+            "outputs": {name: cache.present.name or "" for name, cache in known.items()},
+        }
+    sides = {"key": attention.k.source.value, "value": attention.v.source.value}
+    above = {name: _above(view, value, stops) for name, value in sides.items()}
+    inputs = {name: _inputs(view, values) for name, values in above.items()}
+    if any(len(names) != 1 for names in inputs.values()):
+        whole = {name: _inputs(view, _above(view, value, stops, projections=True)) for name, value in sides.items()}
+        names = sorted({one for found in whole.values() for one in found})
+        return {"kind": "other", "inputs": names, "outputs": []} if names else None
+    shared = any(SLOTS in view.roles[names[0]].axes for names in inputs.values())
+    written = {name: [one.name or "" for one in values if one.is_graph_output()] for name, values in above.items()}
+    return {
+        "kind": "shared" if shared else "grown",
+        "inputs": {name: names[0] for name, names in inputs.items()},
+        "outputs": {name: names[0] if len(names) == 1 else "" for name, names in written.items()},
+    }
+
+
+def written_keys(view: View, attention: Attention, stops: Collection[ir.Value]) -> Side | None:
+    """The new keys that are written into a cache, None where they are not found: their rotation is that of all keys."""
+    rows, heads, queries = _sizes(view, attention)
+    sizes = (rows, heads, queries, attention.head_dim)
+    for value in _above(view, attention.k.source.value, stops):
+        if math.prod(view.probe.shape(value)) != math.prod(sizes) or _inputs(view, _above(view, value, stops)):
+            continue
+        for layout in layouts_of(view.probe.shape(value), sizes):
+            try:
+                side = side_of(view.flow, view.probe, value, partial(_to_heads, layout, sizes), sizes, rotated=True)
+            except LookupError:
+                continue
+            if side.rotary is not None:
+                return side
+    return None
+
+
+def _to_heads(layout: Layout, sizes: Sizes, value: torch.Tensor) -> torch.Tensor:
+    return layout.to_heads(value, sizes)
+
+
+def _sizes(view: View, attention: Attention) -> tuple[int, int, int]:
+    """Rows, key heads and queries."""
+    queries = view.probe.shape(attention.logits)[-2]
+    result = math.prod(view.probe.shape(attention.output.value))
+    return result // (attention.num_heads * attention.value_dim * queries), attention.num_kv_heads, queries
+
+
+def _inputs(view: View, values: Collection[ir.Value]) -> list[str]:
+    """The inputs of the graph among values that are caches."""
+    return [one.name or "" for one in values if one.is_graph_input() and _role(view, one) in _CACHES]
+
+
+def _role(view: View, value: ir.Value) -> str:
+    role = view.roles.get(value.name or "")
+    return "" if role is None else role.kind
+
+
+def _above(view: View, start: ir.Value, stops: Collection[ir.Value], *, projections: bool = False) -> list[ir.Value]:
+    """The content that a value is computed from, itself first, up to `stops`, and up to products with weights unless
+    `projections` are passed too."""
+    seen = {start: None}
+    pending = [start]
+    while pending and len(seen) < _STEPS:
+        value = pending.pop(0)
+        node = value.producer()
+        if node is None or value in stops:
+            continue
+        content = view.flow.content_inputs(node)
+        if node.op_type in ("MatMul", "Gemm") and len(content) == 1 and not projections:
+            continue
+        for source in content:
+            if source not in seen:
+                seen[source] = None
+                pending.append(source)
+    return list(seen)

@@ -1,0 +1,223 @@
+"""One attention of a graph as data: where it is, its sizes, mask, encoding and cache, and what carries it now.
+
+The keys are those of `attentions` in docs/reference/attentions.md. What the mask, the bias and the rotation do is
+measured on inputs that are chosen for it, so it is said of those; layers that share a mask or an angle share the
+measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from posexport.errors import PosexportError, Reason, RequestError
+from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.graphs.attention.biases import bias_of
+from posexport.graphs.attention.caches import cache_of, written_keys
+from posexport.graphs.attention.embedded import embedded
+from posexport.graphs.attention.heads import Side
+from posexport.graphs.attention.logits import AddedToScores
+from posexport.graphs.attention.masks import mask_of
+from posexport.graphs.attention.measure import Measure
+from posexport.graphs.attention.origins import CallSites, Origins
+from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
+from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.attention.rotation import rotary_encoding, unknown
+from posexport.graphs.attention.support import Carried, kernels_of
+from posexport.graphs.view import View
+
+Data = dict[str, Any]
+
+T = TypeVar("T")
+
+FEATURES, SIDE, ROTATION, POSITIONS, NOT_MEASURED = (
+    "scores-of-features",
+    "one-side-rotates",
+    "rotation-unknown",
+    "positions-unknown",
+    "not-evaluated",
+)
+"""Codes of reasons why an encoding, a bias or a mask is not known."""
+
+KEYS = (
+    *("name", "layer", "state", "reason", "num_heads", "num_kv_heads", "head_dim", "value_dim", "scale", "softcap"),
+    *("sinks", "head_scales", "qk_norm", "mask", "encoding", "bias", "input_encoding", "prefix_tokens", "cache"),
+    *("dtype", "softmax_dtype", "operator", "nodes", "runtimes"),
+)
+"""The keys of an attention, in their order; what is not known is null."""
+
+_DTYPES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "DOUBLE": "fp64"}
+
+
+def describe(attention: Attention | UnknownAttention, view: View) -> Data:
+    """An attention of a view as data, with the keys KEYS."""
+    global _last
+    if _last is None or _last.view is not view:
+        _last = Describer(view)
+    return _last.describe(attention)
+
+
+class Describer:
+    """Describes the attentions of one view; `sites` are the calls of functions that the model had."""
+
+    def __init__(self, view: View, sites: CallSites | None = None) -> None:
+        self.view = view
+        self._measure = Measure(view)
+        self._origins = Origins(view, sites)
+        self._known: dict[Hashable, Any] = {}
+        self._outputs = {one.output.value for one in view.attentions if isinstance(one, Attention)}
+
+    def describe(self, attention: Attention | UnknownAttention) -> Data:
+        """An attention as data, with the keys KEYS."""
+        data: Data = dict.fromkeys(KEYS)
+        data |= {"name": attention.name, "layer": attention.layer, "state": attention.state}
+        if isinstance(attention, UnknownAttention):
+            return {**data, "reason": {"code": attention.reason.code, "text": attention.reason.text}}
+        dtype = self._dtype(attention)
+        data |= {
+            "num_heads": attention.num_heads,
+            "num_kv_heads": attention.num_kv_heads,
+            "head_dim": attention.head_dim,
+            "value_dim": attention.value_dim,
+            "scale": attention.scale,
+            "softcap": attention.softcap or None,
+            "sinks": attention.sinks is not None,
+            "head_scales": bool(attention.head_scales),
+            "cache": cache_of(self.view, attention, self._outputs),
+            "dtype": dtype,
+            "softmax_dtype": self._softmax_dtype(attention),
+            "nodes": self._origins.core(attention),
+        }
+        mask, bias = self._mask_and_bias(attention)
+        encoding, prefix = self._encoding(attention)
+        added = self._shared(("embedded", attention.q.source.value), lambda: self._embedded(attention))
+        data |= {"mask": mask, "bias": bias, "prefix_tokens": prefix, "qk_norm": self._norms(attention)}
+        data |= {"input_encoding": added, "encoding": _main(encoding, bias, added)}
+        origin = self._origins.of(attention.softmax)
+        data["operator"] = origin.operator
+        carried = Carried(
+            operator=origin.operator,
+            dtype=dtype,
+            head_dim=attention.head_dim,
+            value_dim=attention.value_dim,
+            softcap=bool(attention.softcap),
+            sinks=attention.sinks is not None,
+            inside=self._has_cache_inside(attention),
+        )
+        return {**data, "runtimes": kernels_of(carried)}
+
+    def _shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What several layers have in common, made once."""
+        if key not in self._known:
+            self._known[key] = make()
+        known: T = self._known[key]
+        return known
+
+    def _mask_and_bias(self, attention: Attention) -> tuple[Data, Data | None]:
+        terms = tuple((term.value, term.factor, term.seen_if, term.fill) for term in attention.terms)
+        ranks = tuple(len(self.view.probe.shape(term.level)) for term in attention.terms)
+        key = ("terms", terms, ranks, attention.num_heads, attention.sinks is not None)
+        return self._shared(key, lambda: self._measured_terms(attention, ranks))
+
+    def _measured_terms(self, attention: Attention, ranks: tuple[int, ...]) -> tuple[Data, Data | None]:
+        if any(term.value in self.view.flow.content for term in attention.terms):
+            reason = Reason(FEATURES, "what is added to its scores is computed from features")
+            return unknown("unknown", reason, kind="other", padding=[]), unknown("unknown", reason)
+        levels = {term.level.name or "": rank for term, rank in zip(attention.terms, ranks, strict=True)}
+        added = AddedToScores(self._measure, attention, levels)
+        try:
+            mask = mask_of(added, self._measure, self.view.roles)
+            return mask, bias_of(added, self._measure, attention.sinks is not None)
+        except PosexportError as error:
+            reason = Reason(NOT_MEASURED, str(error).rstrip("."))
+            return unknown("unknown", reason, kind="other", padding=[]), unknown("unknown", reason)
+
+    def _encoding(self, attention: Attention) -> tuple[Data | None, int]:
+        """The encoding of queries and keys, None where they have none, and the tokens that have none of it."""
+        q, k = attention.q.rotary, attention.k.rotary
+        if q is not None and k is None and attention.k.cache is None:
+            written = written_keys(self.view, attention, self._outputs)
+            k = None if written is None else written.rotary
+        if q is not None and k is not None:
+            key = ("rotary", _key(q), _key(k), attention.head_dim)
+            return self._shared(key, lambda: rotary_encoding(self._measure, q, k, attention.head_dim))
+        if q is not None or k is not None:
+            which = "queries" if q is not None else "keys"
+            return unknown("rotary", Reason(SIDE, f"only its {which} are known to be rotated")), 0
+        if attention.q.rotates or attention.k.rotates:
+            reason = Reason(ROTATION, "its cosines and sines are no values of the graph")
+            return unknown("rotary", reason), 0
+        for name, side, dim in _sides(attention):
+            projection = projection_of(self.view.flow, side.source.value)
+            if projection is None:
+                continue
+            try:
+                order = keeps_order(self.view.probe, projection, side.source, self._sizes(attention, side, dim))
+            except RequestError:
+                order = None
+            if order is False:
+                reason = Reason(POSITIONS, f"positions act on its {name} in a way that is no rotation of pairs")
+                return unknown("unknown", reason), 0
+        return None, 0
+
+    def _sizes(self, attention: Attention, side: Side, dim: int) -> tuple[int, int, int, int]:
+        """Rows, heads, tokens and features of one side."""
+        rows = self._rows(attention)
+        tokens = math.prod(self.view.probe.shape(side.source.value)) // (rows * side.source.heads * dim)
+        return rows, side.source.heads, tokens, dim
+
+    def _rows(self, attention: Attention) -> int:
+        """The rows that attend: those of the batch, or windows of an image."""
+        shape = self.view.probe.shape(attention.output.value)
+        queries = self.view.probe.shape(attention.logits)[-2]
+        return math.prod(shape) // (attention.num_heads * attention.value_dim * queries)
+
+    def _norms(self, attention: Attention) -> Data | None:
+        found: Data = {}
+        for name, side, dim in _sides(attention)[:2]:
+            projection = projection_of(self.view.flow, side.source.value)
+            found[name] = None if projection is None else norm_of(self.view.probe, projection, dim)
+        return found if any(found.values()) else None
+
+    def _embedded(self, attention: Attention) -> Data | None:
+        stops = self._outputs - {attention.output.value}
+        return embedded(self.view, self._measure, attention.q.source.value, stops)
+
+    def _dtype(self, attention: Attention) -> str:
+        """The dtype of the products."""
+        value = attention.q.source.value
+        return _name(self.view.dtypes([value]).get(value.name or ""))
+
+    def _softmax_dtype(self, attention: Attention) -> str:
+        value = attention.logits
+        return _name(value.dtype) if value.dtype is not None else self._dtype(attention)
+
+    def _has_cache_inside(self, attention: Attention) -> bool:
+        """Whether an operator for attention has the cache in it, or gives more than its result."""
+        operator = next((one for one in self.view.expanded if attention.softmax.name in one.nodes), None)
+        return operator is not None and sum(bool(name) for name in operator.outputs) > 1
+
+
+def _name(dtype: Any) -> str:
+    return "unknown" if dtype is None else _DTYPES.get(dtype.name, dtype.name.lower())
+
+
+def _key(rotary: Rotary) -> Hashable:
+    return rotary.pairs, rotary.cos, rotary.sin
+
+
+def _sides(attention: Attention) -> tuple[tuple[str, Side, int], ...]:
+    return (
+        ("queries", attention.q, attention.head_dim),
+        ("keys", attention.k, attention.head_dim),
+        ("values", attention.v, attention.value_dim),
+    )
+
+
+def _main(encoding: Data | None, bias: Data | None, added: Data | None) -> Data:
+    """The encoding by which an attention is known: its rotation, else its bias, else what its input got."""
+    return encoding or bias or added or {"name": "none"}
+
+
+_last: Describer | None = None

@@ -1,0 +1,109 @@
+"""Positions that are added to the input of the first layer: a table that is looked up, or sines and cosines.
+
+x_s + W[p_s] (learned), or x_s + sines and cosines of p_s w_i, w_i = theta^(-2i/D) (sinusoidal; Vaswani et al. 2017)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.attention.measure import Measure
+from posexport.graphs.attention.projection import varies_by_token
+from posexport.graphs.axes import BATCH
+from posexport.graphs.fits.rope import progression
+from posexport.graphs.view import View
+
+ROW = 16
+"""Tokens of the row on which sines and cosines are looked for."""
+
+EXACT = 2e-6
+"""What tables of sines and cosines may differ by from them: they are float32."""
+
+_STEPS = 3000
+"""Nodes that are looked at above an attention, at most."""
+
+
+def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir.Value]) -> dict[str, Any] | None:
+    """The encoding of positions that are added above `start`, and not above the values `stops`; None where none are."""
+    seen, pending = {start}, [start]
+    while pending and len(seen) < _STEPS:
+        value = pending.pop()
+        node = value.producer()
+        if node is None or value in stops:
+            continue
+        if node.op_type == "Add" and (added := _added(view, node)) is not None:
+            return _named(measure, added)
+        sources = {one for one in node.inputs if one is not None and one in view.flow.content} - seen
+        seen |= sources
+        pending += sources
+    return None
+
+
+def _added(view: View, node: ir.Node) -> ir.Value | None:
+    """What an Add adds to content, if it differs from token to token and not from feature to feature alone."""
+    operands = [one for one in node.inputs if one is not None]
+    others = [one for one in operands if one not in view.flow.content]
+    shape = view.probe.shape(node.outputs[0])
+    if len(operands) != 2 or len(others) != 1 or len(shape) != 3 or shape[0] != view.inputs.sizes[BATCH]:
+        return None
+    value = view.probe.get(others[0])
+    wide = value.dim() >= 2 and value.shape[-1] == shape[-1] > 1
+    return others[0] if wide and varies_by_token(value, shape[-2]) else None
+
+
+def _named(measure: Measure, added: ir.Value) -> dict[str, Any]:
+    table = _table(added)
+    rows = None if table is None else int(table.shape[0])  # type: ignore[arg-type]
+    try:
+        positions = [[place] for place in range(ROW)] if measure.axes_of([added]) == 1 else None
+        (tensor,), _ = measure.run([added], seq=ROW, positions=positions)
+    except RequestError:
+        return {"name": "absolute", "max_positions": rows}
+    values = tensor.reshape(-1, *tensor.shape[-2:])[0].numpy()
+    sines = _sines(values)
+    if sines is not None:
+        return sines
+    return {"name": "learned", "max_positions": rows if rows is not None else len(values)}
+
+
+def _table(value: ir.Value) -> ir.TensorProtocol | None:
+    """The table that a value is looked up in, through what leaves its rows as they are."""
+    for _ in range(8):
+        node = value.producer()
+        stored = constant_of(value)
+        if stored is not None and len(stored.shape) >= 2:
+            return stored if len(stored.shape) == 2 else None
+        if node is None or not node.inputs or node.inputs[0] is None:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _sines(values: np.ndarray[Any, Any]) -> dict[str, Any] | None:
+    """The parameters of sines and cosines [S, D] of the positions 0, 1, 2, ...; None where they are something else."""
+    tokens, width = values.shape
+    if tokens < 4 or width % 2 or width < 4:
+        return None
+    halves = {
+        "interleaved": (values[:, 0::2], values[:, 1::2]),
+        "half": (values[:, : width // 2], values[:, width // 2 :]),
+    }
+    for layout, (first, second) in halves.items():
+        for order, (sine, cosine) in {"sin-cos": (first, second), "cos-sin": (second, first)}.items():
+            turns = cosine + 1j * sine
+            if np.abs(np.abs(turns) - 1).max() > EXACT or np.abs(turns[0] - 1).max() > EXACT:
+                continue
+            frequencies = np.angle(turns[1])
+            if np.abs(turns - np.exp(1j * np.arange(tokens)[:, None] * frequencies)).max() > tokens * EXACT:
+                continue
+            found = progression(frequencies, width, EXACT)
+            known = {} if found is None or found[1] != 1.0 else {"theta": found[0]}
+            listed = {} if known else {"frequencies": [float(one) for one in frequencies]}
+            return {"name": "sinusoidal", **known, "order": order, "layout": layout, **listed}
+    return None

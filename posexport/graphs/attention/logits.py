@@ -1,0 +1,113 @@
+"""What is added to the scores of an attention, measured: which keys each query sees, and the bias of those it sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import torch
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.measure import Measure, Positions
+from posexport.graphs.attention.scores import HIDDEN, Term
+from posexport.graphs.axes import ENCODER, PAST, SEQ, SLOTS
+from posexport.graphs.draw import DrawnInputs
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Content(Exception):
+    """What is added is computed from features."""
+
+
+@attrs.frozen(kw_only=True)
+class Logits:
+    """`seen` bool and `bias` [rows, N or 1, S or 1, T], 0 where a key is hidden. Queries begin at `past`.
+
+    `keys` bool [batch, T] are those that the drawn masks let be seen, None where there are no such keys.
+    """
+
+    seen: Array
+    bias: Array
+    past: int
+    keys: Array | None
+    inputs: DrawnInputs
+
+    @property
+    def queries(self) -> int:
+        """The number of queries; those of a term that is the same for all are one."""
+        return int(self.seen.shape[2])
+
+    def distances(self) -> Array:
+        """Query position minus key position [S, T], by places."""
+        return self.past + np.arange(self.queries)[:, None] - np.arange(self.seen.shape[3])
+
+
+class AddedToScores:
+    """The terms of one attention on inputs that are chosen."""
+
+    def __init__(self, measure: Measure, attention: Attention, levels: dict[str, int]) -> None:
+        """`levels` are the ranks of the values that terms are broadcast to, by name."""
+        self._measure, self._attention, self._levels = measure, attention, levels
+        self.terms = attention.terms
+        self.values = [term.value for term in attention.terms]
+
+    def at(
+        self,
+        *,
+        seq: int,
+        past: int = 0,
+        batch: int = 1,
+        padding: str = "none",
+        positions: Positions | None = None,
+        seed: int = 0,
+    ) -> Logits:
+        """The sum of all terms on inputs of these sizes, as near as the graph allows; RequestError where it takes no
+        such inputs."""
+        values, drawn = self._measure.run(
+            self.values, seq=seq, past=past, batch=batch, padding=padding, positions=positions, seed=seed
+        )
+        total: torch.Tensor = torch.zeros((1, 1, 1, 1), dtype=torch.float64)
+        for term, value in zip(self.terms, values, strict=True):
+            total = total + self._four_axes(term, self._added(term, value))
+        seen = total > HIDDEN
+        keys = self._keys(total.shape[-1], drawn)
+        bias = torch.where(seen, total, 0.0)
+        if not torch.isfinite(bias).all():
+            raise RequestError("what is added to the scores is not finite.")
+        return Logits(
+            seen=seen.numpy(),
+            bias=bias.numpy(),
+            past=0 if keys is drawn.encoder_keys else drawn.sizes[PAST],
+            keys=keys,
+            inputs=drawn,
+        )
+
+    @staticmethod
+    def _added(term: Term, value: torch.Tensor) -> torch.Tensor:
+        if term.seen_if is not None:
+            hidden = torch.tensor(-torch.inf, dtype=torch.float64)
+            return torch.where(value.bool() == term.seen_if, torch.zeros_like(hidden), hidden)
+        return value.double() * term.factor
+
+    def _four_axes(self, term: Term, value: torch.Tensor) -> torch.Tensor:
+        """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one."""
+        if self._levels[term.level.name or ""] == 3 and value.dim() == 3 and value.shape[0] != 1:
+            return value.reshape(-1, self._attention.num_heads, *value.shape[1:])
+        while value.dim() < 4:
+            value = value.unsqueeze(0)
+        return value
+
+    @staticmethod
+    def _keys(width: int, drawn: DrawnInputs) -> Array | None:
+        total = drawn.sizes[PAST] + drawn.sizes[SEQ]
+        if width == total:
+            return drawn.keys
+        if width == drawn.sizes[ENCODER]:
+            return drawn.encoder_keys
+        if width == drawn.sizes.get(SLOTS):
+            return np.pad(drawn.keys, ((0, 0), (0, width - total)))
+        return None

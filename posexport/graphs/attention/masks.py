@@ -1,0 +1,159 @@
+"""Which keys the queries of an attention see, by trying: at several lengths, behind caches, and with padding.
+
+With d = query position - key position, by places: all keys (`none`), d >= 0 (`causal`), 0 <= d < w (`window`),
+|d| < w (`local`), those of the same chunk and none ahead (`chunk`). What is said holds for rows of up to `tested` keys;
+a window that is wider doesn't show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.logits import AddedToScores, Logits
+from posexport.graphs.attention.measure import Measure
+from posexport.graphs.axes import PAST
+from posexport.graphs.roles import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+FAR_KEYS, FAR_ROW = 8192, 768
+"""Keys of one query behind a cache, and of a row without a cache, in which a window is looked for."""
+
+_MASKS = ("attention_mask", "padding_mask", "encoder_attention_mask", "last_key", "past_length", "total_length", "mask")
+"""Roles of inputs that say which keys may be seen."""
+
+Mask = dict[str, Any]
+
+
+def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -> Mask:
+    """The mask as data: `kind`, `window` or `chunk`, `padding` (the inputs that hide keys), `tested`."""
+    if not added.terms:
+        return _mask("none", None, [], None)
+    tried = list(_lengths(added, measure))
+    if not tried:
+        return _mask("other", None, [], 0)
+    kind, size = _kind(tried)
+    tested = max(one.seen.shape[3] for one in tried)
+    needed = [name for name in measure.inputs_of(added.values) if roles[name].kind in _MASKS]
+    padding = sorted(name for name in needed if len(roles[name].shape) < 3)
+    whole = [name for name in needed if name not in padding]
+    if kind == "other" and whole and _is_given(tried, whole):
+        return _mask("input", None, [], tested, sorted(whole))
+    hides = padding and kind != "other" and _padded(added, measure, kind, size)
+    if hides is None:
+        return _mask("other", None, padding, tested)
+    return _mask(kind, size, padding if hides else [], tested)
+
+
+def _mask(kind: str, size: int | None, padding: list[str], tested: int | None, inputs: list[str] | None = None) -> Mask:
+    mask: Mask = {"kind": kind, "window": None, "chunk": None, "padding": padding, "tested": tested}
+    if inputs is not None:
+        mask["inputs"] = inputs
+    if size is not None:
+        mask["chunk" if kind == "chunk" else "window"] = size
+    return mask
+
+
+def _lengths(added: AddedToScores, measure: Measure) -> Iterator[Logits]:
+    """Rows of several lengths, none padded; those that the graph takes."""
+    sizes = [(9, 0), (6, 5)] if measure.varies(PAST) else [(9, 0)]
+    far = (1, FAR_KEYS - 1) if measure.varies(PAST) else (FAR_ROW, 0)
+    for seq, past in sizes:
+        try:
+            yield added.at(seq=seq, past=past)
+        except RequestError:
+            continue
+    for _ in range(8):
+        try:
+            yield added.at(seq=far[0], past=far[1])
+            return
+        except RequestError:  # beyond the end of a table
+            far = (max(far[0] // 2, 1), far[1] // 2)
+
+
+def _kind(tried: list[Logits]) -> tuple[str, int | None]:
+    """The kind of visibility that all of these rows have, and the width of its window or chunk."""
+    for kind, sizes in _hypotheses(tried):
+        for size in sizes:
+            if all(_fits(one, kind, size) for one in tried):
+                return kind, size
+    return "other", None
+
+
+def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:
+    yield "none", [None]
+    yield "causal", [None]
+    last = [one.seen[0, 0, -1] for one in tried]
+    yield "window", [max(int(row.sum()) for row in last)]
+    yield "local", [max(int(one.seen[0, 0, 0].sum()) for one in tried)]
+    # the first query that doesn't see the first key begins a chunk
+    starts = [int((~one.seen[0, 0, :, 0]).argmax()) + one.past for one in tried if not one.seen[0, 0, :, 0].all()]
+    yield "chunk", [min(starts)] if starts else []
+
+
+def _fits(one: Logits, kind: str, size: int | None) -> bool:
+    return bool((one.seen == _visible(one, kind, size)).all())
+
+
+def _visible(one: Logits, kind: str, size: int | None) -> Array:
+    """bool [S, T]."""
+    distances = one.distances()
+    if kind == "none":
+        return np.ones_like(distances, bool)
+    if kind == "local":
+        return np.asarray(np.abs(distances) < (size or 0))
+    seen = distances >= 0
+    if kind == "window":
+        seen &= distances < (size or 0)
+    if kind == "chunk":
+        places = np.arange(one.seen.shape[3])
+        seen &= (one.past + np.arange(one.queries))[:, None] // (size or 1) == places // (size or 1)
+    return np.asarray(seen)
+
+
+def _is_given(tried: list[Logits], names: list[str]) -> bool:
+    """Whether a query sees what an input of its own [batch, 1, seq, keys] lets it see."""
+    for one in tried:
+        for name in names:
+            given = one.inputs.arrays[name]
+            sees = given if given.dtype == bool else given > -1e3 if given.dtype.kind == "f" else given != 0
+            if sees.shape[-2:] != one.seen.shape[-2:] or not (one.seen == sees).all():
+                return False
+    return True
+
+
+def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool | None:
+    """Whether padding hides keys, and nothing else changes; None where it does something else.
+
+    Queries that see no key are left out: runtimes differ in them, and some graphs let them see all.
+    """
+    hides = False
+    pasts = (0, 5) if measure.varies(PAST) else (0,)
+    for seed, (padding, past) in enumerate((padding, past) for padding in ("left", "right", "holes") for past in pasts):
+        try:
+            one = added.at(seq=7, past=past, batch=3, padding=padding, seed=seed)
+        except RequestError:
+            continue
+        if one.keys is None:
+            return None
+        expected = _visible(one, kind, size) & one.keys[:, None, None, :]
+        some = np.broadcast_to(expected.any(-1, keepdims=True), expected.shape)
+        try:
+            seen, unpadded = np.broadcast_arrays(one.seen, expected)[0], _visible(one, kind, size)
+        except ValueError:
+            return None
+        expected, some = np.broadcast_to(expected, seen.shape), np.broadcast_to(some, seen.shape)
+        if (seen[some] != expected[some]).any():
+            same = (seen == unpadded).all()
+            if not same:
+                return None
+        else:
+            hides |= bool((seen != unpadded).any())
+    return hides

@@ -1,0 +1,126 @@
+"""Values of a graph that depend on no features, such as cosines, masks and biases, on inputs that are chosen.
+
+Only the inputs that a value needs are drawn, and only the nodes that it needs are run: long sequences are cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.dataflow import outer_values
+from posexport.graphs.attention.rotary import AngleSource
+from posexport.graphs.axes import AXES, BATCH, PAST, SEQ
+from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.sizes import fitted, is_dynamic
+from posexport.graphs.view import View
+
+Positions = Sequence[Sequence[int]]
+"""Positions of the tokens of one row, a number for each axis."""
+
+POSITIONS = "position_ids"
+"""The role of inputs with positions."""
+
+
+class Measure:
+    """Values of the graph of a view, in float64, on inputs that are chosen."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self._evaluator = view, Evaluator(view.model)
+        self._inputs: dict[ir.Value, frozenset[str]] = {}
+
+    def inputs_of(self, values: Iterable[ir.Value]) -> frozenset[str]:
+        """The names of the graph inputs that values are computed from."""
+        return frozenset().union(*(self._inputs_of(value) for value in values))
+
+    def kinds_of(self, values: Iterable[ir.Value]) -> set[str]:
+        """The roles of the graph inputs that values are computed from."""
+        return {self._view.roles[name].kind for name in self.inputs_of(values)}
+
+    def axes_of(self, values: Iterable[ir.Value]) -> int | None:
+        """The numbers that make one position, where the values are computed from positions among the inputs."""
+        for name in sorted(self.inputs_of(values)):
+            role = self._view.roles[name]
+            if role.kind == POSITIONS:
+                return int(self._view.inputs.arrays[name].shape[role.axes.index(AXES)]) if AXES in role.axes else 1
+        return None
+
+    def position_limit(self, values: Iterable[ir.Value]) -> int | None:
+        """The rows of the smallest table that positions are looked up in."""
+        rows = [self._view.roles[name].rows for name in self.inputs_of(values)]
+        return min((count for count in rows if count is not None), default=None)
+
+    def varies(self, meaning: str) -> bool:
+        """Whether the graph has an axis of this meaning that may vary (posexport.graphs.axes)."""
+        return is_dynamic(self._view.roles, meaning)
+
+    def sizes(self, seq: int, past: int = 0, batch: int = 1) -> dict[str, int]:
+        """Sizes by meaning, as near to these as the graph allows."""
+        return fitted(self._view.roles, {BATCH: batch, SEQ: seq, PAST: past})
+
+    def run(
+        self,
+        values: Sequence[ir.Value],
+        *,
+        batch: int = 1,
+        seq: int,
+        past: int = 0,
+        padding: str = "none",
+        positions: Positions | None = None,
+        seed: int = 0,
+    ) -> tuple[list[torch.Tensor], DrawnInputs]:
+        """Values on inputs of these sizes, as near as the graph allows, and the inputs.
+
+        `padding` is as in posexport.graphs.draw; `positions`, for one row of `seq` tokens, are those of every row.
+        """
+        needed = self.inputs_of(values)
+        roles = {name: role for name, role in self._view.roles.items() if name in needed}
+        sizes = self.sizes(seq, past, batch)
+        drawn = draw_inputs(roles, sizes, np.random.default_rng(seed), Kinds(padding=padding))
+        for name, role in roles.items():
+            if positions is not None and role.kind == POSITIONS:
+                drawn.arrays[name][...] = _positions(drawn.arrays[name].shape, role.axes, positions)
+        arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
+        names = [value.name or "" for value in values]
+        results = self._evaluator.run(arrays, [*dict.fromkeys(names)])
+        return [results[name] for name in names], drawn
+
+    def _inputs_of(self, value: ir.Value) -> frozenset[str]:
+        if value not in self._inputs:
+            seen, pending = {value}, [value]
+            names = set()
+            while pending:
+                one = pending.pop()
+                node = one.producer()
+                if node is None:
+                    if one.is_graph_input() and not one.is_initializer():
+                        names.add(one.name or "")
+                    continue
+                sources = {source for source in (*node.inputs, *outer_values(node)) if source is not None} - seen
+                seen |= sources
+                pending += sources
+            self._inputs[value] = frozenset(names)
+        return self._inputs[value]
+
+
+def _positions(shape: tuple[int, ...], axes: Sequence[str | int], positions: Positions) -> np.ndarray:
+    """An array of this shape with positions [seq, axes] in every row."""
+    table = np.asarray(positions, np.int64).reshape(len(positions), -1)
+    if AXES not in axes:
+        return np.broadcast_to(table[:, 0], shape)
+    if axes.index(AXES) == 0:
+        return np.broadcast_to(table.T[:, None], shape)
+    return np.broadcast_to(table, shape)
+
+
+def angles_in(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
+    """Cosines or sines [B or 1, S, P] as an AngleSource finds them in its value; without the first `prefix` tokens."""
+    kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+    dropped = [axis for axis in range(value.dim()) if axis not in kept]
+    flat = value.permute([*dropped, *kept]).reshape([value.shape[axis] for axis in kept])
+    flat = flat if source.batch is not None else flat.unsqueeze(0)
+    return source.sign * flat[..., list(source.indices)]

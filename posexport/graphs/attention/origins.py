@@ -1,0 +1,104 @@
+"""Which nodes of a file an attention is made of, by the names that the file has.
+
+To look for attention, bodies stand in place of functions, and operators for attention are written out. Here each new
+node is traced back to the call or the operator that it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import onnx_ir as ir
+
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.products import WEIGHTED, product_of
+from posexport.graphs.attention.scores import Declined, scores_of
+from posexport.graphs.expand import domain_of
+from posexport.graphs.view import View
+
+
+@attrs.frozen(kw_only=True)
+class Origin:
+    """A node of the file: its name, its operator, with its domain unless that is ONNX's own, and whether it is the call
+    of a function."""
+
+    name: str
+    operator: str
+    is_call: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class CallSites:
+    """The calls of functions of a graph before their bodies took their places, by the names of their outputs."""
+
+    nodes: frozenset[int]
+    calls: Mapping[str, Origin]
+
+
+def call_sites(model: ir.Model) -> CallSites:
+    """The calls of a model; its graph must live as long as they are used."""
+    calls = [node for node in model.graph if node.op_identifier() in model.functions]
+    origins = {value.name or "": _origin(call, is_call=True) for call in calls for value in call.outputs}
+    return CallSites(nodes=frozenset(id(node) for node in model.graph), calls=origins)
+
+
+def _origin(node: ir.Node, *, is_call: bool = False) -> Origin:
+    name = node.name or next((value.name for value in node.outputs if value.name), "")
+    domain = domain_of(node)
+    return Origin(name=name, operator=f"{domain}.{node.op_type}" if domain else node.op_type, is_call=is_call)
+
+
+class Origins:
+    """The origins of the nodes of a view; `sites` are the calls of the model before it was inlined."""
+
+    def __init__(self, view: View, sites: CallSites | None = None) -> None:
+        self._view, self._sites = view, sites
+        self._operators = {name: one for one in view.expanded for name in one.nodes}
+        self._by_node: dict[ir.Node, Origin] = {}
+        if sites is not None:
+            for output, call in sites.calls.items():
+                self._trace(output, call, sites)
+
+    def _trace(self, output: str, call: Origin, sites: CallSites) -> None:
+        """Give all nodes that were put in place of a call its origin."""
+        value = self._view.flow.values.get(output)
+        pending = [] if value is None else [value]
+        while pending:
+            node = pending.pop().producer()
+            if node is None or id(node) in sites.nodes or node in self._by_node:
+                continue
+            self._by_node[node] = call
+            pending += [one for one in node.inputs if one is not None and one.name not in sites.calls]
+
+    def of(self, node: ir.Node) -> Origin:
+        """The node of the file that a node of the view comes from: itself, an operator, or the call of a function."""
+        if node in self._by_node:
+            return self._by_node[node]
+        operator = self._operators.get(node.name or "")
+        return _origin(node if operator is None else operator.node)
+
+    def core(self, attention: Attention) -> dict[str, str]:
+        """The names of the softmax and of the products of an attention; the same where one node has them all."""
+        names = {"softmax": self.of(attention.softmax).name}
+        try:
+            names["scores"] = self.of(scores_of(self._view.flow, attention.logits).product.node).name
+        except Declined:
+            names["scores"] = ""
+        product = _product_of_weights(attention.weights)
+        names["values"] = "" if product is None else self.of(product).name
+        return names
+
+
+def _product_of_weights(weights: ir.Value) -> ir.Node | None:
+    """The product of weights with values, behind casts and the like."""
+    value = weights
+    for _ in range(8):
+        nodes = list(dict.fromkeys(use.node for use in value.uses()))
+        for node in nodes:
+            if product_of(node, WEIGHTED, weights=value) is not None:
+                return node
+        if not nodes:
+            return None
+        value = nodes[-1].outputs[0]
+    return None

@@ -1,0 +1,126 @@
+"""The rotation of queries and keys as an encoding with its parameters, named as posexport's specs name them.
+
+Frequencies that fit no encoding are given as they are: `{"name": "rope", "layout": ..., "frequencies": [...]}`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posexport.errors import Reason, RequestError
+from posexport.graphs.attention.angles import AngleProbe, NotLinear, Turning, turning_of
+from posexport.graphs.attention.measure import Measure
+from posexport.graphs.attention.rotary import Pairs, Rotary
+from posexport.graphs.fits.axes import axes_parameters
+from posexport.graphs.fits.decay import xpos_decay
+from posexport.graphs.fits.grid import dinov3_parameters, grid_turning
+from posexport.graphs.fits.rope import nearest_theta, rope_parameters
+
+if TYPE_CHECKING:
+    Encoding = dict[str, Any]
+
+TABLE, SIDES, NOT_EVALUATED = "rotation-by-table", "rotations-differ", "not-evaluated"
+"""Codes of reasons why a rotation has no parameters."""
+
+GRID = (5, 7)
+"""Rows and columns of the positions that a rotation over a grid is tried on."""
+
+
+def unknown(name: str, reason: Reason, **known: Any) -> Encoding:
+    """An encoding of which only so much is known, with the reason."""
+    return {"name": name, **known, "reason": {"code": reason.code, "text": reason.text}}
+
+
+def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tuple[Encoding, int]:
+    """The encoding of a rotation of queries and keys, and how many tokens at the beginning don't turn."""
+    layout = layout_of(q.pairs)
+    width = {} if 2 * q.pairs.count == head_dim else {"rotary_dim": 2 * q.pairs.count}
+    if q.pairs != k.pairs:
+        reason = Reason(SIDES, "queries and keys are paired in different ways")
+        return unknown("rotary", reason, layout=layout), 0
+    try:
+        turning = turning_of(measure, q)
+        other = turning if _same_angles(q, k) else turning_of(measure, k)
+    except NotLinear:
+        found = _on_a_grid(measure, q)
+        if found is not None and _same_angles(q, k):
+            return found
+        reason = Reason(TABLE, "its cosines and sines are no cosines and sines of multiples of positions")
+        return unknown("rotary", reason, layout=layout, **width), 0
+    except RequestError as error:
+        reason = Reason(NOT_EVALUATED, str(error).rstrip("."))
+        return unknown("rotary", reason, layout=layout, **width), 0
+    if np.abs(other.frequencies - turning.frequencies).max() > 2 * max(turning.tolerance, other.tolerance, 1e-12):
+        reason = Reason(SIDES, "queries and keys turn at different frequencies")
+        return unknown("rotary", reason, layout=layout, **width), 0
+    return _named(turning, other, q.pairs, head_dim), turning.prefix
+
+
+def layout_of(pairs: Pairs) -> str:
+    """`interleaved`: pairs (2i, 2i + 1); `half`: (i, i + n/2) of the n features that turn, or of each run of them."""
+    return "interleaved" if pairs.interleaved else "half"
+
+
+def _same_angles(q: Rotary, k: Rotary) -> bool:
+    return (q.cos, q.sin) == (k.cos, k.sin)
+
+
+def _named(turning: Turning, other: Turning, pairs: Pairs, head_dim: int) -> Encoding:
+    layout, frequencies = layout_of(pairs), turning.frequencies
+    width: dict[str, Any] = {} if 2 * pairs.count == head_dim else {"rotary_dim": 2 * pairs.count}
+    table = {"name": "rope", "layout": layout, **width, "frequencies": _listed(frequencies)}
+    if turning.growth is not None or other.growth is not None:
+        return _decaying(turning, other, layout) or {**table, "decay": True}
+    if len(frequencies) > 1:
+        found = axes_parameters(frequencies, turning.amplitude, turning.tolerance, pairs)
+        return table if found is None else {**found, **width}
+    parameters = rope_parameters(turning) if len(pairs.runs) == 1 else None
+    if parameters is None:
+        scale = {} if abs(turning.amplitude - 1) < 1e-6 else {"attention_factor": turning.amplitude}
+        more: dict[str, Any] = {} if turning.edge is None else {"longer_than": turning.edge}
+        near = nearest_theta(frequencies[0])
+        more |= {} if near is None else {"near": {"theta": near[0], "difference": near[1]}}
+        return {**table, **scale, **more}
+    return {"name": "rope", "layout": layout, **width, **parameters}
+
+
+def _decaying(turning: Turning, other: Turning, layout: str) -> Encoding | None:
+    """xpos: what queries lose with each position, keys gain."""
+    if turning.growth is None or other.growth is None or np.abs(turning.growth + other.growth).max() > 1e-9:
+        return None
+    plain = rope_parameters(turning)
+    decay = xpos_decay(turning.growth)
+    if plain is None or "scaling" in plain or decay is None:
+        return None
+    return {"name": "xpos", "layout": layout, **plain, **decay}
+
+
+def _listed(frequencies: Any) -> list[Any]:
+    rows = [[float(one) for one in row] for row in frequencies]
+    return rows[0] if len(rows) == 1 else rows
+
+
+def _on_a_grid(measure: Measure, rotary: Rotary) -> tuple[Encoding, int] | None:
+    """The encoding of tokens that are patches: of positions on a grid, or of an image without positions."""
+    probe = AngleProbe(measure, rotary)
+    most_prefix = 0
+    if probe.axes is None:
+        turns = probe.places(GRID[0] * GRID[1])
+        most_prefix = min(16, len(turns) - 4)
+    elif probe.axes == 2:
+        turns = probe.at([[column, row] for row in range(GRID[0]) for column in range(GRID[1])])
+    else:
+        return None
+    grid = grid_turning(turns, max(most_prefix, 0))
+    if grid is None:
+        return None
+    hidden = max(rotary.cos.prefix, rotary.sin.prefix)  # tokens that the turns leave out
+    prefix = max(grid.prefix, hidden, probe.prefix)
+    if grid.starts_at_zero:
+        found = axes_parameters(grid.steps, 1.0, 1e-6, rotary.pairs)
+        if found is not None:
+            return found, prefix
+    found = dinov3_parameters(grid, by_grid=probe.axes is not None)
+    return None if found is None else (found, prefix)

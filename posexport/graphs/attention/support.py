@@ -1,0 +1,127 @@
+"""For each runtime, whether an attention will be one kernel there, and if not, why and what to do.
+
+Measured with ONNX Runtime 1.31 on the CPU and TensorRT for RTX 1.7 (docs/reference/attentions.md). `compile` says what
+a builder really chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from posexport.errors import Reason
+from posexport.runtimes import RUNTIMES
+
+DECOMPOSED, DTYPE, HEAD_SIZE, OPERATOR, SCORES, NOT_MEASURED = (
+    "decomposed",
+    "dtype",
+    "head-dim",
+    "operator",
+    "scores",
+    "not-measured",
+)
+"""Codes of reasons."""
+
+HEAD_DIMS = range(16, 257)
+"""The widths of heads that TensorRT's fused kernels take, measured with TensorRT for RTX 1.7 in fp16 and bf16."""
+
+HALVES = ("fp16", "bf16")
+
+_WHOLE = {"Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"}
+"""Operators that are a whole attention."""
+
+
+@attrs.frozen(kw_only=True)
+class Carried:
+    """What decides whether an attention is one kernel: its operator, the dtype of its products, its sizes, and what it
+    has. `inside`: its operator has the cache, or more than one output."""
+
+    operator: str
+    dtype: str
+    head_dim: int
+    value_dim: int
+    softcap: bool
+    sinks: bool
+    inside: bool
+
+
+def kernels_of(carried: Carried) -> dict[str, dict[str, Any]]:
+    """By runtime: `one_kernel` True, False or None where it isn't known, and the reason unless it is True."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, judge in _JUDGES.items():
+        reason = judge(carried)
+        known = reason is None or reason.code != NOT_MEASURED
+        data = None if reason is None else {"code": reason.code, "text": reason.text}
+        found[name] = {"one_kernel": reason is None if known else None, "reason": data}
+    return found
+
+
+def _ort_cpu(carried: Carried) -> Reason | None:
+    if carried.operator not in _WHOLE:
+        return Reason(
+            DECOMPOSED,
+            "ONNX Runtime fuses no decomposed attention on the CPU: give it an operator with 'posexport rewrite "
+            "--form native' or '--form contrib'",
+        )
+    if carried.dtype == "bf16":
+        return Reason(DTYPE, "ONNX Runtime has no bf16 kernels on the CPU: use fp32 or fp16")
+    return None
+
+
+def _ort_cuda(carried: Carried) -> Reason | None:
+    if carried.operator not in _WHOLE:
+        return Reason(
+            DECOMPOSED,
+            "ONNX Runtime's CUDA provider was not measured with decomposed attention: give it an operator with "
+            "'posexport rewrite --form contrib'",
+        )
+    return Reason(NOT_MEASURED, "ONNX Runtime's CUDA provider was not measured: time it with 'posexport bench'")
+
+
+def _tensorrt(carried: Carried) -> Reason | None:
+    if carried.operator == "com.microsoft.GroupQueryAttention":
+        return Reason(
+            OPERATOR,
+            "TensorRT has no GroupQueryAttention: write it anew with 'posexport rewrite --form decomposed' or '--form "
+            "native'",
+        )
+    if carried.operator in _WHOLE and carried.inside:
+        return Reason(
+            OPERATOR,
+            f"TensorRT takes {carried.operator.rpartition('.')[2]} with one output and without a cache inside: write "
+            "it anew with 'posexport rewrite --target tensorrt'",
+        )
+    if carried.dtype == "fp32":
+        return Reason(DTYPE, "fp32 has no fused attention kernel: use fp16 or bf16")
+    if carried.dtype not in HALVES:
+        return Reason(NOT_MEASURED, f"attention in {carried.dtype} was not measured: build it with 'posexport compile'")
+    if carried.head_dim not in HEAD_DIMS:
+        return Reason(
+            HEAD_SIZE,
+            f"the head size is {carried.head_dim}, and fused attention kernels take {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}: "
+            "no other form helps",
+        )
+    if carried.softcap or carried.sinks:
+        what = "capped scores" if carried.softcap else "attention sinks"
+        return Reason(SCORES, f"the builder does not fuse {what} with attention: no other form helps")
+    if carried.value_dim != carried.head_dim:
+        return Reason(
+            NOT_MEASURED,
+            f"values are {carried.value_dim} wide and keys {carried.head_dim}, which was not measured: build it with "
+            "'posexport compile'",
+        )
+    return None
+
+
+_JUDGES: Mapping[str, Callable[[Carried], Reason | None]] = {
+    name: judge
+    for name, judge in {
+        "ort-cpu": _ort_cpu,
+        "ort-cuda": _ort_cuda,
+        "tensorrt": _tensorrt,
+        "tensorrt-rtx": _tensorrt,
+    }.items()
+    if name in RUNTIMES
+}

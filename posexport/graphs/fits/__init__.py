@@ -1,0 +1,1 @@
+"""Numbers that were measured, as the parameters of encodings that have them."""

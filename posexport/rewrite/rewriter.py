@@ -16,7 +16,7 @@ from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.cases import cases_of
-from posexport.graphs.expand import Expanded, expand
+from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.evidence import Evidence, evidence_of
@@ -100,7 +100,7 @@ def rewrite_model(
             reasons |= {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
             chosen = [one for one in chosen if one.name not in refused]
             continue
-        absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen)}
+        absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
             base = converted(model, form, target, opset, shared)
             inline(base, kept)
@@ -164,8 +164,12 @@ def _written(
     return copy, refused
 
 
-def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention]) -> bool:
-    """Whether an operator that was written out still is of use as one: an output of it is read, and nothing inside."""
+def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], form: str) -> bool:
+    """Whether an operator that was written out is to stay one: an output of it is read, nothing inside, and it is no
+    rotation that the form has no operator for."""
+    foreign = form == "decomposed" or (form != "contrib" and domain_of(operator.node) == "com.microsoft")
+    if foreign and operator.node.op_type == "RotaryEmbedding":
+        return False
     inside = {value.name for value in values_read(chosen) if (node := value.producer()) and node.name in operator.nodes}
     return not inside and any(
         value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs

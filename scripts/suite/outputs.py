@@ -1,0 +1,90 @@
+"""Outputs of two files in ONNX Runtime on the suite's reference inputs, compared where tokens attend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnxruntime
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+LIMITS = {"float32": 1e-3, "float16": 1e-2}
+"""How far outputs may differ, of their largest value: rounding stays a hundred times below."""
+
+
+@attrs.frozen(kw_only=True)
+class Reference:
+    """Inputs by the file's names, and the outputs of torch (of ONNX Runtime, where a file has no module) in order."""
+
+    label: str
+    feeds: Arrays
+    outputs: tuple[Array, ...]
+
+
+def references(folder: Path, record: Mapping[str, Any]) -> Iterator[Reference]:
+    """The references of a file of the suite."""
+    names = record.get("feeds") or {name: name for name in record["inputs"]}
+    for reference in record["references"]:
+        data = np.load(folder / reference)
+        kind = "out64/" if any(key.startswith("out64/") for key in data) else "ort/"
+        yield Reference(
+            label=Path(reference).stem.rpartition("-")[2],
+            feeds={mine: data[f"in/{theirs}"] for mine, theirs in names.items()},
+            outputs=tuple(data[key] for key in data if key.startswith(kind)),
+        )
+
+
+def session_of(path: Path, *, optimised: bool = True) -> onnxruntime.InferenceSession:
+    """A session on one thread of the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(session: onnxruntime.InferenceSession, feeds: Arrays) -> dict[str, Array]:
+    """Outputs by name."""
+    given = {value.name: feeds[value.name] for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def difference(expected: Arrays, actual: Arrays, feeds: Arrays) -> float:
+    """The largest difference of an output, of its largest value; infinite for other names, shapes or finiteness."""
+    if not set(expected) <= set(actual):
+        return math.inf
+    return max((_gap(expected[name], actual[name], feeds) for name in expected), default=0.0)
+
+
+def _gap(expected: Array, actual: Array, feeds: Arrays) -> float:
+    if expected.shape != actual.shape:
+        return math.inf
+    seen = attending(expected, feeds)
+    want, have = (values.astype(np.float64)[seen] for values in (expected, actual))
+    finite = np.isfinite(want)
+    if (finite != np.isfinite(have)).any():
+        return math.inf
+    if not finite.any():
+        return 0.0
+    return float(np.abs(want - have)[finite].max() / max(np.abs(want[finite]).max(), 1e-30))
+
+
+def attending(values: Array, feeds: Arrays) -> Array:
+    """Which of these values are of tokens that are no padding: a query that sees no key may yield anything.
+
+    Values are [batch, tokens, ...], or of a cache [batch, heads, tokens, size].
+    """
+    mask, axis = feeds.get("attention_mask"), 2 if values.ndim == 4 else 1
+    seen = np.ones(values.shape, bool)
+    if mask is None or "decoder_input_ids" in feeds or values.ndim < 2 or values.shape[axis] > mask.shape[1]:
+        return seen
+    tokens = mask[:, mask.shape[1] - values.shape[axis] :].astype(bool)
+    return seen & tokens.reshape([len(tokens), *[1] * (axis - 1), -1, *[1] * (values.ndim - axis - 1)])

@@ -1,0 +1,92 @@
+"""One tool on one file of the suite, in a process of its own: what it fused, and whether the result is the function."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import resource
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from graph_facts import facts_of
+from make_one import one_line
+from outputs import LIMITS, Arrays, Reference, difference, references, run, session_of
+from tools import NotInstalledError, quiet, tools
+
+from posexport import temporary
+
+MEMORY = 8 * 2**30
+"""Bytes of addresses that the process may use."""
+
+EXACT, WRONG, BROKEN, UNKNOWN, FAILED, NOT_RUN = "exact", "wrong", "broken", "unknown", "failed", "not run"
+"""The verdicts: the same function; another; it doesn't run, where the original did; neither runs; the tool failed."""
+
+
+def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path, path: Path) -> None:
+    """Write to `path` the record of one tool on the file of `record`."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"name": record["name"], "tool": tool}
+    source = suite / record["file"]
+    with temporary.folder() as folder:
+        target = folder / "out" / record["file"]
+        target.parent.mkdir()
+        start = _cpu_seconds()
+        try:
+            with quiet():
+                result["said"] = tools(work)[tool](source, target)
+        except NotInstalledError as error:
+            result |= {"verdict": NOT_RUN, "problem": str(error)}
+        except Exception as error:
+            result |= {"verdict": FAILED, "problem": one_line(error)}
+        result["seconds"] = round(_cpu_seconds() - start, 2)
+        if "verdict" not in result:
+            facts = facts_of(onnx.load(target))
+            result |= {"attentions": facts.attentions, "rotations": facts.rotations, "nodes": facts.nodes}
+            limit = LIMITS[record.get("dtype", "float32")]
+            result |= judged(source, target, list(references(suite, record)), limit)
+    path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def judged(source: Path, target: Path, cases: list[Reference], limit: float) -> dict[str, Any]:
+    """The verdict on a file, with its largest error against the original.
+
+    Where ONNX Runtime can't run the original, as graphs that torch writes at opset 23, torch's outputs stand for it.
+    """
+    error, runs, problem = 0.0, False, ""
+    for case in cases:
+        expected, original = _attempt(source, case.feeds, optimised=False)
+        actual, failure = _attempt(target, case.feeds)
+        if expected is None and actual is not None:
+            expected = dict(zip(actual, case.outputs, strict=False))
+        if expected is not None and actual is None:
+            return {"verdict": BROKEN, "problem": f"{case.label}: {failure}"}
+        if expected is None or actual is None:
+            problem = original
+            continue
+        runs, error = True, max(error, difference(expected, actual, case.feeds))
+    if not runs:
+        return {"verdict": UNKNOWN, "problem": f"ONNX Runtime does not run the original: {problem}"}
+    return {"verdict": EXACT if error <= limit else WRONG, "error": error if math.isfinite(error) else None}
+
+
+def _attempt(path: Path, feeds: Arrays, *, optimised: bool = True) -> tuple[Arrays | None, str]:
+    """Outputs, or why there are none."""
+    try:
+        return run(session_of(path, optimised=optimised), feeds), ""
+    except Exception as error:
+        return None, one_line(error)
+
+
+def _cpu_seconds() -> float:
+    """Seconds of the CPU, of this process and its children: others' work doesn't count."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

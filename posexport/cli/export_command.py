@@ -1,4 +1,4 @@
-"""`posexport export`: a block becomes an ONNX file with its manifest."""
+"""`posexport export`: a block, or a torch module of the user, becomes an ONNX file with its manifest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from posexport.cli.options import (
     block_options,
     encoding_option,
     field_options,
+    module_option,
     sign_option,
     signing_key,
     source_options,
 )
+from posexport.errors import RequestError
 from posexport.export.layer_pattern import parameters_of
+from posexport.export.module_request import ModuleOptions, module_options, write_module
 from posexport.export.request import Request, read_request, write
 from posexport.files import check_output
 from posexport.jsondata import unstructure
@@ -26,9 +29,12 @@ from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     from posexport.artifact.manifest import OnnxManifest
+    from posexport.artifact.signing import SigningKey
 
 
 @click.command()
+@module_option
+@click.option("--example", metavar="FILE", help="with --module, example inputs by parameter, a .npz")
 @source_options
 @encoding_option
 @field_options([field.name for field in attrs.fields(Spec)])
@@ -40,10 +46,23 @@ if TYPE_CHECKING:
 @sign_option
 @click.option("--json", "as_json", is_flag=True, help="print the manifest as JSON")
 def export(
-    config: str | None, preset: str | None, parameters: tuple[str, ...], sign: str | None, as_json: bool, **given: Any
+    module: str | None,
+    example: str | None,
+    config: str | None,
+    preset: str | None,
+    parameters: tuple[str, ...],
+    sign: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
-    """Write an attention block as an ONNX file, with its manifest <file>.json."""
+    """Write an attention block, or a torch module, as an ONNX file, with its manifest <file>.json."""
     key = signing_key(sign)
+    if module is not None:
+        beside = {"config": config, "preset": preset, "set": parameters}
+        _export_module(module_options({"module": module, "example": example, **given, **beside}), key, as_json)
+        return
+    if example is not None:
+        raise RequestError("example was given without module: give --module FILE.py:NAME too, or drop it.")
     with console.steps("reading the options") as progress:
         request = read_request(config, preset, parameters_of(parameters), given, progress=progress)
     name = preset or request.spec.encoding.name
@@ -58,19 +77,57 @@ def export(
 
 
 def _show(request: Request, path: Path, manifest: OnnxManifest) -> None:
-    files = (path, *(path.with_name(name) for name in manifest.external_data))
-    console.show_facts(
-        f"wrote {path}",
+    _show_files(
+        path,
+        manifest,
         [
             ("encoding", request.spec.encoding.name),
             ("form", f"{request.options.form}, opset {manifest.opset}, {request.spec.dtype}"),
             ("weights", _weights(request)),
+        ],
+    )
+
+
+def _show_files(path: Path, manifest: OnnxManifest, facts: list[tuple[str, str]]) -> None:
+    files = (path, *(path.with_name(name) for name in manifest.external_data))
+    console.show_facts(
+        f"wrote {path}",
+        [
+            *facts,
             *((f"{kind} {name}", text) for kind in ("input", "output") for name, text in _tensors(manifest, kind)),
             ("size", console.megabytes(sum(file.stat().st_size for file in files))),
             ("manifest", f"{path}.json"),
             *([("signed by", manifest.signer)] if manifest.signer else []),
         ],
     )
+
+
+def _export_module(options: ModuleOptions, key: SigningKey | None, as_json: bool) -> None:
+    check_output(options.path, ".onnx")
+    with console.steps("loading torch") as progress:
+        exported, manifest = write_module(options, progress, key)
+    attentions = {"operators": exported.operators, "attentions": exported.attentions()}
+    if as_json:
+        console.show_json({**unstructure(manifest), **attentions})
+    else:
+        _show_files(
+            options.path,
+            manifest,
+            [
+                ("module", options.module),
+                ("form", f"{options.form}, opset {manifest.opset}"),
+                ("attention", exported.summary()),
+            ],
+        )
+    for one in exported.left():
+        console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
+    if not any(attentions.values()):
+        console.warn(f"no attention was found in {options.module}: its graph is as torch's exporter writes it.")
+    if exported.fixed:
+        console.warn(
+            f"{', '.join(exported.fixed)} can't vary, because the example has the size 1 there: give one with larger "
+            "sizes, or dynamic_shapes."
+        )
 
 
 def _weights(request: Request) -> str:

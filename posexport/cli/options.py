@@ -78,6 +78,10 @@ def trusted_keys(paths: Sequence[str]) -> tuple[TrustedKey, ...]:
     return read_trusted_keys([Path(path) for path in paths])
 
 
+module_option = click.option(
+    "--module", metavar="FILE.py:NAME", help="a torch module, its class or a function that makes it; the file is run"
+)
+
 encoding_option = click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
 
 source_options = _options(

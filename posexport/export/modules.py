@@ -27,6 +27,7 @@ from posexport.export import exporter, support
 from posexport.export.module_axes import Axes
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
+from posexport.rewrite.result import ALREADY, KEPT, site_record
 from posexport.runtimes.module_values import bind, outputs_of, tensors_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,22 @@ class ExportedModule:
     operators: int
     rewritten: Rewritten | None
     fixed: tuple[str, ...]
+
+    def attentions(self) -> list[dict[str, Any]]:
+        """A record of each attention that torch wrote, with `name`, `state`, `reason`, `error` and `cases`."""
+        sites = () if self.rewritten is None else self.rewritten.sites
+        return [site_record({"name": site.attention.name}, site.state, site.reason, site.evidence) for site in sites]
+
+    def left(self) -> list[dict[str, Any]]:
+        """The records of those that are not in the form."""
+        return [one for one in self.attentions() if one["state"] == KEPT and one["reason"]["code"] != ALREADY]
+
+    def summary(self) -> str:
+        """How attention is written, in words."""
+        found, left = len(self.attentions()), len(self.left())
+        if self.operators:
+            return f"{self.operators} by posexport's operators"
+        return f"{found - left} of {found} in the form" if found else "none found"
 
 
 def export_module(

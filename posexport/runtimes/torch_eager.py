@@ -107,17 +107,21 @@ class StreamedRunner(_Runner):
         raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")
 
 
+def last_bits_changed(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A tensor whose numbers are the next ones of its dtype, above or below; a zero stays."""
+    bits = tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    steps = torch.randint(2, tensor.shape, generator=generator, dtype=bits.dtype) * 2 - 1
+    return torch.where(tensor == 0, tensor, (bits + steps).view(tensor.dtype))
+
+
 class _LastBitsChanged(Mapping[str, torch.Tensor]):
-    """Weights of which each is a neighbour of its own in its dtype, above or below; a zero stays."""
+    """Weights whose last bits are changed."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], seed: int) -> None:
         self._weights, self._generator = weights, torch.Generator().manual_seed(seed)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self._weights[name]
-        bits = tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-        steps = torch.randint(2, tensor.shape, generator=self._generator, dtype=bits.dtype) * 2 - 1
-        return torch.where(tensor == 0, tensor, (bits + steps).view(tensor.dtype))
+        return last_bits_changed(self._weights[name], self._generator)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

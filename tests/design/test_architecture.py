@@ -205,7 +205,7 @@ FLAGS: dict[str, list[str]] = {
     "list": ["--presets", "--json"],
     "inspect": ["--json", "FILE"],
     "export": [
-        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
+        "--module", "--example", "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
         "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",

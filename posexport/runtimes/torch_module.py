@@ -1,0 +1,167 @@
+"""The user's own torch module, with inputs and outputs by the names of an ONNX file that was made of it.
+
+Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run; `wide` (default true): in float64,
+whatever dtypes the module names, as a reference; `dtype`: that of its weights where it is not `wide`, by default its
+own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do.
+
+Inputs and outputs of the file are those of the module with the same names, or, where it has none of them, in its order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from posexport.artifact.graph_file import read_graph
+from posexport.errors import RequestError, check_known, shown
+from posexport.models.weights import TORCH_DTYPES
+from posexport.runtimes.base import Arrays, check_onnx_file
+from posexport.runtimes.module_file import UserModule, load_module
+from posexport.runtimes.module_values import Bound, bind, outputs_of, replaced, tensors_of
+from posexport.runtimes.tensors import to_numpy, to_torch
+from posexport.runtimes.torch_eager import last_bits_changed, timed
+
+OPTIONS = ("module", "wide", "dtype", "last_bits")
+
+_WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+_WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+
+class _Wide(TorchDispatchMode):
+    """Operators get double precision in place of every other: casts to others do nothing."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(_widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Inside, torch computes every floating-point number in double precision, whatever dtype the code names."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of what is made without a dtype
+    try:
+        with _Wide():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return _WIDE.get(value, value)
+    return value.to(_WIDE[value.dtype]) if isinstance(value, Tensor) and value.dtype in _WIDE else value
+
+
+class ModuleRunner:
+    """A module whose inputs and outputs have the names of a file."""
+
+    def __init__(
+        self, user: UserModule, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype | None, wide: bool
+    ) -> None:
+        self._user, self._outputs, self._wide = user, outputs, wide
+        self._bound = bind(user.module, _template(user, inputs))
+        own = tensors_of(self._bound)
+        self._order = paired(f"{user.reference!r} takes", own, "inputs", inputs)
+        self._dtypes = [dtype or tensor.dtype for tensor in own.values()]
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Outputs by the file's names, in float64 if it is `wide`."""
+        bound = self._filled(inputs)
+        with torch.inference_mode(), self._user.running("running"), double_precision() if self._wide else nullcontext():
+            value = self._user.module(*bound.args, **bound.kwargs)
+        named = outputs_of(value)
+        given = self._user.setting("output_names")
+        names = list(given) if isinstance(given, list | tuple) and len(given) == len(named) else list(named)
+        tensors = dict(zip(names, named.values(), strict=True))
+        order = paired(f"{self._user.reference!r} returns", tensors, "outputs", self._outputs)
+        return {name: to_numpy(tensors[own]) for own, name in zip(tensors, order, strict=True)}
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        bound = self._filled(inputs)
+        return timed(lambda: self._user.module(*bound.args, **bound.kwargs), torch.device("cpu"))
+
+    def describe(self) -> dict[str, str]:
+        engine = f"torch, {self._user.path.name}:{self._user.name}" + (" in float64" if self._wide else "")
+        return {"engine": engine, "version": str(torch.__version__), "device": f"CPU ({platform.machine()})"}
+
+    def _filled(self, inputs: Arrays) -> Bound:
+        tensors = []
+        for name, dtype in zip(self._order, self._dtypes, strict=True):
+            tensor = to_torch(inputs[name])
+            tensors.append(tensor.to(dtype) if tensor.is_floating_point() and dtype.is_floating_point else tensor)
+        left = iter(tensors)
+        arguments = {name: replaced(value, left) for name, value in self._bound.arguments.items()}
+        return Bound(self._bound.signature, arguments)
+
+
+def _template(user: UserModule, names: Sequence[str]) -> Any:
+    """Inputs of the structure that the module takes: its example, or else a tensor for each parameter that it needs."""
+    example = user.setting("example_inputs")
+    if example is not None:
+        return example
+    parameters = inspect.signature(user.module.forward).parameters.values()
+    needed = [p.name for p in parameters if p.name in names or p.default is p.empty]
+    floats = [tensor.dtype for tensor in user.module.parameters() if tensor.is_floating_point()]
+    dtype = floats[0] if floats else torch.get_default_dtype()
+    return {name: torch.empty(0, dtype=dtype) for name in needed}
+
+
+def paired(who: str, own: Iterable[str], what: str, names: Sequence[str]) -> list[str]:
+    """The file's name for each of the module's own: the same, or in order where it has none of them."""
+    own = list(own)
+    if {*own} == {*names}:
+        return own
+    if not {*own} & {*names} and len(own) == len(names):
+        return list(names)
+    listed = [", ".join(map(shown, each)) or "none" for each in (own, names)]
+    raise RequestError(f"{who} {listed[0]}, and the file has the {what} {listed[1]}: both must be the same.")
+
+
+_kept: dict[tuple[object, ...], UserModule] = {}
+"""The module of each dtype that was loaded last: cases come one by one."""
+
+
+def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
+    """Run the module's file and give it the names of the `.onnx` file at `path`.
+
+    RequestError for what goes wrong in it, for other names than the file has, and for wrong options.
+    """
+    check_onnx_file("the module", path, options, OPTIONS)
+    reference, dtype, seed = (options.get(name) for name in ("module", "dtype", "last_bits"))
+    if not isinstance(reference, str):
+        raise RequestError("no module was given: give FILE.py:NAME.")
+    if dtype is not None:
+        check_known("dtype of the module", dtype, tuple(TORCH_DTYPES))
+    dtype = "fp64" if dtype is None and options.get("wide", True) else dtype
+    kind = None if dtype is None else getattr(torch, TORCH_DTYPES[dtype])
+    key = (reference, dtype, seed)
+    if key not in _kept:
+        if len(_kept) > 1:
+            _kept.clear()
+        _kept[key] = _loaded(reference, kind, seed)
+    graph = read_graph(path)
+    return ModuleRunner(_kept[key], list(graph.inputs()), list(graph.outputs()), kind, dtype == "fp64")
+
+
+def _loaded(reference: str, dtype: torch.dtype | None, seed: int | None) -> UserModule:
+    user = load_module(reference)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in user.module.parameters():
+            if tensor.is_floating_point():
+                tensor.data = last_bits_changed(tensor.data, generator)
+    if dtype is not None:
+        user.module.to(dtype)
+    return user

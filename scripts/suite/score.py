@@ -6,20 +6,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 from pathlib import Path
 from typing import Any
 
 import click
-from score_one import FAILED, score
+from limited import record_of
+from score_one import score
 from tools import install_onnxsim, tools
-
-SECONDS = 600
-"""Longest time for one tool on one file."""
-
-PRELOADED = ["score_one", "posexport.rewrite.files", "onnxscript.rewriter.ort_fusions", "transformers"]
-"""Imported once, in the process of which the others are copies."""
 
 
 def files_of(suite: Path) -> list[dict[str, Any]]:
@@ -41,41 +34,26 @@ def score_path(work: Path, name: str, tool: str) -> Path:
 def main(suite: Path, work: Path, names: tuple[str, ...], chosen: tuple[str, ...], again: bool) -> None:
     """Score the tools on the files of SUITE; records and environments are kept in WORK."""
     (work / "scores").mkdir(parents=True, exist_ok=True)
-    os.environ["OMP_NUM_THREADS"] = "1"
     install_onnxsim(work / "onnxsim")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     records = [record for record in files_of(suite) if record["name"] in names or not names]
     for tool in chosen or tools(work):
         for record in records:
             path = score_path(work, record["name"], tool)
-            if path.exists() and not again:
-                continue
-            path.unlink(missing_ok=True)
-            process = context.Process(target=score, args=(suite, record, tool, work, path))
-            process.start()
-            process.join(SECONDS)
-            if process.is_alive():
-                process.kill()
-            process.join()
-            if not path.exists():
-                path.write_text(json.dumps(ended(record["name"], tool, process.exitcode)), encoding="utf-8")
-            click.echo(line_of(json.loads(path.read_text(encoding="utf-8")), record))
-
-
-def ended(name: str, tool: str, status: int | None) -> dict[str, Any]:
-    """The record of a process that ended without one."""
-    how = f"was killed by signal {-status}" if status and status < 0 else f"ended with exit code {status}"
-    problem = f"took more than {SECONDS} s, or too much memory" if status == -9 else f"the process {how}"
-    return {"name": name, "tool": tool, "verdict": FAILED, "problem": problem, "seconds": SECONDS}
+            if again:
+                path.unlink(missing_ok=True)
+            result, done = record_of(path, score, suite, record, tool, work)
+            if done:
+                click.echo(f"{tool} {record['name']}: {line_of(result, record)}")
 
 
 def line_of(result: dict[str, Any], record: dict[str, Any]) -> str:
     """What to tell of one record while the others are made."""
+    if "ended" in result:
+        return str(result["ended"])
     carried = f"{result.get('attentions', '-')} of {record['sites']}"
     kept = [one["code"] for one in result.get("said", {}).get("kept", ())]
     problem = f" {result['problem']}" if result.get("problem") else ""
-    return f"{result['tool']} {record['name']}: {carried}, {result['verdict']}{problem} {kept or ''}".rstrip()
+    return f"{carried}, {result['verdict']}{problem} {kept or ''}".rstrip()
 
 
 if __name__ == "__main__":

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-import resource
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
-import torch
 from graph_facts import facts_of
 from make_one import one_line
 from outputs import LIMITS, Arrays, Reference, difference, references, run, session_of
@@ -21,19 +17,13 @@ from tools import NotInstalledError, quiet, tools
 
 from posexport import temporary
 
-MEMORY = 8 * 2**30
-"""Bytes of addresses that the process may use."""
-
 EXACT, WRONG, BROKEN, UNKNOWN, FAILED, NOT_RUN = "exact", "wrong", "broken", "unknown", "failed", "not run"
 """The verdicts: the same function; another; it doesn't run, where the original did; neither runs; the tool failed."""
 
 
-def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path, path: Path) -> None:
-    """Write to `path` the record of one tool on the file of `record`."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    warnings.simplefilter("ignore")
+def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path) -> dict[str, Any]:
+    """The record of one tool on the file of `record`."""
     logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
     result: dict[str, Any] = {"name": record["name"], "tool": tool}
     source = suite / record["file"]
     with temporary.folder() as folder:
@@ -53,7 +43,7 @@ def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path, path: P
             result |= {"attentions": facts.attentions, "rotations": facts.rotations, "nodes": facts.nodes}
             limit = LIMITS[record.get("dtype", "float32")]
             result |= judged(source, target, list(references(suite, record)), limit)
-    path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return result
 
 
 def judged(source: Path, target: Path, cases: list[Reference], limit: float) -> dict[str, Any]:

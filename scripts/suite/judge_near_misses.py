@@ -1,0 +1,106 @@
+"""`python scripts/suite/judge_near_misses.py SUITE WORK`: what posexport makes of every near miss of the suite.
+
+A near miss is a graph whose attention is wrong in one way (`draw_near_misses.py` draws them). Its fault must stay: the
+rewritten file computes what the near miss computes, not what the sound file does. Files are compared in ONNX Runtime,
+on the suite's reference inputs, on which near miss and sound file differ, and on inputs of a seed of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx_ir as ir
+from limited import record_of
+from make_one import one_line
+from outputs import LIMITS, Arrays, difference, references, run, session_of
+from score import files_of
+
+from posexport import temporary
+from posexport.errors import PosexportError
+from posexport.graphs.cases import cases_of
+from posexport.graphs.roles import roles_of
+
+FORMS = ("native", "contrib")
+"""By turns."""
+
+ALONE, SAME, CORRECTED, BROKEN, CRASHED = "left alone", "rewritten, the same", "corrected", "broken", "crashed"
+
+SEED, MORE = 1009, 8
+"""Of the inputs that posexport's own evidence does not have."""
+
+
+def judge(suite: Path, row: Mapping[str, Any], record: Mapping[str, Any], form: str) -> dict[str, Any]:
+    """The verdict on one near miss in a form, with the largest differences of the rewritten file."""
+    from posexport.rewrite.files import rewrite_into
+    from posexport.rewrite.request import RewriteOptions
+
+    source = suite / "near_misses" / row["file"]
+    result = {key: row[key] for key in ("file", "of", "fault", "seed")} | {"form": form}
+    with temporary.folder() as folder:
+        target = folder / "out" / "rewritten.onnx"
+        target.parent.mkdir()
+        try:
+            made = rewrite_into(target.parent, source, target, RewriteOptions(form=form, target="ort"))
+        except PosexportError as error:  # a sentence: nothing was rewritten
+            return {**result, "verdict": ALONE, "rewritten": 0, "kept": ["refused"], "problem": str(error)}
+        except Exception as error:
+            return {**result, "verdict": CRASHED, "rewritten": 0, "kept": [], "problem": one_line(error)}
+        result["rewritten"] = sum(one["state"] == "rewritten" for one in made.attentions)
+        result["kept"] = sorted(one["reason"]["code"] for one in made.left)
+        if not made.changed:
+            return {**result, "verdict": ALONE}
+        limit = LIMITS[record.get("dtype", "float32")]
+        sound = suite / record["file"]
+        return {**result, **judged(source, sound, target, [*inputs_of(suite, source, record)], limit)}
+
+
+def inputs_of(suite: Path, source: Path, record: Mapping[str, Any]) -> Iterator[Arrays]:
+    """The reference inputs, and drawn ones."""
+    for reference in references(suite, record):
+        yield reference.feeds
+    for case in cases_of(roles_of(ir.load(source)), SEED, more=MORE):
+        yield case.arrays
+
+
+def judged(wrong: Path, sound: Path, rewritten: Path, inputs: list[Arrays], limit: float) -> dict[str, Any]:
+    """The verdict on the rewritten file."""
+    near_miss, original = (session_of(path, optimised=False) for path in (wrong, sound))
+    changed, gap, others = session_of(rewritten), 0.0, 0.0
+    for feeds in inputs:
+        try:
+            expected, right = run(near_miss, feeds), run(original, feeds)
+        except Exception:  # neither takes such inputs, as tokens beyond a learned table
+            continue
+        actual = run(changed, feeds)
+        gap, others = max(gap, difference(expected, actual, feeds)), max(others, difference(right, actual, feeds))
+    verdict = SAME if gap <= limit else CORRECTED if others <= limit else BROKEN
+    finite = {"error": gap, "from_sound": others}
+    return {"verdict": verdict, **{name: value if math.isfinite(value) else None for name, value in finite.items()}}
+
+
+@click.command()
+@click.argument("suite", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("work", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--again", is_flag=True, help="those that have a record too")
+def main(suite: Path, work: Path, again: bool) -> None:
+    """Judge the near misses of SUITE; records are kept in WORK/near_misses."""
+    (work / "near_misses").mkdir(parents=True, exist_ok=True)
+    rows = json.loads((suite / "near_misses" / "index.json").read_text(encoding="utf-8"))
+    records = {record["name"]: record for record in files_of(suite)}
+    for number, row in enumerate(rows):
+        path = work / "near_misses" / f"{Path(row['file']).stem}.json"
+        if again:
+            path.unlink(missing_ok=True)
+        form = FORMS[number % len(FORMS)]
+        result, done = record_of(path, judge, suite, row, records[row["of"]], form)
+        if done:
+            click.echo(f"{row['file']} {form}: {result.get('verdict', result)} {result.get('kept', '')}")
+
+
+if __name__ == "__main__":
+    main()

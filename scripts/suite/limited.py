@@ -1,0 +1,58 @@
+"""Work in processes of their own, copies of one that has imported everything, each with a limit of time and memory."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SECONDS = 600
+"""Longest time of a process."""
+
+MEMORY = 8 * 2**30
+"""Bytes of addresses that a process may use."""
+
+PRELOADED = ["posexport.rewrite.files", "onnxscript.rewriter.ort_fusions", "transformers"]
+
+Work = Callable[..., dict[str, Any]]
+"""A function of a module, whose arguments and result are plain data."""
+
+
+def record_of(path: Path, work: Work, *arguments: Any) -> tuple[dict[str, Any], bool]:
+    """What `work` returns, kept at `path`, and whether it had to be done: not where `path` is there already.
+
+    For a process that ends without an answer it is {"ended": how}.
+    """
+    if path.exists():
+        return dict(json.loads(path.read_text(encoding="utf-8"))), False
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=_write, args=(path, work, arguments))
+    process.start()
+    process.join(SECONDS)
+    late = process.is_alive()
+    if late:
+        process.kill()
+    process.join()
+    if not path.exists():
+        how = f"it took more than {SECONDS} s" if late else f"the process ended with status {process.exitcode}"
+        path.write_text(json.dumps({"ended": how}), encoding="utf-8")
+    return record_of(path, work)[0], True
+
+
+def _write(path: Path, work: Work, arguments: tuple[Any, ...]) -> None:
+    """In the process: do the work and write its answer, whole or not at all."""
+    import torch
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(work(*arguments), indent=1), encoding="utf-8")
+    beside.replace(path)

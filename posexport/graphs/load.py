@@ -37,12 +37,11 @@ def model_of(graph: GraphFile) -> ir.Model:
 
 def _settle_names(model: ir.Model) -> None:
     """One name of the standard's domain, and names of nodes that are no other's, as ONNX asks for."""
-    graphs = [model.graph, *model.functions.values()]
-    for holder in graphs:
-        for node in holder.all_nodes():
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in graph.all_nodes():
             node.domain = "" if node.domain == "ai.onnx" else node.domain
-        if "ai.onnx" in holder.opset_imports:
-            holder.opset_imports.setdefault("", holder.opset_imports.pop("ai.onnx"))
+        if "ai.onnx" in graph.opset_imports:
+            graph.opset_imports.setdefault("", graph.opset_imports.pop("ai.onnx"))
     counts = Counter(node.name for node in model.graph.all_nodes() if node.name)
     taken = set(counts)
     for node in model.graph.all_nodes():

@@ -21,6 +21,7 @@ from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
+from posexport.graphs.attention.describe import describe
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.cases import cases_of
 from posexport.graphs.load import model_of
@@ -190,23 +191,5 @@ def _given(model: ir.Model) -> Sequence[ir.Value]:
 
 
 def _record(site: SiteResult, rewritten: Rewritten) -> dict[str, Any]:
-    try:
-        from posexport.graphs.attention.describe import describe
-    except ImportError:
-
-        def describe(a, view):
-            keys = (
-                "name",
-                "layer",
-                "num_heads",
-                "num_kv_heads",
-                "head_dim",
-                "scale",
-                "mask",
-                "encoding",
-                "cache",
-                "operator",
-            )
-            return {k: getattr(a, k, None) for k in keys}
-
+    assert rewritten.view is not None  # without it there are no sites
     return site_record(describe(site.attention, rewritten.view), site.state, site.reason, site.evidence)

@@ -62,7 +62,7 @@ class RewriteResult:
 
 
 def site_record(description: Mapping[str, Any], state: str, reason: Reason | None, evidence: Any) -> dict[str, Any]:
-    """One attention: its description, what became of it, why, and what was tried."""
+    """One attention: its description as `posexport inspect --json` has it, what became of it, why, and the evidence."""
     return {
         **description,
         "state": state,

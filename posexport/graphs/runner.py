@@ -28,6 +28,7 @@ OPTIONS = ("wide", "outputs", "last_bits", "decisions")
 
 DECISIONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "Floor", "Ceil"}
 DECISIONS |= {"Round", "Sign", "IsInf", "IsNaN", "NonZero", "Cast", "Trunc", "Mod", "NonMaxSuppression"}
+DECISIONS |= {"QuantizeLinear", "DynamicQuantizeLinear"}
 """Operators whose results jump where a float changes a little; of Cast, those to whole numbers."""
 
 _INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == ir.DataType.BOOL}

@@ -128,16 +128,24 @@ def strides_of(value: ir.Value) -> tuple[int, ...] | None:
 
 def patches_of(model: ir.Model) -> int | None:
     """The patches along each side of a square image, by a table of positions [1, patches + special tokens, features]
-    that is added; None where there is none."""
+    that is added, or is looked up with constant places; None where there is none."""
     for node in model.graph:
-        if node.op_type != "Add":
-            continue
-        for value in node.inputs:
-            if value is None or not value.is_initializer() or value.shape is None or len(value.shape) != 3:
-                continue
-            first, count, _ = value.shape
-            if first == 1 and isinstance(count, int) and count > 3:
-                for special in (1, 0, 2, 5):
-                    if (side := math.isqrt(count - special)) ** 2 == count - special:
-                        return side
+        for value in node.inputs if node.op_type == "Add" else ():
+            count = 0 if value is None else _places(value)
+            for special in (1, 0, 2, 5) if count > 5 else ():
+                if (side := math.isqrt(count - special)) ** 2 == count - special:
+                    return side
     return None
+
+
+def _places(value: ir.Value) -> int:
+    """The rows of a constant [1, rows, features], or of a table that is read at constant places; 0 for others."""
+    node = value.producer()
+    if node is not None and node.op_type == "Gather" and None not in node.inputs:
+        table, places = (_constant_shape(each) for each in node.inputs if each is not None)
+        known = table is not None and places is not None and len(table) == 2 and all(isinstance(d, int) for d in places)
+        return math.prod(int(str(dim)) for dim in places) if known and places is not None else 0
+    shape = _constant_shape(value)
+    if shape is None or len(shape) != 3 or shape[0] != 1 or not isinstance(shape[1], int):
+        return 0
+    return shape[1]

@@ -88,11 +88,27 @@ def _unknown() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     return inputs, outputs, nodes, _numbers(two=[2])
 
 
+def _pictures() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Pictures of any size, it says; but they are added to one of 224 by 224."""
+    inputs = [helper.make_tensor_value_info("pixel_values", FLOAT, ["b", 3, "h", "w"])]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, ["b", 3, "h", "w"])]
+    picture = np.random.default_rng(0).standard_normal((3, 224, 224)).astype(np.float32)
+    nodes = [helper.make_node("Add", ["pixel_values", "picture"], ["y"])]
+    return inputs, outputs, nodes, [numpy_helper.from_array(picture, "picture")]
+
+
+def _constant() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """No input at all."""
+    outputs = [helper.make_tensor_value_info("y", FLOAT, [3])]
+    nodes = [helper.make_node("Exp", ["x"], ["y"])]
+    return [], outputs, nodes, [numpy_helper.from_array(np.arange(3, dtype=np.float32), "x")]
+
+
 def _numbers(**values: list[int]) -> list[Any]:
     return [numpy_helper.from_array(np.array(value), name) for name, value in values.items()]
 
 
-_MAKERS = {"table": _table, "kinds": _kinds, "unknown": _unknown}
+_MAKERS = {"table": _table, "kinds": _kinds, "unknown": _unknown, "pictures": _pictures, "constant": _constant}
 
 
 def small_graph(folder: Path, name: str) -> Path:

@@ -117,6 +117,17 @@ def test_whole_numbers_and_masks_among_the_outputs(tmp_path: Path) -> None:
     assert verdict.state == PASSED, verdict
 
 
+def test_a_size_of_pictures_that_the_graph_takes_is_looked_for(tmp_path: Path) -> None:
+    verdict = verdict_of(small_graph(tmp_path, "pictures"))
+    assert verdict.state == PASSED
+    assert verdict.worst is not None
+    assert "height=224 width=224" in verdict.worst.case
+
+
+def test_a_graph_without_inputs_is_verified(tmp_path: Path) -> None:
+    assert verdict_of(small_graph(tmp_path, "constant")).state == PASSED
+
+
 def test_roles_are_asked_for_and_taken(tmp_path: Path) -> None:
     path = small_graph(tmp_path, "unknown")
     report = verify([path], runtimes=ORT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ from posexport.verify.result import (
 )
 from posexport.verify.rounding import is_near
 
+SIDES = (224, 384, 336, 518, 256, 512, 32, 28)
+"""Pixels on a side of images that models are made for."""
+
 LISTED = 3
 """Cases that a note names; it counts the others."""
 
@@ -65,6 +68,7 @@ class GraphJob:
 
     `against` is the file that is the truth, None for the file itself; `mismatch` says how their inputs and outputs
     differ: the file then fails everywhere without a run. `given` says that the cases are the user's own inputs.
+    `redraw` draws cases of images of another `side`.
     """
 
     subject: GraphSubject
@@ -75,6 +79,7 @@ class GraphJob:
     against: GraphSubject | None = None
     mismatch: Reason | None = None
     given: bool = False
+    redraw: Callable[..., list[GraphCase]] | None = None
     truth: Truth | None = None
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
@@ -98,7 +103,13 @@ class GraphJob:
         """Submit the evaluations, and a run on each runtime that can take the file."""
         if self.mismatch is not None:
             return
-        self.truth = Truth(self.pool, self.subject, self.cases, self.against)
+        self.truth = self._truth(self.cases)
+        self._submit_runs(missing)
+
+    def _truth(self, cases: list[GraphCase]) -> Truth:
+        return Truth(self.pool, self.subject, cases, self.against)
+
+    def _submit_runs(self, missing: Mapping[str, Reason | None]) -> None:
         self.memory = 2 * self.subject.weight_bytes
         for name, row in self.runtimes.items():
             needed, indices = self.weight_bytes(row), eligible.affordable(self.subject, self.cases, row)
@@ -121,6 +132,7 @@ class GraphJob:
     def verdicts(self, step: Progress = silent) -> list[Verdict]:
         """Wait for the evaluations and the runs, and judge them."""
         reference = "the file itself" if self.against is None else str(self.against.path)
+        self._try_other_sides()
         sha256, weights = self.subject.graph.sha256, self.subject.weights
         verdicts = []
         for name, row in self.runtimes.items():
@@ -129,6 +141,19 @@ class GraphJob:
             verdicts.append(attrs.evolve(verdict, sha256=sha256, weights=weights, reference=reference))
         return verdicts
 
+    def _try_other_sides(self) -> None:
+        """Where the graph takes images of none of the sizes that were drawn, those of the first of SIDES that it
+        takes."""
+        if self.truth is None or self.redraw is None or self.truth.tried:
+            return
+        for side in SIDES:
+            cases = self.redraw(side=side)
+            if self._truth(cases[:1]).tried:
+                self.cases = cases
+                self.truth = self._truth(cases)
+                self._submit_runs({name: self.skipped.get(name) for name in self.runtimes})
+                return
+
     def _verdict(self, row: Runtime) -> Verdict:
         path, name, truth = str(self.path), row.name, self.truth
         if truth is None:
@@ -136,7 +161,9 @@ class GraphJob:
         if name in self.skipped:
             return Verdict.of(path, name, NOT_RUN, self.skipped[name])
         if not truth.tried:
-            text = f"no set of inputs could be evaluated in float64: {next(iter(truth.untried.values()))}"
+            text = (
+                f"no set of inputs could be evaluated in float64, give --inputs: {next(iter(truth.untried.values()))}"
+            )
             return Verdict.of(path, name, NOT_RUN, Reason(REFERENCE_FAILED, text))
         outcome = self._outputs(row)
         outputs, failure = outcome.outputs, outcome.failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -10,11 +11,13 @@ import attrs
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError, located
+from posexport.graphs.axes import HEIGHT, WIDTH
 from posexport.graphs.roles import Role
+from posexport.graphs.sizes import is_dynamic
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool
-from posexport.verify.graph.cases import GraphCase, drawn_cases, given_case
+from posexport.verify.graph.cases import drawn_cases, given_case
 from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.pairing import mismatch, shared_roles
 from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
@@ -47,7 +50,15 @@ def make_graph_job(
     subject = read_subject(graph, trusted)
     other = None if request.against is None else read_subject(read_file(request.against))
     differs = None if other is None else mismatch(subject, other)
-    cases = [] if differs is not None else _cases(subject, other, request)
+    roles = {} if differs is not None else _roles(subject, other, request)
+    if differs is not None:
+        cases = []
+    elif request.inputs is not None and request.arrays is not None:
+        with located(repr(str(subject.path))):
+            cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
+    else:
+        cases = drawn_cases(roles, request.seed, request.reach, request.more)
+    pictures = any(is_dynamic(roles, axis) for axis in (HEIGHT, WIDTH)) and request.inputs is None
     return GraphJob(
         subject=subject,
         pool=pool,
@@ -57,17 +68,18 @@ def make_graph_job(
         against=other,
         mismatch=differs,
         given=request.inputs is not None,
+        redraw=partial(drawn_cases, roles, request.seed) if pictures else None,
     )
 
 
-def _cases(subject: GraphSubject, other: GraphSubject | None, request: GraphRequest) -> list[GraphCase]:
-    if request.inputs is not None and request.arrays is not None:
-        with located(repr(str(subject.path))):
-            return [given_case(request.inputs, request.arrays, subject.inputs, _known_roles(subject, request.roles))]
+def _roles(subject: GraphSubject, other: GraphSubject | None, request: GraphRequest) -> dict[str, Role]:
+    """The roles of inputs, with what the other file demands of them; the user's own inputs need none."""
+    if request.inputs is not None:
+        return _known_roles(subject, request.roles)
     roles = subject.roles(request.roles)
-    if other is not None:
-        roles = shared_roles(roles, other.roles({**{name: role.kind for name, role in roles.items()}}))
-    return drawn_cases(roles, request.seed, request.reach, request.more)
+    if other is None:
+        return roles
+    return shared_roles(roles, other.roles({name: role.kind for name, role in roles.items()}))
 
 
 def _known_roles(subject: GraphSubject, given: Mapping[str, str]) -> dict[str, Role]:

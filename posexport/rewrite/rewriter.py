@@ -110,6 +110,10 @@ def rewrite_model(
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
             break
+        if not shared and any(one.name in wrong and one.near is not None for one in chosen):
+            # what lies before the products was not what it seemed: they alone may be
+            chosen = [one.near if one.name in wrong and one.near is not None else one for one in chosen]
+            continue
         reasons |= {name: _disagreement(evidence[name]) for name in wrong}
         if shared:  # a graph has buffers or grown caches, not both
             break

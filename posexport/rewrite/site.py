@@ -197,8 +197,7 @@ class SiteWriter:
                 value = nodes.cast(value, ir.DataType.FLOAT)
                 if term.factor != 1.0:
                     value = self._times(value, term.factor)
-            merged = len(self._shapes[term.level.name or ""]) == 3
-            value = self._four_axes(value, shape, attention.num_heads if merged else 0)
+            value = self._four_axes(value, shape, self._shapes[term.level.name or ""], attention.num_heads, q)
             single &= len(shape) < 2 or shape[-2] == 1
             total = value if total is None else nodes.one("Add", total, value)
         if total is None:
@@ -215,12 +214,23 @@ class SiteWriter:
             total = nodes.one("Pad", total, pads)
         return total
 
-    def _four_axes(self, value: ir.Value, shape: Sequence[int], heads: int) -> ir.Value:
-        """A term with four axes; `heads` is not 0 where rows and heads are one axis of the scores."""
+    def _four_axes(
+        self, value: ir.Value, shape: Sequence[int], level: Sequence[int], heads: int, q: ir.Value
+    ) -> ir.Value:
+        """A term of this `shape`, added to scores of the shape `level`, with the axes of [B or 1, N or 1, S, T]."""
         nodes = self._nodes
-        if heads and len(shape) == 3:
+        if len(level) == 3 and len(shape) == 3:  # rows and heads are one axis
             value = nodes.one("Unsqueeze", value, nodes.constant([1]))
             return value if shape[0] == 1 else nodes.shaped(value, -1, heads, 0, 0)
+        if len(level) == 5:  # rows are two axes, such as images and windows
+            if len(shape) < 5:
+                value = nodes.one("Unsqueeze", value, nodes.constant(list(range(5 - len(shape)))))
+            rows = nodes.one("Shape", q, dtype=ir.DataType.INT64, start=0, end=1)
+            images = nodes.one("Div", rows, nodes.constant([level[1]]))
+            target = nodes.one("Concat", images, nodes.constant([level[1], 1, 1, 1]), axis=0)
+            last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=2, end=5)
+            merged = nodes.one("Concat", nodes.constant([-1]), last, axis=0)
+            return nodes.one("Reshape", nodes.one("Expand", value, target), merged)
         missing = 4 - len(shape)
         return nodes.one("Unsqueeze", value, nodes.constant(list(range(missing)))) if missing else value
 

@@ -18,6 +18,7 @@ RECOGNISED, UNKNOWN = "recognised", "unknown"
 class Attention:
     """One attention of a graph. `name` is that of its softmax or operator, `layer` its place among the others.
 
+    `near` is the same attention between its two products alone, without what lies before them and behind.
     `output` is the result [B, N, S, D] as the graph lays it out. `square`: there are always as many keys as queries.
     """
 
@@ -41,6 +42,7 @@ class Attention:
     logits: ir.Value
     softmax_dtype: str
     weights: ir.Value
+    near: Attention | None = None
 
     state = RECOGNISED
 

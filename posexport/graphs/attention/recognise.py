@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
+import attrs
 import onnx_ir as ir
 import torch
 
@@ -147,26 +149,20 @@ def _attention(
     rows, heads, queries, keys, head_dim = sizes
     _check_weights(probe, softmax, product, passed, scores)
     value_dim = _dims(probe, product.right, product.axes[1]).get("d", 0)
-    try:
-        q = _side(flow, probe, scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim), True)
-        k = _side(flow, probe, scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim), True)
-        v = _side(flow, probe, product.right, product.axes[1], (rows, heads, keys, value_dim), False)
-    except LookupError:
-        raise Declined("heads", f"the queries, keys or values of {shown(name)} are not laid out by heads") from None
-    if k.source.heads != v.source.heads:
-        raise Declined("heads", f"{shown(name)} has {k.source.heads} key heads and {v.source.heads} of values")
-    if (k.cache is None) != (v.cache is None):
-        raise Declined("cache", f"{shown(name)} caches its keys or its values, but not both")
-    if v.source.factor != 1.0:
-        raise Declined("value-scale", f"{shown(name)} multiplies its values by {v.source.factor:g}")
-    return Attention(
+    operands = (
+        (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
+        (scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim)),
+        (product.right, product.axes[1], (rows, heads, keys, value_dim)),
+    )
+    q, k, v = (_operand_side(probe, *operand) for operand in operands)
+    near = Attention(
         name=name,
         layer=layer,
         num_heads=heads,
         num_kv_heads=k.source.heads,
         head_dim=head_dim,
         value_dim=value_dim,
-        factors=(*scores.factors, q.source.factor, k.source.factor),
+        factors=scores.factors,
         softcap=scores.softcap,
         q=q,
         k=k,
@@ -174,12 +170,44 @@ def _attention(
         terms=scores.terms,
         head_scales=scores.head_scales,
         sinks=_sinks(probe, scores.sinks, heads),
-        output=_output(flow, probe, product, (rows, heads, queries, value_dim)),
+        output=_result(probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
         softmax=softmax,
         logits=_logits(probe, logits),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.outputs[0],
+    )
+    whole = _whole(flow, probe, near, operands)
+    if whole is not None:
+        return whole
+    if k.source.heads != v.source.heads:
+        raise Declined("heads", f"{shown(name)} has {k.source.heads} key heads and {v.source.heads} of values")
+    return near
+
+
+def _whole(
+    flow: Dataflow, probe: Probe, near: Attention, operands: Sequence[tuple[ir.Value, str, Sizes]]
+) -> Attention | None:
+    """The attention from its projections on: with layouts, repeated heads, rotations and caches; None if they differ
+    for keys and values."""
+    (left, of_left, q_sizes), (right, of_right, k_sizes), (values, of_values, v_sizes) = operands
+    try:
+        q = _side(flow, probe, left, of_left, q_sizes, True)
+        k = _side(flow, probe, right, of_right, k_sizes, True)
+        v = _side(flow, probe, values, of_values, v_sizes, False)
+    except LookupError:
+        return None
+    if k.source.heads != v.source.heads or (k.cache is None) != (v.cache is None) or v.source.factor != 1.0:
+        return None
+    return attrs.evolve(
+        near,
+        num_kv_heads=k.source.heads,
+        factors=(*near.factors, q.source.factor, k.source.factor),
+        q=q,
+        k=k,
+        v=v,
+        output=_output(flow, probe, near.output, (*q_sizes[:3], v_sizes[3])),
+        near=near,
     )
 
 
@@ -224,19 +252,43 @@ def _sizes(probe: Probe, product: Product, batch: int) -> tuple[int, int, int, i
     return rows, heads, dims["s"], dims["t"], _dims(probe, product.left, product.axes[0])["d"]
 
 
-def _side(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, rotated: bool) -> Side:
+def _letters(probe: Probe, value: ir.Value, axes: str) -> str:
+    """The axes of an operand with tokens as `s`; rows and heads are one, `b`, where it has three."""
     letters = axes.replace("t", "s")
-    rank = len(probe.shape(operand))
-    letters = letters if rank == 4 else letters.replace("h", "")
+    return letters if len(probe.shape(value)) == 4 else letters.replace("h", "")
+
+
+def _layout(letters: str) -> Layout:
+    return Layout(
+        tuple(letters) if len(letters) == 4 else tuple("bh" if letter == "b" else letter for letter in letters)
+    )
+
+
+def _operand_side(probe: Probe, operand: ir.Value, axes: str, sizes: Sizes) -> Side:
+    """An operand as it is read by its product."""
+    letters = _letters(probe, operand, axes)
+    layout = _layout(letters)
+    heads = probe.shape(operand)[letters.index("h")] if "h" in letters else sizes[1]
+    rows, _, tokens, features = sizes
+    if [*probe.shape(operand)] != _merged(layout, (rows, heads, tokens, features)) or heads not in (1, sizes[1]):
+        raise Declined("heads", f"{shown(operand.name or '')} is not laid out by rows and heads")
+    return Side(source=Source(value=operand, layout=layout, heads=heads))
+
+
+def _merged(layout: Layout, sizes: Sizes) -> list[int]:
+    named = dict(zip("bhsd", sizes, strict=True))
+    return [math.prod(named[letter] for letter in group) for group in layout.groups]
+
+
+def _side(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, rotated: bool) -> Side:
+    letters = _letters(probe, operand, axes)
 
     def canonical(value: torch.Tensor) -> torch.Tensor:
-        if rank == 4:
+        if len(letters) == 4:
             heads = value.permute([letters.index(letter) for letter in "bhsd"])
             return heads.expand(sizes) if heads.shape[1] == 1 else heads  # one key head for all query heads
         return value.permute([letters.index(letter) for letter in "bsd"]).reshape(sizes)
 
-    if canonical(probe.get(operand)).shape != torch.Size(sizes):
-        raise Declined("heads", f"{shown(operand.name or '')} is not laid out by rows and heads")
     return side_of(flow, probe, operand, canonical, sizes, rotated=rotated)
 
 
@@ -260,16 +312,20 @@ def _check_weights(probe: Probe, softmax: ir.Node, product: Product, passed: Seq
     raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
 
 
-def _output(flow: Dataflow, probe: Probe, product: Product, sizes: Sizes) -> Source:
+def _result(probe: Probe, product: Product, sizes: Sizes) -> Source:
+    """The result of the product with values, [B, N, S, D] as the graph lays it out."""
+    letters = _letters(probe, product.result, product.axes[2])
+    layout = _layout(letters)
+    if _merged(layout, sizes) != [*probe.shape(product.result)]:
+        raise Declined("heads", "the result of attention is not laid out by heads")
+    return Source(value=product.result, layout=layout, heads=sizes[1])
+
+
+def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Source:
     """The farthest value that is the result of attention in another layout."""
-    letters = product.axes[2] if len(probe.shape(product.result)) == 4 else product.axes[2].replace("h", "")
-    replaced = probe.random_like(product.result)
-    order = [letters.index(letter) for letter in ("bhsd" if len(letters) == 4 else "bsd")]
-    heads = replaced.permute(order).reshape(sizes)
-    value, best = (
-        product.result,
-        Source(value=product.result, layout=_layout_of(replaced, heads, sizes), heads=sizes[1]),
-    )
+    replaced = probe.random_like(result.value)
+    heads = result.layout.to_heads(replaced, sizes)
+    value, best = result.value, result
     for _ in range(8):
         if len(value.uses()) != 1 or value.is_graph_output():
             break
@@ -278,16 +334,9 @@ def _output(flow: Dataflow, probe: Probe, product: Product, sizes: Sizes) -> Sou
         if node.op_type not in _OUTPUT_OPS or node not in flow.order:
             break
         value = node.outputs[0]
-        after = probe.through(product.result, [value], replaced)[0]
+        after = probe.through(result.value, [value], replaced)[0]
         for layout in layouts_of(tuple(after.shape), sizes):
             if factor(layout.to_heads(after, sizes), heads) == 1.0:
                 best = Source(value=value, layout=layout, heads=sizes[1])
                 break
     return best
-
-
-def _layout_of(value: torch.Tensor, heads: torch.Tensor, sizes: Sizes) -> Layout:
-    for layout in layouts_of(tuple(value.shape), sizes):
-        if factor(layout.to_heads(value, sizes), heads) == 1.0:
-            return layout
-    raise Declined("heads", "the result of attention is not laid out by heads")

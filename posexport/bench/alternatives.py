@@ -118,7 +118,7 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
     values: dict[str, tuple[Shape, str]] = {}
     for given in ir.from_proto(onnx_file.load(plain)).graph.inputs:
         values[str(given.name)] = tuple(dim if isinstance(dim, int) else str(dim) for dim in given.shape or ()), ""
-    inputs = seeded_inputs(spec, Sizes(**_sizes(spec, values)), 0)
+    inputs = seeded_inputs(spec, Sizes.of(_sizes(spec, values)), 0)
     with _attempted(f"ONNX Runtime's CPU can't take {optimized.name!r}"):
         want, got = (ort.load(path, {}).run(inputs) for path in (plain, optimized))
     for name, value in want.items():

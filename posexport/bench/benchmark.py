@@ -7,7 +7,6 @@ over all timed runs; ratios to the references are over rounds, of the median run
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,19 +15,19 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport.artifact.paths import check_artifact
-from posexport.bench.candidates import choose, previous
+from posexport.bench.candidates import ROLES, Candidate, choose, previous
+from posexport.bench.loading import load_timed
 from posexport.bench.options import DEFAULTS, ROUNDS, ROUNDS_OF_SEVERAL, BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession
-from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, scenario_sizes, sizes_of
+from posexport.bench.shapes import Sizes, pairs_of
 from posexport.errors import RequestError
 from posexport.machine import machine
 from posexport.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from posexport.artifact.loaded import LoadedArtifact
-    from posexport.artifact.signing import TrustedKey
+    from posexport.bench.timed_file import TimedFile
 
 PROCESSES = 7
 """Processes of each candidate where runs are compared with one another."""
@@ -61,10 +60,11 @@ class BenchRun(BenchSession):
         progress: Progress = silent,
     ) -> None:
         candidates = choose(options.runtimes, options.alternatives, options.required)
-        for file in (path, *([] if previous_artifact is None else [previous_artifact])):
+        paths = [path, *([] if previous_artifact is None else [previous_artifact])]
+        for file in paths:
             check_artifact(file)
         for text in options.shapes:  # before an engine loads to read the artifact
-            read_sizes(text, Sizes(), [field.name for field in attrs.fields(Sizes)])
+            pairs_of(text)
         for text in options.scenarios:
             read_scenario(text)
         self.planned = options.processes or 1
@@ -72,29 +72,25 @@ class BenchRun(BenchSession):
         if self.planned > 1 and not options.torch_compile:
             named = (*options.runtimes, *options.required)
             candidates = [one for one in candidates if one.role != "torch-compile" or one.name in named]
-        artifact = load_for_bench(path, options.trusted)
+        artifact, *others = load_timed(paths, options.trusted, options.roles)
+        candidates = _possible(candidates, artifact, options)
         sizes, self._names, self._left_out = points(artifact, options.shapes, options.scenarios)
-        self._warnings = _warnings(artifact)
-        other = None
-        if previous_artifact is not None:
-            other = _load_previous(artifact, previous_artifact, sizes, options.trusted)
-            self._warnings += _warnings(other)
+        self._warnings = artifact.warnings
+        self.notes: tuple[str, ...] = ()
+        other, its_sizes = None, None
+        for other in others:
+            its_sizes = _sizes_of_previous(artifact, other, sizes)
+            self.notes = _unlike(artifact, other)
+            self._warnings += other.warnings
             candidates += [previous(one) for one in candidates if not one.role]
         self._share, self._machine = math.ceil(rounds / self.planned), machine()
         options = attrs.evolve(options, rounds=self._share, seconds=options.seconds / self.planned)
-        super().__init__(artifact, candidates, sizes, options, other, progress, methods)
+        super().__init__(artifact, candidates, sizes, options, other, progress, methods, its_sizes)
 
     def result(self) -> Benchmark:
         """What is known so far; without timings before the first process."""
-        artifact = self._artifact
         return Benchmark(
-            file=artifact.path.name,
-            sha256=artifact.sha256,
-            encoding=artifact.spec.encoding.name,
-            form=artifact.source.form,
-            opset=artifact.source.opset,
-            dtype=artifact.spec.dtype,
-            spec=json.loads(artifact.spec.to_json()),
+            **self._artifact.facts(),
             rounds=self._share * self.processes,
             burst=BURST,
             processes=self.processes,
@@ -103,13 +99,13 @@ class BenchRun(BenchSession):
             machine=self._machine,
             threads=self._options.threads,
             cuda_graph=self._options.cuda_graph,
-            manifest_warnings=tuple(self._warnings),
+            manifest_warnings=self._warnings,
             left_out=self._left_out,
             shapes=tuple(
                 Shape(
                     scenario=names[0] if names else None,
                     also=names[1:],
-                    **sizes.to_dict(),
+                    **attrs.asdict(sizes) | {"others": dict(sizes.others)},
                     rounds=self.rounds[index],
                     results=self.timings(index),
                 )
@@ -118,12 +114,8 @@ class BenchRun(BenchSession):
         )
 
 
-def _warnings(artifact: LoadedArtifact) -> list[str]:
-    return [] if artifact.mismatch is None else [f"{artifact.path}: {artifact.mismatch}"]
-
-
 def points(
-    artifact: LoadedArtifact, shapes: Sequence[str], scenarios: Sequence[str]
+    artifact: TimedFile, shapes: Sequence[str], scenarios: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[LeftOut, ...]]:
     """The sizes to time with the scenarios of each, and what of whole sweeps the artifact can't take."""
     asked: dict[Scenario, Scenario] = {}
@@ -135,7 +127,7 @@ def points(
     left_out = []
     for scenario in asked.values():
         try:
-            sizes = scenario_sizes(artifact, scenario)
+            sizes = artifact.scenario_sizes(scenario)
             names[sizes] = (*names.get(sizes, ()), str(scenario))
         except RequestError as error:
             if not scenario.swept:
@@ -144,20 +136,40 @@ def points(
     if asked and not names:
         raise RequestError(f"nothing of the sweep can be timed: {left_out[0].reason}.")
     if shapes or not asked:
-        names |= {sizes: () for sizes in sizes_of(artifact, shapes) if sizes not in names}
+        given = [artifact.read_sizes(text) for text in shapes] or artifact.default_sizes()
+        names |= {sizes: () for sizes in given if sizes not in names}
     return list(names), list(names.values()), tuple(left_out)
 
 
-def _load_previous(
-    artifact: LoadedArtifact, path: Path, sizes: Sequence[Sizes], trusted: Sequence[TrustedKey]
-) -> LoadedArtifact:
-    """The earlier artifact; RequestError where it is another block, or can't take the sizes."""
-    other = load_for_bench(path, trusted)
-    if other.spec != artifact.spec:
-        names = ", ".join(differing(other.spec.to_dict(), artifact.spec.to_dict()))
+def _possible(candidates: Sequence[Candidate], artifact: TimedFile, options: BenchOptions) -> list[Candidate]:
+    """The candidates without references that can't be made of the file, unless they were named."""
+    if not artifact.no_references:
+        return list(candidates)
+    if options.alternatives:
         raise RequestError(
-            f"{str(path)!r} is another block than {str(artifact.path)!r} ({names} differ): give an earlier artifact of "
-            "the same one."
+            f"--peers was given with {str(artifact.path)!r}, and {artifact.no_references}: drop it, or give the other "
+            "way to run it with --against."
         )
-    sizes_of(other, [str(one) for one in sizes])
-    return other
+    named = {*options.runtimes, *options.required}
+    return [candidate for candidate in candidates if candidate.role not in ROLES or candidate.name in named]
+
+
+def _sizes_of_previous(artifact: TimedFile, other: TimedFile, sizes: Sequence[Sizes]) -> list[Sizes]:
+    """The sizes at which the earlier artifact is timed; RequestError where it is another block, or can't take them."""
+    if artifact.spec and other.spec and artifact.spec != other.spec:
+        names = ", ".join(differing(other.spec, artifact.spec))
+        raise RequestError(
+            f"{str(other.path)!r} is another block than {str(artifact.path)!r} ({names} differ): give an earlier "
+            "artifact of the same one."
+        )
+    return [other.sizes_like(one) for one in sizes]
+
+
+def _unlike(artifact: TimedFile, other: TimedFile) -> tuple[str, ...]:
+    """A sentence where two files have other inputs or outputs; nothing else says that they are one function."""
+    if artifact.spec and other.spec:
+        return ()
+    pairs = (("inputs", artifact.inputs, other.inputs), ("outputs", artifact.outputs, other.outputs))
+    lists = {kind: sorted({*mine} ^ {*theirs}) for kind, mine, theirs in pairs}
+    parts = [f"{kind} ({', '.join(names)})" for kind, names in lists.items() if names]
+    return (f"The two files differ in {' and '.join(parts)}.",) if parts else ()

@@ -16,7 +16,7 @@ from posexport.errors import RequestError, check_known
 from posexport.runtimes import ORT, REFERENCE, RUNTIMES, TENSORRT, TORCH, Runtime
 
 if TYPE_CHECKING:
-    from posexport.artifact.loaded import LoadedArtifact
+    from posexport.bench.timed_file import TimedFile
 
 _TAKES = {TORCH: ("threads",), ORT: ("threads", "cuda_graph"), TENSORRT: ("cuda_graph",), REFERENCE: ()}
 """Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
@@ -48,9 +48,11 @@ class Candidate:
         names = {role: f"{role}{'-cuda' if self.runtime.needs_gpu else ''}" for role in ROLES}
         return names if self.role == PREVIOUS_ARTIFACT else {**names, PREVIOUS_ARTIFACT: previous(self).name}
 
-    def missing(self, artifact: LoadedArtifact) -> str | None:
+    def missing(self, artifact: TimedFile) -> str | None:
         """Why it can't time the artifact here, or None."""
         required = artifact.required_runtime
+        if self.role in ROLES and artifact.no_references:
+            return artifact.no_references
         if required not in (None, self.runtime.name) and self.role in ("", PREVIOUS_ARTIFACT):
             return f"a plan of {required} runs on nothing else"
         reason = self.runtime.missing()

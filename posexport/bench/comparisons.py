@@ -160,6 +160,8 @@ def _facts(benchmark: Benchmark) -> dict[str, Any]:
     spec = {name: value for name, value in benchmark.spec.items() if name != "dtype"}
     machine = {name: benchmark.machine.get(name) for name in SAME} | {"threads": benchmark.threads}
     facts = {"encoding": benchmark.encoding, **_flat("", spec), **_flat("machine", machine)}
+    if benchmark.encoding is None:  # nothing but its origin says what a graph computes
+        facts["graph"] = benchmark.origin or benchmark.sha256
     return {**facts, "cuda_graph": benchmark.cuda_graph}
 
 
@@ -172,8 +174,8 @@ def _flat(path: str, value: Any) -> dict[str, Any]:
 
 
 def block_of(benchmark: Benchmark) -> tuple[str, Any, int]:
-    """The encoding, the hidden size and the number of layers."""
-    return benchmark.encoding, benchmark.spec.get("hidden_size"), benchmark.spec.get("layers") or 1
+    """The encoding (of a graph that anyone wrote, its file), the hidden size and the number of layers."""
+    return benchmark.encoding or benchmark.file, benchmark.spec.get("hidden_size"), benchmark.spec.get("layers") or 1
 
 
 def _apart(benchmarks: Mapping[str, Benchmark]) -> dict[str, dict[str, Any]]:

@@ -61,7 +61,8 @@ def bench_gated(
 
     def judge(result: Benchmark) -> Gate:
         if baseline is None:
-            return regression.compare_previous(result, limit, (*options.runtimes, *options.required))
+            gate = regression.compare_previous(result, limit, (*options.runtimes, *options.required))
+            return attrs.evolve(gate, notes=run.notes)
         return regression.compare(result, baseline, limit)
 
     def enough(result: Benchmark) -> bool:

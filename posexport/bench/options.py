@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from posexport.artifact.signing import TrustedKey
@@ -19,7 +21,8 @@ class BenchOptions:
     `batch=1,seq=128`, `scenarios` like `decode:2048`; with neither, the artifact's default sizes are timed.
     `alternatives` adds torch's own export and ONNX Runtime's optimizer. `torch_compile` times torch.compile in several
     processes too, where it is else left out since it starts slowly. `seconds` limits the rounds of one shape. One of
-    the `trusted` keys must have signed what is timed.
+    the `trusted` keys must have signed what is timed. `roles` says what inputs are for, by name, in files without a
+    spec (posexport.graphs.roles).
     """
 
     runtimes: tuple[str, ...] = ()
@@ -36,6 +39,7 @@ class BenchOptions:
     seconds: float = positive(60.0, "seconds for the rounds of one shape")
     processes: int | None = integer(None, "processes of each runtime", at_most=100)
     trusted: tuple[TrustedKey, ...] = ()
+    roles: Mapping[str, str] = attrs.field(factory=dict)
 
 
 DEFAULTS = BenchOptions()

@@ -79,7 +79,12 @@ def timings_of_artifact(result: Benchmark) -> list[tuple[Timing, Shape]]:
 
 
 def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
-    """Sentences on what else differs; RequestError where a baseline is of something else."""
+    """Sentences on what else differs; RequestError where a baseline is of something else, or can't be compared with."""
+    if result.no_references:
+        raise RequestError(
+            f"--baseline compares ratios to torch or the lower bound, and {result.no_references}: keep the earlier "
+            f"file, and give that with --against."
+        )
     for name in ("file", "encoding", "dtype"):
         now, before = getattr(result, name), getattr(baseline, name)
         if now != before:

@@ -74,22 +74,27 @@ class Timing:
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for."""
+    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for.
+
+    Graphs that anyone wrote may have no tokens (`seq`), and `others` of their own, such as the height of pictures.
+    """
 
     scenario: str | None
     also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})  # further scenarios of the same sizes
     batch: int
-    seq: int
+    seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
     past_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
     max_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
     encoder_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    others: Mapping[str, int] = attrs.field(factory=dict, metadata={OMITTED: True})
     rounds: int
     results: tuple[Timing, ...]
 
     @property
     def sizes(self) -> Sizes:
         """Its sizes, by dimension."""
-        return Sizes(**{field.name: getattr(self, field.name) for field in attrs.fields(Sizes)})
+        known = {field.name: getattr(self, field.name) for field in attrs.fields(Sizes)}
+        return Sizes(**known | {"others": tuple(self.others.items())})
 
     @property
     def scenarios(self) -> tuple[str, ...]:
@@ -178,17 +183,24 @@ class LimitResult:
 
 @attrs.frozen(kw_only=True)
 class Benchmark:
-    """The result: every candidate at every shape, and what it was measured with."""
+    """The result: every candidate at every shape, and what it was measured with.
+
+    Of a graph that anyone wrote, `encoding` is None, `spec` empty, `no_references` says why it has no ratios to torch
+    and to the lower bound, and `form` and `origin` (the sha256 of the file that was rewritten) are known where
+    posexport rewrote it.
+    """
 
     kind: Literal["bench"] = "bench"
     version: Literal[1] = 1
     file: str
     sha256: str
-    encoding: str
-    form: str
+    encoding: str | None
+    form: str | None
     opset: int
     dtype: str
     spec: Mapping[str, Any]
+    origin: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    no_references: str = attrs.field(default="", metadata={OMITTED: True})
     rounds: int
     burst: int
     """Timed runs of a turn at least."""

@@ -26,10 +26,9 @@ from posexport.bench.worker import LONG_RUN_SECONDS
 from posexport.files import real_path
 from posexport.processes import KILLED, LIMITED, MEMORY, REFUSED
 from posexport.progress import Progress
-from posexport.runtimes import TENSORRT
 
 if TYPE_CHECKING:
-    from posexport.artifact.loaded import LoadedArtifact
+    from posexport.bench.timed_file import TimedFile
 
 BURST, MIN_BURST_SECONDS = 3, 0.01
 """Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
@@ -53,24 +52,27 @@ class _Series:
 class BenchSession:
     """The candidates of one benchmark: those that run have a process, the others a reason.
 
-    `options` has rounds and seconds of one session. `previous` is an earlier artifact, for the candidates of that role.
+    `options` has rounds and seconds of one session. `previous` is an earlier artifact, for the candidates of that role,
+    with its own `previous_sizes` (those of the artifact, where it names its dimensions in the same way).
     `methods` says how a lower bound is run, by its name and the sizes; else all processes use the method of the first.
     """
 
     def __init__(
         self,
-        artifact: LoadedArtifact,
+        artifact: TimedFile,
         candidates: Sequence[Candidate],
         sizes: Sequence[Sizes],
         options: BenchOptions,
-        previous: LoadedArtifact | None,
+        previous: TimedFile | None,
         progress: Progress,
         methods: Mapping[tuple[str, str], str] | None = None,
+        previous_sizes: Sequence[Sizes] | None = None,
     ) -> None:
         self._methods = dict(methods or {})
         self._artifact, self._previous, self._options = artifact, previous, options
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self._sizes, self._progress = list(sizes), progress
+        self._previous_sizes = self._sizes if previous_sizes is None else list(previous_sizes)
         self._series = [{name: _Series() for name in self._candidates} for _ in self._sizes]
         self._out: dict[tuple[str, int | None], Timing] = {}  # at one shape, or (None) at all of them
         self._loaded: dict[str, list[Mapping[str, Any]]] = {name: [] for name in self._candidates}
@@ -121,7 +123,7 @@ class BenchSession:
 
     def _open(self, candidate: Candidate) -> None:
         name = candidate.name
-        artifact = self._previous if self._previous and candidate.role == PREVIOUS_ARTIFACT else self._artifact
+        artifact, sizes = self._timed_by(candidate)
         if (missing := candidate.missing(artifact)) is not None:
             self._out[name, None] = Timing(runtime=name, state=NOT_RUN, reason=missing)
             return
@@ -133,10 +135,8 @@ class BenchSession:
         if self._options.cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
             without_effect.append("--cuda-graph")
         self._notes[name] = "; ".join(f"{option} has no effect on it" for option in without_effect)
-        if candidate.runtime.module == TENSORRT and artifact.required_runtime is None:
-            options["profile"] = artifact.profile_requests([sizes.to_dict() for sizes in self._sizes])
-        elif candidate.runtime.module == TENSORRT:
-            options["sha256"] = artifact.sha256  # a plan is opened only if it is the one that was checked
+        if candidate.role in ("", PREVIOUS_ARTIFACT):
+            options |= artifact.engine_options(candidate.runtime, sizes)
         path = self._path(candidate, artifact)
         if path is None:
             return
@@ -145,16 +145,22 @@ class BenchSession:
         if reply is not None:
             self._loaded[name].append(reply)
 
-    def _path(self, candidate: Candidate, artifact: LoadedArtifact) -> Path | None:
+    def _timed_by(self, candidate: Candidate) -> tuple[TimedFile, list[Sizes]]:
+        """The file that a candidate is about, with its sizes."""
+        if self._previous is not None and candidate.role == PREVIOUS_ARTIFACT:
+            return self._previous, self._previous_sizes
+        return self._artifact, self._sizes
+
+    def _path(self, candidate: Candidate, artifact: TimedFile) -> Path | None:
         """The file that it opens; None where it can't be made, with the reason noted."""
         if candidate.runtime.package == "torch":  # it rebuilds the block from the ONNX file, also for a plan
-            return artifact.source.path
+            return artifact.source
         if candidate.role not in ALTERNATIVES:
             return artifact.path
-        made = self._made("torch-onnx", candidate.name, source=str(real_path(self._artifact.source.path)))
+        made = self._made("torch-onnx", candidate.name, source=str(real_path(self._artifact.source)))
         if made is None or candidate.role == "torch-onnx":
             return made
-        return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._artifact.spec.to_dict())
+        return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._artifact.spec)
 
     def _made(self, role: str, name: str, **fields: Any) -> Path | None:
         """The file of an alternative, made once, by a process of its own."""
@@ -171,8 +177,7 @@ class BenchSession:
 
     def _measure(self, index: int, sizes: Sizes, again: str) -> None:
         ready: dict[str, Mapping[str, Any]] = {}
-        request = {"spec": self._artifact.spec.to_dict(), **sizes.to_dict()}
-        request |= {"seed": self._options.seed, "warmup": self._options.warmup}
+        settings = {"seed": self._options.seed, "warmup": self._options.warmup}
         transient = 0  # bytes that a candidate before takes anew in every run
         for name, candidate in self._candidates.items():
             if self._is_out(name, index):
@@ -183,6 +188,8 @@ class BenchSession:
                 continue
             self._progress(f"warming up {name} at {sizes}{again}")
             method = self._methods.get((name, str(sizes)))
+            file, sizes_of_file = self._timed_by(candidate)
+            request = file.request(sizes_of_file[index]) | settings
             reply = self._ask(name, index, "shape", **request, keep_free=transient, method=method)
             if reply is not None:
                 ready[name] = reply
@@ -242,7 +249,7 @@ class BenchSession:
             seconds=seconds,
             ratios=ratios,
             processes=processes,
-            tokens_per_second=sizes.batch * sizes.seq / seconds.median,
+            tokens_per_second=None if sizes.tokens is None else sizes.tokens / seconds.median,
             memory=None if role == "lower_bound" else max(answer["memory"] for answer in series.ready),
             gpu_memory=None if None in gpu else max(gpu),
             load_seconds=_median([answer["load_seconds"] for answer in self._loaded[name]]),

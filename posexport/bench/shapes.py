@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,26 +22,44 @@ if TYPE_CHECKING:
     from posexport.artifact.signing import TrustedKey
     from posexport.runtimes.base import Arrays
 
-_BUFFER, _ENCODER = 1024, 512
+BUFFER, ENCODER_TOKENS = 1024, 512
 """Places in a shared cache, where they suffice, and tokens of an encoder."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """The dimensions of one benchmark; None for those that the artifact hasn't."""
+    """The dimensions of one benchmark; None for those that the file hasn't.
+
+    `others` are dimensions of graphs that anyone wrote, such as the height of pictures.
+    """
 
     batch: int = integer(1, "batch size")
-    seq: int = integer(128, "tokens")
+    seq: int | None = integer(128, "tokens", optional=True)
     past_seq: int | None = integer(None, "tokens in the cache", at_least=0)  # also of a cache of `max_seq` places
     max_seq: int | None = integer(None, "places in a shared cache")
     encoder_seq: int | None = integer(None, "tokens of the encoder")
+    others: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int | None]) -> Sizes:
+        """The sizes by name, those that no field has among the others."""
+        fields = {field.name for field in attrs.fields(cls)} - {"others"}
+        known: dict[str, Any] = {name: size for name, size in sizes.items() if name in fields}
+        others = ((name, size) for name, size in sizes.items() if name not in fields and size is not None)
+        return cls(**known, others=tuple(sorted(others)))
 
     def __str__(self) -> str:
         return ",".join(f"{dim}={size}" for dim, size in self.to_dict().items())
 
     def to_dict(self) -> dict[str, int]:
         """The sizes that there are, by dimension."""
-        return {dim: size for dim, size in attrs.asdict(self).items() if size is not None}
+        known = attrs.asdict(self, filter=lambda field, size: field.name != "others" and size is not None)
+        return {**known, **dict(self.others)}
+
+    @property
+    def tokens(self) -> int | None:
+        """The new tokens of all rows; None where there are no tokens."""
+        return None if self.seq is None else self.batch * self.seq
 
 
 def load_for_bench(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
@@ -61,8 +79,8 @@ def load_for_bench(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArti
 def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
     """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
     defaults = _defaults(artifact)
-    dimensions = _dimensions(artifact)
-    given = [read_sizes(text, defaults[0], dimensions) for text in texts] or defaults
+    names = dimensions(artifact)
+    given = [read_sizes(text, defaults[0], names) for text in texts] or defaults
     return [_checked(artifact, sizes) for sizes in dict.fromkeys(given)]
 
 
@@ -93,7 +111,7 @@ def _defaults(artifact: LoadedArtifact) -> list[Sizes]:
     return [_default(artifact, seq, past) for seq, past in tokens]
 
 
-def _dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:
+def dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:
     """What a `--shape` may name."""
     return tuple(dict.fromkeys((*artifact.bounds, *(["past_seq"] if artifact.spec.kv_cache else []))))
 
@@ -108,15 +126,16 @@ def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
     places = artifact.bounds.get("max_seq", (0, None))[1]
     room = min(limit for limit in (artifact.spec.token_limit(), places, seq + past) if limit)
     past = min(past, room - 1)
-    usual = {"batch": 1, "seq": min(seq, room - past), "past_seq": past, "encoder_seq": _ENCODER}
+    usual = {"batch": 1, "seq": min(seq, room - past), "past_seq": past, "encoder_seq": ENCODER_TOKENS}
     usual |= {dim: _usual(artifact, dim, size) for dim, size in usual.items() if dim in artifact.bounds}
-    return Sizes(**{dim: size for dim, size in usual.items() if dim in _dimensions(artifact)})
+    return Sizes.of({dim: size for dim, size in usual.items() if dim in dimensions(artifact)})
 
 
 def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
     """The sizes, with the places of a shared cache if they were not named; RequestError where they don't fit."""
+    seq = sizes.seq or 1
     if "max_seq" in artifact.bounds and sizes.max_seq is None:
-        places = max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
+        places = max(BUFFER, seq + (sizes.past_seq or 0))
         sizes = attrs.evolve(sizes, max_seq=_usual(artifact, "max_seq", places))
     name, spec, limit = artifact.path.name, artifact.spec, artifact.spec.token_limit()
     for dim, (low, high) in artifact.bounds.items():
@@ -125,17 +144,17 @@ def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
             span = f"exactly {low}" if low == high else f"{low} to {high}" if high else f"{low} and more"
             raise RequestError(f"{dim} is {size}: {name!r} takes {span}, so give such a --shape.")
     past = sizes.past_seq or 0
-    total = f"past_seq + seq is {past + sizes.seq}" if past else f"seq is {sizes.seq}"
-    if limit is not None and past + sizes.seq > limit:
+    total = f"past_seq + seq is {past + seq}" if past else f"seq is {seq}"
+    if limit is not None and past + seq > limit:
         raise RequestError(
             f"{total}: {spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or less."
         )
-    if sizes.max_seq is not None and past + sizes.seq > sizes.max_seq:
+    if sizes.max_seq is not None and past + seq > sizes.max_seq:
         raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
-    fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, sizes.seq, past)
+    fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, seq, past)
     if artifact.source.form == "contrib" and not fits:
         raise RequestError(
-            f"batch is {sizes.batch}, past_seq {past} and seq {sizes.seq}: GroupQueryAttention, which {name!r} uses, "
+            f"batch is {sizes.batch}, past_seq {past} and seq {seq}: GroupQueryAttention, which {name!r} uses, "
             "takes several tokens after others for batch=1 only, so give that, or seq=1."
         )
     return sizes
@@ -143,17 +162,23 @@ def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
 
 def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch", "seq")) -> Sizes:
     """Sizes from `batch=1,seq=128`; a dimension that isn't named is taken from `defaults`."""
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = pairs_of(text)
+    for dim in given:
+        check_known("dimension in --shape", dim, dimensions)
+    return attrs.evolve(defaults, **given)
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    """The sizes in `batch=1,seq=128` as they stand there, by dimension; RequestError for other text."""
+    given: dict[str, str] = {}
     for part in text.split(","):
-        dim, equals, value = part.partition("=")
-        dim = dim.strip()
+        dim, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise RequestError(f"--shape {text!r} is not like batch=1,seq=128: write each dimension as NAME=SIZE.")
-        check_known("dimension in --shape", dim, dimensions)
         if dim in given:
             raise RequestError(f"--shape {text!r} gives {dim} twice: give it once.")
-        given[dim] = value.strip()
-    return attrs.evolve(defaults, **given)
+        given[dim] = value
+    return given
 
 
 def seeded_inputs(spec: Spec, sizes: Sizes, seed: int) -> Arrays:
@@ -165,13 +190,13 @@ def seeded_inputs(spec: Spec, sizes: Sizes, seed: int) -> Arrays:
 
     random = np.random.default_rng(seed)
     inputs: Arrays = {}
-    past = sizes.past_seq or 0
+    past, seq = sizes.past_seq or 0, sizes.seq or 1
     array: Any
     for name, (shape, dtype) in graph_inputs(spec).items():
         dims = [resolved(dim, sizes.to_dict()) for dim in shape]
         if name == "position_ids":
-            columns = math.isqrt(past + sizes.seq - 1) + 1
-            ids = past + np.arange(sizes.seq)
+            columns = math.isqrt(past + seq - 1) + 1
+            ids = past + np.arange(seq)
             axes = [ids] if spec.position_axes == 1 else [ids % columns, ids // columns, *[ids * 0] * len(dims)]
             array = np.broadcast_to(np.stack(axes[: spec.position_axes], -1).reshape(dims[1:]), dims)
         elif name == "input_ids":

@@ -2,8 +2,9 @@
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
-    shape  {spec, seed, warmup, keep_free, method, batch, seq, ...}   binds inputs, runs up to `warmup` times; `method`
-                                                              is how the lower bound is run, where that is known
+    shape  {spec or roles, seed, warmup, keep_free, method, batch, seq, ...}   binds inputs, runs up to `warmup` times;
+                               sizes are by the contract of a spec, or by the meanings of axes where there are roles;
+                               `method` is how the lower bound is run, where that is known
            -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
     time   {burst[, wake]}  -> {seconds: [...]}   untimed runs for `wake` seconds, at least one, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of an alternative
@@ -24,10 +25,11 @@ import attrs
 from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError, Reason
+from posexport.jsondata import structure
 from posexport.models import read_spec
 from posexport.processes import FAILED, MEMORY, REFUSED, serve
 from posexport.runtimes import TENSORRT, runtime
-from posexport.runtimes.base import MethodRunner, Runner
+from posexport.runtimes.base import Arrays, MethodRunner, Runner
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
@@ -86,7 +88,15 @@ class Worker:
         }
 
     def shape(
-        self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, method: str | None = None, **sizes: int
+        self,
+        spec: dict[str, Any] | None = None,
+        *,
+        seed: int,
+        warmup: int,
+        roles: list[Any] | None = None,
+        keep_free: int = 0,
+        method: str | None = None,
+        **sizes: int,
     ) -> dict[str, Any]:
         if isinstance(self._runner, MethodRunner):
             self._runner.method = method
@@ -95,7 +105,11 @@ class Worker:
             machine.limit_to_what_is_free(keep_free)
         machine.forget_peak()
         start = time.perf_counter()
-        self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(**sizes), seed))
+        if roles is not None:
+            inputs = _inputs_by_role(roles, sizes, seed)
+        else:
+            inputs = seeded_inputs(read_spec(spec or {}), Sizes.of(sizes), seed)
+        self._call = self._runner.prepare(inputs)
         before = time.perf_counter()
         runs = [self._call()]
         built = time.perf_counter() - before
@@ -135,6 +149,17 @@ class Worker:
 
 def _not_prepared() -> float:
     raise RuntimeError("a shape must be prepared before it is timed")
+
+
+def _inputs_by_role(data: list[Any], sizes: dict[str, int], seed: int) -> Arrays:
+    """Inputs of a graph that anyone wrote: consecutive positions behind what is cached, nothing is padded."""
+    import numpy as np
+
+    from posexport.graphs.draw import draw_inputs
+    from posexport.graphs.roles import Role
+
+    roles = {role.name: role for role in (structure(one, Role) for one in data)}
+    return draw_inputs(roles, sizes, np.random.default_rng(seed)).arrays
 
 
 def _gpu_used(on_gpu: bool) -> int | None:

@@ -9,7 +9,14 @@ import click
 
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
-from posexport.cli.options import check_no_project, project_options, trust_option, trusted_keys
+from posexport.cli.options import (
+    check_no_project,
+    input_roles,
+    project_options,
+    roles_option,
+    trust_option,
+    trusted_keys,
+)
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
 )
+@roles_option
 @click.option(
     "--peers", "alternatives", is_flag=True, help="beside torch's own ONNX export and ONNX Runtime's optimizer too"
 )
@@ -47,7 +55,9 @@ if TYPE_CHECKING:
 @click.option("--cuda-graph", is_flag=True, help="capture the run as a CUDA graph where a runtime can")
 @click.option("--save", metavar="FILE", help="write the result as JSON, for --baseline and for posexport report")
 @click.option("--baseline", metavar="FILE", help="exit 1 if a runtime got slower since this result was saved")
-@click.option("--against", metavar="FILE", help="exit 1 if it is slower than this earlier artifact, timed beside it")
+@click.option(
+    "--against", metavar="FILE", help="exit 1 if it is slower than this earlier or other file, timed beside it"
+)
 @click.option("--max-regression", metavar="SHARE", help="the share that may be slower, as 5% or 0.05  [default: 5%]")
 @click.option("--strict", is_flag=True, help="exit 1 also where the comparison is inconclusive")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime isn't timed")
@@ -62,11 +72,15 @@ def bench(
     against: str | None,
     max_regression: str | None,
     strict: bool,
+    roles: tuple[str, ...],
     trust: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> int:
     """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the lower bound.
+
+    An .onnx that anyone else wrote is timed by itself, or beside the file of --against; --input says what an input is
+    for where its name doesn't.
 
     Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
     of its budget, which must be kept, and beside its baseline; --save then names a folder.
@@ -74,9 +88,10 @@ def bench(
     Exits 1 where a runtime fails or got slower, 3 where a required one is not there.
     """
     asked = {name: value for name, value in given.items() if value is not None}
-    options = BenchOptions(**asked, trusted=trusted_keys(trust))
+    options = BenchOptions(**asked, trusted=trusted_keys(trust), roles=input_roles(roles))
     if file is None:
         of_file = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
+        of_file["input"] = roles
         for name, value in {**of_file, "max-regression": max_regression}.items():
             if value:
                 raise RequestError(f"--{name} was given without a file: a project's file states it, so drop it.")

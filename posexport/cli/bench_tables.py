@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from posexport.bench.result import OUT_OF_DATE, Benchmark, Change, Gate, LimitResult, ProjectBenchmark, Shape, Timing
@@ -11,6 +12,7 @@ from posexport.jsondata import unstructure
 from posexport.machine import describe_cpu
 
 COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
+RATIOS = COLUMNS[3:5]
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
 _BUDGET = ("file", "runtime", "at", "times", "of", "95 % interval", "limit", "state")
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
@@ -19,10 +21,13 @@ _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "st
 def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     """A table for each shape, then what is to be said of some of it, and the gate."""
     for shape in result.shapes:
-        block = f"{result.encoding}, {result.form}, {result.dtype}"
+        block = ", ".join(filter(None, (result.encoding, result.form, result.dtype)))
         rounds = f"{shape.rounds} rounds" + (f" in {result.processes} processes" if result.processes > 1 else "")
         title = f"{result.file}: {block}, {_shape(shape)}, {rounds}; {describe_cpu(result.machine)}"
-        console.show_table(title, COLUMNS, [_row(timing) for timing in shape.results], right=COLUMNS[1:-1])
+        left_out = RATIOS if result.no_references else ()
+        columns = tuple(name for name in COLUMNS if name not in left_out)
+        rows = [_row(timing, left_out) for timing in shape.results]
+        console.show_table(title, columns, rows, right=columns[1:-1])
         if alternatives:
             right = tuple(_OTHERS.values())
             rows = [
@@ -31,6 +36,8 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
                 if timing.seconds is not None
             ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
+    if result.no_references:
+        console.write(f"torch and the lower bound are not known: {result.no_references}.")
     lines = [f"{timing.runtime}: {text}" for timing in result.timings if (text := timing.reason or timing.note)]
     lines += [f"{point.scenario}: left out, {point.reason}" for point in result.left_out]
     for line in dict.fromkeys(lines):
@@ -98,21 +105,17 @@ def _shape(shape: Shape) -> str:
     return f"{', '.join(shape.scenarios)} ({shape.sizes})" if shape.scenario else str(shape.sizes)
 
 
-def _row(result: Timing) -> tuple[str, ...]:
-    if result.seconds is None:
-        return (result.runtime, *["-"] * 6, result.state)
-    seconds, rate = result.seconds, result.tokens_per_second or 0
-    bound = result.ratios.get("lower_bound")
-    return (
-        result.runtime,
-        f"{seconds.median * 1e3:.3f}",
-        f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}",
-        "-" if bound is None else _times(bound.median),
-        _with_interval(result.ratios.get("torch")),
-        f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}",
-        _memory(result),
-        result.state,
-    )
+def _row(result: Timing, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+    cells = dict.fromkeys(COLUMNS, "-") | {"runtime": result.runtime, "state": result.state}
+    if result.seconds is not None:
+        seconds, rate, bound = result.seconds, result.tokens_per_second, result.ratios.get("lower_bound")
+        cells["median ms"] = f"{seconds.median * 1e3:.3f}"
+        cells["p10 - p90"] = f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}"
+        cells["x lower bound"] = "-" if bound is None else _times(bound.median)
+        cells["x torch eager"] = _with_interval(result.ratios.get("torch"))
+        cells["tokens/s"] = "-" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+        cells["memory"] = _memory(result)
+    return tuple(cell for name, cell in cells.items() if name not in left_out)
 
 
 def _memory(result: Timing) -> str:

@@ -58,7 +58,8 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
         elif SEQ not in fixed:
             sizes[SEQ] = max(total - sizes[PAST], 1)
     sizes[TOTAL] = fixed.get(TOTAL, sizes[PAST] + sizes[SEQ])
-    sizes[SLOTS] = fixed.get(SLOTS, sizes[PAST] + sizes[SEQ] + _SPARE)
+    needed = sizes[PAST] + sizes[SEQ]
+    sizes[SLOTS] = fixed.get(SLOTS, max(asked.get(SLOTS, needed + _SPARE), needed))
     for role in roles.values():
         for dim, axis in zip(role.shape, role.axes, strict=True):
             if isinstance(dim, int) or not isinstance(axis, str):

@@ -3,7 +3,8 @@
 Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice, or as many as the CPUs
 that this process is kept to), `cuda_graph` (capture the run once and replay it), `disabled_optimizers` (names of graph
 optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `io_binding` (false: timed by plain
-calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16).
+calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16), `shared`
+({output: input} of caches that a bound run writes in place; default: those of posexport's own files).
 
 ONNX Runtime falls back to the CPU without an error where its CUDA provider can't load; here that is an error.
 """
@@ -28,7 +29,7 @@ from posexport.runtimes.tensors import BF16
 
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
-_OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers", "graph_level", "io_binding")
+_OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers", "graph_level", "io_binding", "shared")
 GRAPH_LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 """onnxruntime's GraphOptimizationLevel, `ORT_` left out, by the name that the option has."""
 
@@ -45,6 +46,7 @@ class OrtRunner:
         cuda_graph: bool = False,
         stream: Any = None,
         io_binding: bool | None = None,
+        shared: Mapping[str, str] | None = None,
     ) -> None:
         self._session, self._provider, self._cuda_graph, self._stream = session, provider, cuda_graph, stream
         self._io_binding = io_binding
@@ -54,7 +56,8 @@ class OrtRunner:
         # The outputs that are an input's own buffer when timed, as pipelines run them: caches that are written into.
         inputs = {value.name for value in session.get_inputs()}
         pairs = {name: name.replace("present_", "past_", 1) for name in self._names if "write_indices" in inputs}
-        self._shared = {name: past for name, past in pairs.items() if past != name and past in inputs}
+        own = {name: past for name, past in pairs.items() if past != name and past in inputs}
+        self._shared = own if shared is None else dict(shared)
 
     def run(self, inputs: Arrays) -> Arrays:
         if not self._io_binding or self._has_bf16:  # which ONNX Runtime can't copy from where it is bound
@@ -194,4 +197,4 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
             f"onnxruntime {onnxruntime.__version__} could not start {name}: "
             "install onnxruntime-gpu with the CUDA and cuDNN libraries that it was built for."
         )
-    return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"))
+    return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"), options.get("shared"))

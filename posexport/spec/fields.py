@@ -56,10 +56,27 @@ def _number(value: object, kind: type[int] | type[float], low: float, high: floa
     return number
 
 
-def integer(default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1) -> Any:
-    """A whole number between bounds; None means "derived from other fields"."""
-    allowed = f"a whole number from {at_least} to {at_most}"
-    return parsed(help, allowed, lambda value: _number(value, int, at_least, at_most), default, typed=True)
+def integer(
+    default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1, optional: bool = False
+) -> Any:
+    """A whole number between bounds; None means "derived from other fields", `optional` takes it beside a default."""
+
+    def read(value: Any) -> Any:
+        return None if optional and value is None else _number(value, int, at_least, at_most)
+
+    return parsed(help, _whole(at_least, at_most), read, default, typed=True)
+
+
+def whole_number(name: str, value: object, *, at_least: int = 1, at_most: int = 2**31 - 1) -> int:
+    """The whole number between bounds that `value` is or says; FieldError under `name` for any other."""
+    try:
+        return int(_number(value, int, at_least, at_most))
+    except (TypeError, ValueError, OverflowError):
+        raise FieldError(name, f"is {shown(value)}: it must be {_whole(at_least, at_most)}.") from None
+
+
+def _whole(at_least: int, at_most: int) -> str:
+    return f"a whole number from {at_least} to {at_most}"
 
 
 def positive(default: float | None, help: str) -> Any:

@@ -16,6 +16,7 @@ from posexport.bench.candidates import CANDIDATES, choose, previous
 from posexport.bench.options import BenchOptions
 from posexport.bench.session import BenchSession
 from posexport.bench.shapes import Sizes
+from posexport.bench.timed_artifact import TimedArtifact
 
 SHORT, LONG_RUN_SECONDS = Sizes(seq=5), Sizes(seq=6)
 SETTINGS = BenchOptions(rounds=4, warmup=1)
@@ -76,7 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BenchSession]:
     def made(world: World, *names: str, sessions: int = 1, alternatives: bool = False, **settings: Any) -> BenchSession:
         monkeypatch.setattr(rounds_module, "Worker", world.worker)
-        one = artifact("contrib")
+        one = TimedArtifact(artifact("contrib"))
         candidates = choose(names, alternatives)
         field = BenchSession(
             one, candidates, [SHORT, LONG_RUN_SECONDS], attrs.evolve(SETTINGS, **settings), None, lambda step: None
@@ -206,7 +207,9 @@ def test_an_earlier_artifact_is_timed_on_the_same_runtime(monkeypatch: pytest.Mo
     new = artifact()
     old = attrs.evolve(new, path=Path("old.onnx"))
     candidates = [*choose(["ort-cpu"]), previous(CANDIDATES["ort-cpu"])]
-    with BenchSession(new, candidates, [SHORT], SETTINGS, old, lambda step: None) as field:
+    with BenchSession(
+        TimedArtifact(new), candidates, [SHORT], SETTINGS, TimedArtifact(old), lambda step: None
+    ) as field:
         field.open_processes()
     opened = {name: Path(asked["path"]).name for name, do, asked in world.asked if do == "open"}
     assert (opened["ort-cpu"], opened["against"]) == ("block.onnx", "old.onnx")

@@ -11,6 +11,7 @@ from posexport.artifact.loaded import LoadedArtifact
 from posexport.bench.benchmark import points
 from posexport.bench.scenarios import SWEEPS, Scenario, read_scenario
 from posexport.bench.shapes import scenario_sizes
+from posexport.bench.timed_artifact import TimedArtifact
 from posexport.errors import RequestError
 from posexport.spec.contract import bounds_of, graph_inputs
 
@@ -95,13 +96,13 @@ def test_a_scenario_has_sizes(name: str) -> None:
 )
 def test_a_named_size_that_does_not_fit_is_refused(over: dict[str, Any], text: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        points(artifact(**over), (), (text,))
+        points(TimedArtifact(artifact(**over)), (), (text,))
     assert message in str(caught.value)
 
 
 def test_a_sweep_leaves_out_what_does_not_fit_and_says_why() -> None:
     one = artifact(encoding="learned", max_positions=512)
-    sizes, names, left_out = points(one, (), ("prefill",))
+    sizes, names, left_out = points(TimedArtifact(one), (), ("prefill",))
     assert names == [("prefill:1",), ("prefill:16",), ("prefill:128",), ("prefill:512",)]
     assert [each.seq for each in sizes] == [1, 16, 128, 512]
     assert [each.scenario for each in left_out] == ["prefill:1024", "prefill:4096", "prefill:16384"]
@@ -110,11 +111,11 @@ def test_a_sweep_leaves_out_what_does_not_fit_and_says_why() -> None:
 
 def test_a_sweep_of_which_nothing_fits_is_refused() -> None:
     with pytest.raises(RequestError, match=r"nothing of the sweep can be timed: .*has no cache"):
-        points(artifact(), (), ("decode",))
+        points(TimedArtifact(artifact()), (), ("decode",))
 
 
 def test_scenarios_and_shapes_stand_beside_each_other_once() -> None:
-    sizes, names, _ = points(artifact(), ("seq=16", "seq=5"), ("prefill:16", "prefill:16,1", "batch:1"))
+    sizes, names, _ = points(TimedArtifact(artifact()), ("seq=16", "seq=5"), ("prefill:16", "prefill:16,1", "batch:1"))
     assert list(zip(map(str, sizes), names, strict=True)) == [
         ("batch=1,seq=16", ("prefill:16",)),
         ("batch=1,seq=1", ("prefill:1",)),
@@ -124,11 +125,11 @@ def test_scenarios_and_shapes_stand_beside_each_other_once() -> None:
 
 
 def test_scenarios_of_equal_sizes_keep_their_names() -> None:
-    sizes, names, _ = points(artifact(), (), ("prefill:128", "batch:1"))
+    sizes, names, _ = points(TimedArtifact(artifact()), (), ("prefill:128", "batch:1"))
     assert (list(map(str, sizes)), names) == (["batch=1,seq=128"], [("prefill:128", "batch:1")])
 
 
 @pytest.mark.parametrize("texts", [("prefill", "prefill:1024"), ("prefill:1024", "prefill")])
 def test_a_size_that_is_named_is_refused_whatever_sweep_has_it_too(texts: tuple[str, ...]) -> None:
     with pytest.raises(RequestError, match="--scenario prefill:1024"):
-        points(artifact(encoding="learned", max_positions=512), (), texts)
+        points(TimedArtifact(artifact(encoding="learned", max_positions=512)), (), texts)

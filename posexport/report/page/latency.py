@@ -96,9 +96,13 @@ def _fact(path: str, value: Any) -> str:
 def _sizes(compared: Comparison) -> str:
     shape = compared.rows[0].shape
     past = shape.past_seq or 0
+    others = ", ".join(f"{name} {size:,}" for name, size in shape.others.items())
+    if shape.seq is None:
+        return ", ".join(filter(None, (plural(shape.batch, "row"), others)))
     tokens = plural(shape.seq, "new token" if past else "token")
     text = f"{tokens} behind {past:,} in the cache" if past else f"{tokens} at once"
-    return text if shape.batch == 1 else f"{shape.batch:,} × {text}"
+    text = text if shape.batch == 1 else f"{shape.batch:,} × {text}"
+    return ", ".join(filter(None, (text, others)))
 
 
 def _name(compared: Comparison, row: Row, with_file: bool = True) -> str:
@@ -109,7 +113,7 @@ def _name(compared: Comparison, row: Row, with_file: bool = True) -> str:
         return " · ".join([ALTERNATIVES[row.role] + " on CUDA" * row.runtime.endswith("-cuda"), *dtype])
     alike = [other for other in compared.benchmarks if (other.form, other.dtype) == (made.form, made.dtype)]
     twins = [other for other in alike if other.opset == made.opset]
-    parts = [row.runtime, made.form, *dtype, *[f"opset {made.opset}"] * (len(twins) < len(alike))]
+    parts = [row.runtime, made.form or made.file, *dtype, *[f"opset {made.opset}"] * (len(twins) < len(alike))]
     if with_file and len(twins) > 1:
         parts.append(made.file if len({other.file for other in twins}) == len(twins) else row.source)
     return " · ".join(parts)

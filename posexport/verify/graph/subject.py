@@ -66,14 +66,10 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
         raise untrusted(graph.path, "it is no artifact of posexport, so nobody signed it")
     model = ir.from_proto(graph.model)
     tensors = list(_tensors(graph.model))
-    counts: Counter[int] = Counter()
-    for tensor in tensors:
-        if tensor.data_type in _FLOATS and len(tensor.dims) > 1:
-            counts[tensor.data_type] += math.prod(tensor.dims)
     inputs = values_of_model(value for value in model.graph.inputs if not value.is_initializer())
     return GraphSubject(
         graph=graph,
-        dtype=_dtype(counts, inputs),
+        dtype=main_dtype(graph.model, inputs),
         weight_count=sum(math.prod(tensor.dims) for tensor in tensors),
         weight_bytes=sum(map(_bytes, tensors)),
         foreign_domains=_foreign_domains(model),
@@ -92,8 +88,12 @@ def read_file(path: Path) -> GraphFile:
     return read_graph(path)
 
 
-def _dtype(counts: Counter[int], inputs: Values) -> str:
+def main_dtype(model: onnx.ModelProto, inputs: Values) -> str:
     """The dtype of most weights, of floating-point inputs where there are none, else fp32."""
+    counts: Counter[int] = Counter()
+    for tensor in _tensors(model):
+        if tensor.data_type in _FLOATS and len(tensor.dims) > 1:
+            counts[tensor.data_type] += math.prod(tensor.dims)
     if counts:
         return _FLOATS[counts.most_common(1)[0][0]][0]
     floats = [dtype for _, dtype in inputs.values() if dtype in ("fp32", "fp16", "bf16", "fp64")]

@@ -1,0 +1,45 @@
+"""Files to be timed, read: artifacts of posexport, plans, and ONNX files that anyone wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posexport.bench.shapes import load_for_bench
+from posexport.errors import RequestError, check_known
+from posexport.graphs.roles import ROLES
+
+if TYPE_CHECKING:
+    from posexport.artifact.signing import TrustedKey
+    from posexport.bench.timed_file import TimedFile
+
+
+def load_timed(paths: Sequence[Path], trusted: Sequence[TrustedKey], roles: Mapping[str, str]) -> list[TimedFile]:
+    """The files that are timed in the same rounds. `roles` are those of inputs by name, in files without a spec.
+
+    RequestError for what can't be timed, for a role of no input or of an input that needs none, and for an input whose
+    role can't be guessed. One of the `trusted` keys must have signed each file.
+    """
+    for name, role in roles.items():
+        check_known(f"role of the input {name!r}", role, ROLES)
+    files = [_load(path, trusted, roles) for path in paths]
+    named = {name: None for file in files if file.no_references for name in file.inputs}
+    if roles and not named:
+        raise RequestError(f"{str(paths[0])!r} is posexport's own, so the roles of its inputs are known: drop --input.")
+    for name in roles:
+        check_known("input of --input", name, named)
+    return files
+
+
+def _load(path: Path, trusted: Sequence[TrustedKey], roles: Mapping[str, str]) -> TimedFile:
+    from posexport.artifact.onnx_artifact import ForeignFileError
+    from posexport.bench.timed_artifact import TimedArtifact
+    from posexport.bench.timed_graph import timed_graph
+
+    try:
+        return TimedArtifact(load_for_bench(path, trusted))
+    except ForeignFileError as error:
+        if not error.foreign and "posexport.module" not in error.graph.metadata():
+            raise  # an artifact that lost a part of what says what it is
+        return timed_graph(error.graph, roles)

@@ -44,7 +44,9 @@ class Functions:
         )
         return translate
 
-    def function(self, operator: Operator[..., Any], inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
+    def function(
+        self, operator: Operator[..., Any], inputs: tuple[Any, ...], attributes: dict[str, Any]
+    ) -> ir.Function:
         """The body of a call: `inputs` are anything with a dtype and a shape, None where absent."""
         shapes = _shapes(inputs)
         key = (operator.function, *shapes, *(v.dtype if v is not None else None for v in inputs), *attributes.items())

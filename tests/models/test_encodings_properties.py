@@ -141,5 +141,5 @@ def test_angles_refuse_half_precision() -> None:
     """A block cast to half as a whole would be wrong by radians; it says so instead."""
     block_positions = torch.zeros(1, 2, dtype=torch.int64)
     for dtype in (torch.float16, torch.bfloat16):
-        with pytest.raises(TypeError, match="it must be torch.float32"):
+        with pytest.raises(TypeError, match=r"it must be torch.float32"):
             custom_ops.sinusoids(block_positions, torch.ones(2, dtype=dtype), 1.0)

@@ -39,7 +39,7 @@ def rewrite_in_child(
 
     worker = Worker("posexport.rewrite.process")
     try:
-        request = {"path": str(path.absolute()), "target": str(target.absolute()), "folder": str(folder)}
+        request = {"path": str(path), "target": str(target), "folder": str(folder.absolute())}
         reply = worker.ask({**request, "options": unstructure(options)}, LONGEST_STEP, note)
     finally:
         worker.close()

@@ -191,8 +191,18 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     if wanted < own:
         raise RequestError(f"opset is {wanted}: the file is of opset {own}, so give {own} or more, or none.")
     copy = model.clone()
-    if wanted > own:
+    if wanted == own:
+        return copy
+    problem = "onnx's converter can't"
+    try:
         version_converter.convert_version(copy, wanted, fallback=True)
+    except Exception as error:  # it raises what it likes, or leaves the model as it is
+        problem = f"{type(error).__name__}: {error}"
+    if copy.opset_imports.get("") != wanted:
+        raise RequestError(
+            f"opset {own} can't be converted to {wanted} ({problem}): export the file in opset {wanted}, or give a form "
+            "that is written in its own."
+        )
     return copy
 
 

@@ -261,6 +261,18 @@ def test_many_weights_are_streamed_beside_the_file(tmp_path: Path, monkeypatch: 
     np.testing.assert_allclose(helpers.ran(out, inputs)[0][0], helpers.ran(path, inputs)[0][0], atol=2e-6)
 
 
+@pytest.mark.parametrize("way", ["raises", "does nothing"])
+def test_an_opset_that_can_t_be_converted_is_refused(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(*_: Any, **__: Any) -> None:
+        if way == "raises":
+            raise ValueError("no adapter")
+
+    monkeypatch.setattr(rewriter.version_converter, "convert_version", convert)
+    with pytest.raises(RequestError, match=r"'.*in\.onnx': opset 18 can't be converted to 23"):
+        helpers.rewritten(helpers.saved(tmp_path), tmp_path / "out.onnx", form="native")
+    assert helpers.names_of(tmp_path) == ["in.onnx"]
+
+
 def test_a_failure_at_the_end_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
     out.write_bytes(b"before")

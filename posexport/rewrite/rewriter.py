@@ -200,7 +200,7 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
         problem = f"{type(error).__name__}: {error}"
     if copy.opset_imports.get("") != wanted:
         raise RequestError(
-            f"opset {own} can't be converted to {wanted} ({problem}): export the file in opset {wanted}, or give a form "
+            f"opset {own} can't be converted to {wanted} ({problem}): export the file in that, or give a form "
             "that is written in its own."
         )
     return copy

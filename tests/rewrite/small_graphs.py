@@ -93,7 +93,7 @@ def _model(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], producer_name="by hand")
     model.ir_version = 9
     model.metadata_props.add(key="author", value="somebody else")
-    onnx.checker.check_model(model, full_check=True)
+    onnx.checker.check_model(model, full_check=model.ByteSize() < 10**6)
     return model
 
 

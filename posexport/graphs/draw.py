@@ -295,7 +295,7 @@ def draw_inputs(
     if not any(role.kind in ("attention_mask", "padding_mask", "last_key") for role in roles.values()):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)
-    padded = any(role.kind == "encoder_attention_mask" for role in roles.values())
+    padded = any(role.kind.endswith("attention_mask") and ENCODER in role.axes for role in roles.values())
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
     encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)
     arrays: Arrays = {}

@@ -19,6 +19,7 @@ from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, expand, expandable
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
+from posexport.runtimes.tensors import to_torch
 
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
 """Roles of inputs that are looked up in tables of features."""
@@ -55,7 +56,7 @@ class View:
         found = {value.name or "": value.dtype for value in values}
         unknown = [name for name, dtype in found.items() if dtype is None]
         if unknown:
-            arrays = {name: torch.from_numpy(array) for name, array in self.inputs.arrays.items()}
+            arrays = {name: to_torch(array) for name, array in self.inputs.arrays.items()}
             for name, tensor in Evaluator(self.model, wide=False).run(arrays, unknown).items():
                 found[name] = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
         return {name: dtype for name, dtype in found.items() if dtype is not None}
@@ -70,7 +71,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     inline(model, kept)
     roles = roles_of(model, given)
     drawn = draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
-    arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
+    arrays = {name: to_torch(array) for name, array in drawn.arrays.items()}
     shapes = _operator_shapes(model, arrays)
     refused: dict[ir.Node, str] = {}
     expanded = expand(model, shapes, refused=refused)

@@ -36,8 +36,11 @@ CONTENT, ROWS, PLACES, NOT_MEASURED, SHAPE = (
 ROW, FAR_KEYS = 320, 1024
 """Tokens of a row, and keys of one query behind a cache, in which a bias is measured."""
 
-LARGEST_WINDOW = 64
-"""Columns of a window on a grid, at most."""
+LARGEST_WINDOW, GRID = 64, 6
+"""Columns of a window on a grid, at most, and those of a grid of which nothing is known."""
+
+_STEPS = 400
+"""Values that are looked at above a bias, at most."""
 
 Bias = dict[str, Any]
 
@@ -67,7 +70,7 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
     behind, ahead = (_longest([one[at] for one in by_distance if one is not None]) for at in (0, 1))
     if not behind.any() and not ahead.any():
         return None  # the same for all keys of a query, which a softmax takes no notice of
-    tables = [rows for value in added.values for rows in _tables(value)]
+    tables = [rows for value in added.values for rows in tables_above(value)]
     found = distance_parameters(behind, ahead, tables)
     return found or unknown("unknown", Reason(SHAPE, "no known encoding has these numbers"), of="distance")
 
@@ -115,18 +118,18 @@ def _longest(sides: list[Array]) -> Array:
     return max(sides, key=lambda side: side.shape[1])
 
 
-def _tables(value: ir.Value) -> Iterator[int]:
-    """The rows of the tables that are looked up on the way to a value."""
+def tables_above(value: ir.Value) -> Iterator[int]:
+    """The rows of the tables of two axes that a value is computed from."""
     seen, pending = {value}, [value]
-    while pending and len(seen) < 400:
-        node = pending.pop().producer()
-        if node is None:
-            continue
-        if node.op_type in ("Gather", "GatherND") and (table := node.inputs[0]) is not None:
-            stored = constant_of(table)
-            if stored is not None and len(stored.shape) == 2:
+    while pending and len(seen) < _STEPS:
+        one = pending.pop()
+        stored = constant_of(one)
+        if stored is not None:
+            if len(stored.shape) == 2:
                 yield int(stored.shape[0])  # type: ignore[arg-type]
-        sources = {source for source in node.inputs if source is not None} - seen
+            continue
+        node = one.producer()
+        sources = {source for source in node.inputs if source is not None} - seen if node is not None else set()
         seen |= sources
         pending += sources
 
@@ -181,16 +184,11 @@ def _named_grid(bias: Array, cells: list[tuple[int, int]], side: int) -> Bias:
 
 
 def _on_positions(added: AddedToScores) -> Bias | None:
-    """A bias by cells of a grid, which are inputs: the largest window whose corners it takes."""
-    low, high = 1, LARGEST_WINDOW + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            added.at(seq=2, positions=[[0, 0], [0, middle - 1]])
-            low = middle
-        except RequestError:
-            high = middle
-    side = min(low, LARGEST_WINDOW) if low < LARGEST_WINDOW else 8
+    """A bias by cells of a grid, which are inputs: in the window whose offsets have a row each in some table, else in
+    one of GRID columns and rows."""
+    rows = [rows for value in added.values for rows in tables_above(value)]
+    sides = [(math.isqrt(count) + 1) // 2 for count in rows if math.isqrt(count) ** 2 == count and count % 2]
+    side = min((side for side in sides if 2 <= side <= LARGEST_WINDOW), default=GRID)
     cells = [(row, column) for row in range(side) for column in range(side)]
     one = added.at(seq=len(cells), positions=[[column, row] for row, column in cells])
     bias = np.broadcast_to(one.bias[0], (one.bias.shape[1], len(cells), one.bias.shape[3]))
@@ -198,4 +196,7 @@ def _on_positions(added: AddedToScores) -> Bias | None:
         return None
     if bias.shape[2] != len(cells) or not _by_offset(bias, cells):
         return unknown("unknown", Reason(PLACES, "it depends on more than the offset of query and key"))
-    return _named_grid(bias, cells, side)
+    found = _named_grid(bias, cells, side)
+    if found["name"] == "swin" and side not in sides:
+        return unknown("unknown", Reason(SHAPE, "no known encoding has these numbers"), of="offset")
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 from posexport.errors import PosexportError, Reason, RequestError
@@ -16,11 +17,12 @@ from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.biases import bias_of
 from posexport.graphs.attention.caches import cache_of, written_keys
 from posexport.graphs.attention.embedded import embedded
+from posexport.graphs.attention.factors import factors_of, temperature
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.masks import mask_of
 from posexport.graphs.attention.measure import Measure
-from posexport.graphs.attention.origins import CallSites, Origins
+from posexport.graphs.attention.origins import CallSites, Origins, scores_product
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.attention.rotation import rotary_encoding, unknown
@@ -42,7 +44,18 @@ FEATURES, SIDE, ROTATION, POSITIONS, NOT_MEASURED = (
 
 KEYS = (
     *("name", "layer", "state", "reason", "num_heads", "num_kv_heads", "head_dim", "value_dim", "scale", "softcap"),
-    *("sinks", "head_scales", "qk_norm", "mask", "encoding", "bias", "input_encoding", "prefix_tokens", "cache"),
+    *(
+        "sinks",
+        "head_scales",
+        "qk_norm",
+        "mask",
+        "encoding",
+        "query_factor",
+        "bias",
+        "input_encoding",
+        "prefix_tokens",
+        "cache",
+    ),
     *("dtype", "softmax_dtype", "operator", "nodes", "runtimes"),
 )
 """The keys of an attention, in their order; what is not known is null."""
@@ -74,7 +87,6 @@ class Describer:
         data |= {"name": attention.name, "layer": attention.layer, "state": attention.state}
         if isinstance(attention, UnknownAttention):
             return {**data, "reason": {"code": attention.reason.code, "text": attention.reason.text}}
-        dtype = self._dtype(attention)
         data |= {
             "num_heads": attention.num_heads,
             "num_kv_heads": attention.num_kv_heads,
@@ -84,18 +96,33 @@ class Describer:
             "softcap": attention.softcap or None,
             "sinks": attention.sinks is not None,
             "head_scales": bool(attention.head_scales),
+            "qk_norm": self._norms(attention),
             "cache": cache_of(self.view, attention, self._outputs),
-            "dtype": dtype,
-            "softmax_dtype": self._softmax_dtype(attention),
-            "nodes": self._origins.core(attention),
+            **self._positions(attention),
+            **self._carrier(attention),
         }
+        return data
+
+    def _positions(self, attention: Attention) -> Data:
+        """The mask, and how positions act."""
         mask, bias = self._mask_and_bias(attention)
-        encoding, prefix = self._encoding(attention)
-        added = self._shared(("embedded", attention.q.source.value), lambda: self._embedded(attention))
-        data |= {"mask": mask, "bias": bias, "prefix_tokens": prefix, "qk_norm": self._norms(attention)}
-        data |= {"input_encoding": added, "encoding": _main(encoding, bias, added)}
-        origin = self._origins.of(attention.softmax)
-        data["operator"] = origin.operator
+        if bias is not None and bias["name"] == "swin" and _is_cosine(self._norms(attention)):
+            bias = {**bias, "name": "swinv2"}
+        rotation, prefix = self._rotation(attention)
+        factor = self._query_factor(attention)
+        added = self._shared(("embedded", attention.q.source.value), partial(self._embedded, attention))
+        return {
+            "mask": mask,
+            "encoding": rotation or factor or bias or added or {"name": "none"},
+            "bias": bias,
+            "query_factor": factor,
+            "input_encoding": added,
+            "prefix_tokens": prefix,
+        }
+
+    def _carrier(self, attention: Attention) -> Data:
+        """What carries an attention, and where that is one kernel."""
+        origin, dtype = self._origins.of(attention.softmax), self._dtype(attention)
         carried = Carried(
             operator=origin.operator,
             dtype=dtype,
@@ -105,7 +132,13 @@ class Describer:
             sinks=attention.sinks is not None,
             inside=self._has_cache_inside(attention),
         )
-        return {**data, "runtimes": kernels_of(carried)}
+        return {
+            "dtype": dtype,
+            "softmax_dtype": self._softmax_dtype(attention),
+            "operator": origin.operator,
+            "nodes": self._origins.core(attention),
+            "runtimes": kernels_of(carried),
+        }
 
     def _shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """What several layers have in common, made once."""
@@ -133,8 +166,9 @@ class Describer:
             reason = Reason(NOT_MEASURED, str(error).rstrip("."))
             return unknown("unknown", reason, kind="other", padding=[]), unknown("unknown", reason)
 
-    def _encoding(self, attention: Attention) -> tuple[Data | None, int]:
-        """The encoding of queries and keys, None where they have none, and the tokens that have none of it."""
+    def _rotation(self, attention: Attention) -> tuple[Data | None, int]:
+        """The rotation of queries and keys, or another way in which positions act on them, None for none; and how many
+        tokens at the beginning don't turn."""
         q, k = attention.q.rotary, attention.k.rotary
         if q is not None and k is None and attention.k.cache is None:
             written = written_keys(self.view, attention, self._outputs)
@@ -160,6 +194,24 @@ class Describer:
                 reason = Reason(POSITIONS, f"positions act on its {name} in a way that is no rotation of pairs")
                 return unknown("unknown", reason), 0
         return None, 0
+
+    def _query_factor(self, attention: Attention) -> Data | None:
+        """What queries or keys are multiplied by at their positions, beside a rotation; None for nothing."""
+        product = scores_product(self.view, attention)
+        for name, side, operand in (
+            ("queries", attention.q, None if product is None else product.left),
+            ("keys", attention.k, None if product is None else product.right),
+        ):
+            start = side.source.value if side.rotary is None else side.rotary.target
+            if operand is None or side.cache is not None or side.rotates != (side.rotary is not None):
+                continue
+            factors = factors_of(self.view.flow, self.view.flow.between(start, operand))
+            if factors:
+                key = ("factor", tuple(factors))
+                found = self._shared(key, partial(temperature, self._measure, factors))
+                reason = Reason(POSITIONS, f"its {name} are computed with more than features and weights")
+                return found if found is not None and name == "queries" else unknown("unknown", reason)
+        return None
 
     def _sizes(self, attention: Attention, side: Side, dim: int) -> tuple[int, int, int, int]:
         """Rows, heads, tokens and features of one side."""
@@ -215,9 +267,9 @@ def _sides(attention: Attention) -> tuple[tuple[str, Side, int], ...]:
     )
 
 
-def _main(encoding: Data | None, bias: Data | None, added: Data | None) -> Data:
-    """The encoding by which an attention is known: its rotation, else its bias, else what its input got."""
-    return encoding or bias or added or {"name": "none"}
+def _is_cosine(norms: Data | None) -> bool:
+    """Whether scores are cosines of queries and keys."""
+    return norms is not None and all(norm is not None and norm["kind"] == "l2" for norm in norms.values())
 
 
 _last: Describer | None = None

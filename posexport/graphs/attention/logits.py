@@ -11,16 +11,15 @@ import torch
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.measure import Measure, Positions
-from posexport.graphs.attention.scores import HIDDEN, Term
+from posexport.graphs.attention.scores import Term
 from posexport.graphs.axes import ENCODER, PAST, SEQ, SLOTS
 from posexport.graphs.draw import DrawnInputs
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
-
-class Content(Exception):
-    """What is added is computed from features."""
+HIDDEN = -9e3
+"""What is at most this hides a key; biases of far keys lie above, the least masks of models, -10,000, below."""
 
 
 @attrs.frozen(kw_only=True)

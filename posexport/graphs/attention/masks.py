@@ -7,6 +7,7 @@ a window that is wider doesn't show.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 FAR_KEYS, FAR_ROW = 8192, 768
 """Keys of one query behind a cache, and of a row without a cache, in which a window is looked for."""
 
+LEAST_KEYS = 24
+"""Keys of the shortest row that counts as far."""
+
 _MASKS = ("attention_mask", "padding_mask", "encoder_attention_mask", "last_key", "past_length", "total_length", "mask")
 """Roles of inputs that say which keys may be seen."""
 
@@ -39,7 +43,8 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     tried = list(_lengths(added, measure))
     if not tried:
         return _mask("other", None, [], 0)
-    kind, size = _kind(tried)
+    kind, size, far = _farthest(tried, _far(added, measure))
+    tried += [] if far is None else [far]
     tested = max(one.seen.shape[3] for one in tried)
     needed = [name for name in measure.inputs_of(added.values) if roles[name].kind in _MASKS]
     padding = sorted(name for name in needed if len(roles[name].shape) < 3)
@@ -63,19 +68,19 @@ def _mask(kind: str, size: int | None, padding: list[str], tested: int | None, i
 
 def _lengths(added: AddedToScores, measure: Measure) -> Iterator[Logits]:
     """Rows of several lengths, none padded; those that the graph takes."""
-    sizes = [(9, 0), (6, 5)] if measure.varies(PAST) else [(9, 0)]
-    far = (1, FAR_KEYS - 1) if measure.varies(PAST) else (FAR_ROW, 0)
-    for seq, past in sizes:
-        try:
+    for seq, past in [(9, 0), (6, 5)] if measure.varies(PAST) else [(9, 0)]:
+        with contextlib.suppress(RequestError):
             yield added.at(seq=seq, past=past)
-        except RequestError:
-            continue
-    for _ in range(8):
-        try:
-            yield added.at(seq=far[0], past=far[1])
-            return
-        except RequestError:  # beyond the end of a table
-            far = (max(far[0] // 2, 1), far[1] // 2)
+
+
+def _far(added: AddedToScores, measure: Measure) -> Iterator[Logits]:
+    """Rows with as many keys as the graph takes, then with fewer: a bias may be so low that it hides the farthest."""
+    cached = measure.varies(PAST)
+    keys = FAR_KEYS if cached else FAR_ROW
+    while keys >= LEAST_KEYS:
+        with contextlib.suppress(RequestError):  # beyond the end of a table
+            yield added.at(seq=1, past=keys - 1) if cached else added.at(seq=keys)
+        keys //= 2
 
 
 def _kind(tried: list[Logits]) -> tuple[str, int | None]:
@@ -85,6 +90,17 @@ def _kind(tried: list[Logits]) -> tuple[str, int | None]:
             if all(_fits(one, kind, size) for one in tried):
                 return kind, size
     return "other", None
+
+
+def _farthest(tried: list[Logits], rows: Iterator[Logits]) -> tuple[str, int | None, Logits | None]:
+    """The kind of short rows and of the farthest row with which they have one; `other` where there is none with any."""
+    kind, size = _kind(tried)
+    for far in rows if kind != "other" else ():
+        found, width = _kind([*tried, far])
+        if found != "other":
+            return found, width, far
+        kind, size = "other", None
+    return kind, size, None
 
 
 def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:

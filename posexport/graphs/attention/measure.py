@@ -18,6 +18,7 @@ from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.sizes import fitted, is_dynamic
 from posexport.graphs.view import View
+from posexport.runtimes.tensors import to_torch
 
 Positions = Sequence[Sequence[int]]
 """Positions of the tokens of one row, a number for each axis."""
@@ -84,7 +85,7 @@ class Measure:
         for name, role in roles.items():
             if positions is not None and role.kind == POSITIONS:
                 drawn.arrays[name][...] = _positions(drawn.arrays[name].shape, role.axes, positions)
-        arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
+        arrays = {name: to_torch(array) for name, array in drawn.arrays.items()}
         names = [value.name or "" for value in values]
         results = self._evaluator.run(arrays, [*dict.fromkeys(names)])
         return [results[name] for name in names], drawn

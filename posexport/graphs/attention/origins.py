@@ -12,7 +12,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
-from posexport.graphs.attention.products import WEIGHTED, product_of
+from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.scores import Declined, scores_of
 from posexport.graphs.expand import domain_of
 from posexport.graphs.view import View
@@ -81,13 +81,19 @@ class Origins:
     def core(self, attention: Attention) -> dict[str, str]:
         """The names of the softmax and of the products of an attention; the same where one node has them all."""
         names = {"softmax": self.of(attention.softmax).name}
-        try:
-            names["scores"] = self.of(scores_of(self._view.flow, attention.logits).product.node).name
-        except Declined:
-            names["scores"] = ""
+        scores = scores_product(self._view, attention)
+        names["scores"] = "" if scores is None else self.of(scores.node).name
         product = _product_of_weights(attention.weights)
         names["values"] = "" if product is None else self.of(product).name
         return names
+
+
+def scores_product(view: View, attention: Attention) -> Product | None:
+    """The product of queries and keys."""
+    try:
+        return scores_of(view.flow, attention.logits).product
+    except Declined:
+        return None
 
 
 def _product_of_weights(weights: ir.Value) -> ir.Node | None:

@@ -90,7 +90,9 @@ def _rope3d(order: str, runs: dict[str, Array], slack: float) -> Parameters | No
     theta = thetas.get("x", next(iter(thetas.values()), USUAL_THETA))
     others = {f"theta_{axis}": value for axis, value in sorted(thetas.items()) if axis != "x" and value != theta}
     split = [2 * len(runs[axis]) for axis in order]
-    return {"theta": theta, **others, "order": order, "split": split}
+    third = 2 * (sum(split) // 6)
+    usual = split == [sum(split) - 2 * third, third, third]
+    return {"theta": theta, **others, "order": order, **({} if usual else {"split": split})}
 
 
 def _mrope(merged: Array, owners: str, amplitude: float, slack: float) -> Parameters | None:
@@ -99,7 +101,9 @@ def _mrope(merged: Array, owners: str, amplitude: float, slack: float) -> Parame
     if not all(sections) or (found := static_parameters(merged, amplitude, slack)) is None:
         return None
     if owners == "".join(axis * count for axis, count in zip("tyx", sections, strict=True)):
-        return {**found, "mrope_section": sections}
+        part = 3 * len(owners) // 8
+        usual = sections == [len(owners) - 2 * part, part, part]
+        return found if usual else {**found, "mrope_section": sections}
     alternating = ["t"] * len(owners)
     alternating[1 : 3 * sections[1] : 3] = ["y"] * len(alternating[1 : 3 * sections[1] : 3])
     alternating[2 : 3 * sections[2] : 3] = ["x"] * len(alternating[2 : 3 * sections[2] : 3])

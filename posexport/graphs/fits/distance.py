@@ -28,6 +28,12 @@ Parameters = dict[str, Any]
 ROUNDING = 1e-5
 """Part of the largest bias that may be rounding of a graph's own constants."""
 
+FLOAT32 = 1e-7
+"""Part of a number that rounding to float32 may change."""
+
+MOST_BUCKETS = 4096
+"""Rows of a table of buckets, at most."""
+
 DISTANCES = (128, 256, 512, 64, 1024, 32, 2048, 20, 4096)
 """The largest distances that models tell apart, the most frequent first."""
 
@@ -50,7 +56,7 @@ def _alibi(behind: Array, ahead: Array) -> Parameters | None:
         slope = -(side @ distances) / max(float(distances @ distances), 1.0)
         if not _near(-slope[:, None] * distances, side):
             return None
-        slopes.append([shortest(float(one), 1e-9) for one in slope])
+        slopes.append([shortest(float(one), FLOAT32) for one in slope])
     count = len(behind)
     authors = np.abs(np.array(slopes[0]) - alibi_slopes(count)).max() <= 10 * EXACT * max(map(abs, slopes[0]))
     found: Parameters = {"name": "alibi"} if authors else {"name": "alibi", "slopes": slopes[0]}
@@ -69,9 +75,11 @@ def _starts(side: Array) -> list[int]:
 def _t5(behind: Array, ahead: Array, tables: Sequence[int]) -> Parameters | None:
     causal = ahead.shape[1] == 1
     starts = _starts(behind)
+    if len(starts) == behind.shape[1]:
+        return None  # a bucket for each distance, as far as was looked
     for buckets in dict.fromkeys((*tables, len(starts) * (1 if causal else 2))):
         side = buckets if causal else buckets // 2
-        if side < 2 or buckets % (2 if causal else 4) or len(starts) > side:
+        if not 2 <= buckets <= MOST_BUCKETS or buckets % (2 if causal else 4) or not 2 <= len(starts) <= side:
             continue
         for distance in _max_distances(starts, side, behind.shape[1]):
             made = np.array(t5_buckets(buckets, distance, not causal))  # of keys from `distance` behind to ahead
@@ -112,15 +120,18 @@ def _max_distances(starts: list[int], side: int, count: int) -> Iterator[int]:
     """Those with which the last bucket begins where it does; where it begins farther away, usual ones."""
     exact = side // 2
     wide = side - exact
-    if len(starts) < side:
+    if len(starts) < side or starts[-1] < 2:
         yield from (distance for distance in DISTANCES if distance > max(exact, starts[-1]))
         return
     if wide < 2:
         yield from (distance for distance in DISTANCES if distance > exact)
         return
-    least, most = ((edge**wide / exact) ** (1 / (wide - 1)) for edge in (starts[-1] - 1, starts[-1]))
-    yield from (distance for distance in DISTANCES if least - 1 <= distance <= most + 1 and distance > exact)
-    yield from (distance for distance in range(max(int(least), exact + 1), min(int(most) + 2, 2**20)))
+    least, most = (
+        math.exp((wide * math.log(edge) - math.log(exact)) / (wide - 1)) for edge in (starts[-1] - 1, starts[-1])
+    )
+    if most < 2**20:
+        fitting = range(max(int(least), exact + 1), int(most) + 2)
+        yield from sorted(fitting, key=lambda distance: (distance not in DISTANCES, len(str(distance).rstrip("0"))))
 
 
 def _kerple(behind: Array, ahead: Array) -> Parameters | None:

@@ -1,4 +1,4 @@
-"""`python scripts/suite/judge_near_misses.py SUITE WORK`: what posexport makes of every near miss of the suite.
+"""`scripts/rewrite_results near-misses`: what posexport makes of every near miss of the suite.
 
 A near miss is a graph whose attention is wrong in one way (`draw_near_misses.py` draws them). Its fault must stay: the
 rewritten file computes what the near miss computes, not what the sound file does. Files are compared in ONNX Runtime,
@@ -17,7 +17,7 @@ import click
 import onnx_ir as ir
 from limited import record_of
 from make_one import one_line
-from outputs import LIMITS, Arrays, difference, references, run, session_of
+from outputs import LIMITS, Arrays, difference, outputs_of, references, session_of
 from score import files_of
 
 from posexport import temporary
@@ -73,34 +73,31 @@ def judged(wrong: Path, sound: Path, rewritten: Path, inputs: list[Arrays], limi
     changed, gap, others = session_of(rewritten), 0.0, 0.0
     for feeds in inputs:
         try:
-            expected, right = run(near_miss, feeds), run(original, feeds)
+            expected, right = outputs_of(near_miss, feeds), outputs_of(original, feeds)
         except Exception:  # neither takes such inputs, as tokens beyond a learned table
             continue
-        actual = run(changed, feeds)
+        actual = outputs_of(changed, feeds)
         gap, others = max(gap, difference(expected, actual, feeds)), max(others, difference(right, actual, feeds))
     verdict = SAME if gap <= limit else CORRECTED if others <= limit else BROKEN
     finite = {"error": gap, "from_sound": others}
     return {"verdict": verdict, **{name: value if math.isfinite(value) else None for name, value in finite.items()}}
 
 
-@click.command()
-@click.argument("suite", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("work", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--again", is_flag=True, help="those that have a record too")
-def main(suite: Path, work: Path, again: bool) -> None:
-    """Judge the near misses of SUITE; records are kept in WORK/near_misses."""
+def run(suite: Path, work: Path, again: bool) -> list[dict[str, Any]]:
+    """The verdicts on all near misses, as `rewrite_data.NearMiss` has them."""
     (work / "near_misses").mkdir(parents=True, exist_ok=True)
     rows = json.loads((suite / "near_misses" / "index.json").read_text(encoding="utf-8"))
-    records = {record["name"]: record for record in files_of(suite)}
+    records, verdicts = {record["name"]: record for record in files_of(suite)}, []
     for number, row in enumerate(rows):
         path = work / "near_misses" / f"{Path(row['file']).stem}.json"
         if again:
             path.unlink(missing_ok=True)
         form = FORMS[number % len(FORMS)]
         result, done = record_of(path, judge, suite, row, records[row["of"]], form)
+        if "ended" in result:
+            kept = {key: row[key] for key in ("of", "fault", "seed")}
+            result = {**kept, "form": form, "verdict": CRASHED, "problem": result["ended"]}
         if done:
-            click.echo(f"{row['file']} {form}: {result.get('verdict', result)} {result.get('kept', '')}")
-
-
-if __name__ == "__main__":
-    main()
+            click.echo(f"{row['file']} {form}: {result['verdict']} {result.get('kept') or ''}".rstrip())
+        verdicts.append(result)
+    return verdicts

@@ -18,6 +18,13 @@ LIMITS = {"float32": 1e-3, "float16": 1e-2}
 """How far outputs may differ, of their largest value: rounding stays a hundred times below."""
 
 
+LEAST = 1e-4
+"""The largest value of an output is taken as at least this: probabilities that all are 0 have rounding errors only."""
+
+KINDS = ("out64/", "out32/", "ort/")
+"""Prefixes of outputs in the files of references, the best first."""
+
+
 @attrs.frozen(kw_only=True)
 class Reference:
     """Inputs by the file's names, and the outputs of torch (of ONNX Runtime, where a file has no module) in order."""
@@ -32,7 +39,7 @@ def references(folder: Path, record: Mapping[str, Any]) -> Iterator[Reference]:
     names = record.get("feeds") or {name: name for name in record["inputs"]}
     for reference in record["references"]:
         data = np.load(folder / reference)
-        kind = "out64/" if any(key.startswith("out64/") for key in data) else "ort/"
+        kind = next(kind for kind in KINDS if any(key.startswith(kind) for key in data))
         yield Reference(
             label=Path(reference).stem.rpartition("-")[2],
             feeds={mine: data[f"in/{theirs}"] for mine, theirs in names.items()},
@@ -50,7 +57,7 @@ def session_of(path: Path, *, optimised: bool = True) -> onnxruntime.InferenceSe
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def run(session: onnxruntime.InferenceSession, feeds: Arrays) -> dict[str, Array]:
+def outputs_of(session: onnxruntime.InferenceSession, feeds: Arrays) -> dict[str, Array]:
     """Outputs by name."""
     given = {value.name: feeds[value.name] for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
@@ -74,7 +81,7 @@ def _gap(expected: Array, actual: Array, feeds: Arrays) -> float:
         return math.inf
     if not finite.any():
         return 0.0
-    return float(np.abs(want - have)[finite].max() / max(np.abs(want[finite]).max(), 1e-30))
+    return float(np.abs(want - have)[finite].max() / max(np.abs(want[finite]).max(), LEAST))
 
 
 def attending(values: Array, feeds: Arrays) -> Array:
@@ -83,8 +90,8 @@ def attending(values: Array, feeds: Arrays) -> Array:
     Values are [batch, tokens, ...], or of a cache [batch, heads, tokens, size].
     """
     mask, axis = feeds.get("attention_mask"), 2 if values.ndim == 4 else 1
-    seen = np.ones(values.shape, bool)
     if mask is None or "decoder_input_ids" in feeds or values.ndim < 2 or values.shape[axis] > mask.shape[1]:
-        return seen
+        return np.ones(values.shape, bool)
     tokens = mask[:, mask.shape[1] - values.shape[axis] :].astype(bool)
-    return seen & tokens.reshape([len(tokens), *[1] * (axis - 1), -1, *[1] * (values.ndim - axis - 1)])
+    shape = [len(tokens), *[1] * (axis - 1), -1, *[1] * (values.ndim - axis - 1)]
+    return np.broadcast_to(tokens.reshape(shape), values.shape)

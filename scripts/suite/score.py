@@ -1,4 +1,4 @@
-"""`python scripts/suite/score.py SUITE WORK`: every tool on every file of the suite, each in a process with limits.
+"""`scripts/rewrite_results suite`: every tool on every file of the suite, each in a process with limits.
 
 `WORK/scores` has one record for each; those that are there are kept, so that it can be stopped and goes on.
 """
@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from limited import record_of
-from score_one import score
+from limited import SECONDS, record_of
+from score_one import FAILED, score
 from tools import install_onnxsim, tools
+
+from posexport.errors import check_known
 
 
 def files_of(suite: Path) -> list[dict[str, Any]]:
@@ -25,18 +28,13 @@ def score_path(work: Path, name: str, tool: str) -> Path:
     return work / "scores" / f"{name}--{tool.replace(' ', '-')}.json"
 
 
-@click.command()
-@click.argument("suite", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("work", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--only", "names", multiple=True, help="a file, by its name without .onnx; repeatable; else all")
-@click.option("--tool", "chosen", multiple=True, type=click.Choice(list(tools(Path()))), help="repeatable; else all")
-@click.option("--again", is_flag=True, help="those that have a record too")
-def main(suite: Path, work: Path, names: tuple[str, ...], chosen: tuple[str, ...], again: bool) -> None:
-    """Score the tools on the files of SUITE; records and environments are kept in WORK."""
+def run(suite: Path, work: Path, names: Sequence[str], chosen: Sequence[str], again: bool) -> None:
+    """Score the tools on the files; all where none is named."""
     (work / "scores").mkdir(parents=True, exist_ok=True)
     install_onnxsim(work / "onnxsim")
     records = [record for record in files_of(suite) if record["name"] in names or not names]
     for tool in chosen or tools(work):
+        check_known("tool", tool, tools(work))
         for record in records:
             path = score_path(work, record["name"], tool)
             if again:
@@ -44,6 +42,28 @@ def main(suite: Path, work: Path, names: tuple[str, ...], chosen: tuple[str, ...
             result, done = record_of(path, score, suite, record, tool, work)
             if done:
                 click.echo(f"{tool} {record['name']}: {line_of(result, record)}")
+
+
+def results(suite: Path, work: Path) -> list[dict[str, Any]]:
+    """The files with the scores of all tools that have scored all of them, as `rewrite_data.File` has them."""
+    files = files_of(suite)
+    paths = {tool: {one["name"]: score_path(work, one["name"], tool) for one in files} for tool in tools(work)}
+    complete = [tool for tool in paths if all(path.exists() for path in paths[tool].values())]
+    return [
+        {
+            **{key: one.get(key, "") for key in ("name", "kind", "exporter", "encoding", "rope", "sites")},
+            "scores": {tool: score_of(json.loads(paths[tool][one["name"]].read_bytes())) for tool in complete},
+        }
+        for one in files
+    ]
+
+
+def score_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as `rewrite_data.ToolScore`."""
+    if "ended" in result:
+        return {"verdict": FAILED, "problem": result["ended"], "seconds": float(SECONDS)}
+    said = {key: value for key, value in result.get("said", {}).items() if key in ("recognised", "kept")}
+    return {**{key: value for key, value in result.items() if key not in ("name", "tool", "said")}, **said}
 
 
 def line_of(result: dict[str, Any], record: dict[str, Any]) -> str:
@@ -54,7 +74,3 @@ def line_of(result: dict[str, Any], record: dict[str, Any]) -> str:
     kept = [one["code"] for one in result.get("said", {}).get("kept", ())]
     problem = f" {result['problem']}" if result.get("problem") else ""
     return f"{carried}, {result['verdict']}{problem} {kept or ''}".rstrip()
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from graph_facts import facts_of
 from make_one import one_line
-from outputs import LIMITS, Arrays, Reference, difference, references, run, session_of
+from outputs import LIMITS, Arrays, Reference, difference, outputs_of, references, session_of
 from tools import NotInstalledError, quiet, tools
 
 from posexport import temporary
@@ -71,7 +71,7 @@ def judged(source: Path, target: Path, cases: list[Reference], limit: float) -> 
 def _attempt(path: Path, feeds: Arrays, *, optimised: bool = True) -> tuple[Arrays | None, str]:
     """Outputs, or why there are none."""
     try:
-        return run(session_of(path, optimised=optimised), feeds), ""
+        return outputs_of(session_of(path, optimised=optimised), feeds), ""
     except Exception as error:
         return None, one_line(error)
 

@@ -111,10 +111,10 @@ def install_onnxsim(environment: Path) -> None:
     """Make the virtual environment, unless it is there; without a network it stays away."""
     if environment.exists():
         return
-    steps = ([sys.executable, "-m", "venv", environment], [environment / "bin/python", "-m", "pip", "-q", "install"])
+    install = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "install", "onnxsim==0.8.1"]
     try:
-        subprocess.run(steps[0], check=True, capture_output=True, timeout=300)
-        subprocess.run([*steps[1], "onnxsim==0.8.1"], check=True, capture_output=True, timeout=300)
+        for command in ([sys.executable, "-m", "venv", str(environment)], install):
+            subprocess.run(command, check=True, capture_output=True, timeout=300)
     except subprocess.SubprocessError:
         shutil.rmtree(environment, ignore_errors=True)
 

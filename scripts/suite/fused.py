@@ -1,0 +1,107 @@
+"""`scripts/rewrite_results tensorrt`: kernels and fused attentions that TensorRT for RTX chooses, before and after.
+
+Graphs of the suite's architectures in fp16, as torch.onnx.export writes them; built without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import onnx
+import torch
+from building import build
+from exporters import EXPORTERS
+from limited import record_of
+from make_one import one_line
+from table import ARCHITECTURES
+from wrappers import wrap
+
+from posexport import temporary
+from posexport.artifact.manifest import PlanKernels
+from posexport.rewrite.draft import rewrite_file
+from posexport.rewrite.request import RewriteOptions
+from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.kernels import read_kernels
+
+NAMES = (
+    *("llama", "qwen3", "gpt_neox", "gptj", "gpt2", "phi3", "bloom", "gemma2"),
+    *("bert", "modernbert", "roformer", "t5_encoder", "deberta_v2", "dinov3_vit", "vit", "swin"),
+)
+"""Decoders with caches, and encoders of tokens and images."""
+
+RUNTIME = "tensorrt-rtx"
+REWRITTEN = {form: RewriteOptions(form=form, target="tensorrt") for form in ("native", "contrib")}
+
+RANGES = {"batch": (1, 1, 4), "tokens": (1, 16, 128), "past": (1, 256, 512), "total": (2, 272, 640)}
+"""Smallest, usual and largest size of dynamic dimensions."""
+
+
+def built(name: str) -> dict[str, Any]:
+    """What is chosen for one architecture: rows by form, "original" for the file before."""
+    row = attrs.evolve(ARCHITECTURES[name], dtype="float16")
+    wrapped = wrap(row, build(row))
+    result: dict[str, Any] = {"architecture": name, "sites": row.sites, "files": {}}
+    with temporary.folder() as folder:
+        files = {"original": folder / "original.onnx", **{form: folder / f"{form}.onnx" for form in REWRITTEN}}
+        with torch.no_grad():
+            EXPORTERS["dynamo18"](wrapped, wrapped.draw(2, 6, 3, 0), files["original"])
+        for form, path in files.items():
+            try:
+                if form in REWRITTEN:
+                    rewrite_file(files["original"], path, REWRITTEN[form])
+                kernels = kernels_of(path, row.sites)
+            except Exception as error:
+                result["files"][form] = {"problem": one_line(error)}
+            else:
+                fused = kernels.attention_kernels
+                result["files"][form] = {"kernels": kernels.count, "fused": fused and min(fused, row.sites)}
+    return result
+
+
+def kernels_of(path: Path, sites: int) -> PlanKernels:
+    """The kernels of a plan for a file, by the builder's log."""
+    trt = api.load(RUNTIME)
+    log = api.make_log(trt)
+    builder = trt.Builder(log)
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    network = api.make_network(trt, builder)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(path)):
+        raise api.parser_error(RUNTIME, path.name, parser)
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer
+            layer.attention.decomposable = True
+    profile = builder.create_optimization_profile()
+    for name, sizes in profile_of(onnx.load(path, load_external_data=False)):
+        profile.set_shape(name, *sizes)
+    config.add_optimization_profile(profile)
+    if builder.build_serialized_network(network, config) is None:
+        raise api.build_error(RUNTIME, path.name, log.errors())
+    return read_kernels(log.texts(), sites)
+
+
+def profile_of(model: onnx.ModelProto) -> Iterator[tuple[str, list[list[int]]]]:
+    """Smallest, usual and largest shape of each input with dynamic dimensions."""
+    caches = any(value.name.startswith("past") for value in model.graph.input)
+    for value in model.graph.input:
+        second = "past" if value.name.startswith("past") else "tokens"
+        kinds = ["batch", *["total" if caches and value.name == "attention_mask" else second] * 3]
+        dims = list(zip(value.type.tensor_type.shape.dim, kinds, strict=False))
+        if any(dim.dim_param for dim, _ in dims):
+            yield value.name, [[dim.dim_value or RANGES[kind][at] for dim, kind in dims] for at in range(3)]
+
+
+def measure(work: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of all architectures, each made in a process of its own and kept in `work`."""
+    (work / "tensorrt").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in names or NAMES:
+        row, _ = record_of(work / "tensorrt" / f"{name}.json", built, name)
+        rows.append(row if "ended" not in row else {"architecture": name, "files": {}, "problem": row["ended"]})
+    return rows

@@ -1,0 +1,150 @@
+"""What docs/results/rewrite.json holds: the schema, and how a part of it is renewed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+from results import RESULTS, record, rounded, write_figures
+
+from posexport.files import write_json
+from posexport.jsondata import OMITTED, structure, unstructure
+
+DATA = RESULTS / "rewrite.json"
+_omitted: Any = {OMITTED: True}
+
+
+@attrs.frozen(kw_only=True)
+class Kept:
+    """An attention that posexport left as it was, and why."""
+
+    name: str
+    code: str
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ToolScore:
+    """One tool on one file. `attentions` and `rotations` count operators in the result; `recognised` are attentions
+    that posexport wrote in the form, or found in it; `error` is the largest difference to the original, of the largest
+    value, None where an output is not finite or of another shape."""
+
+    verdict: Literal["exact", "wrong", "broken", "unknown", "failed", "not run"]
+    attentions: int = attrs.field(default=0, metadata=_omitted)
+    rotations: int = attrs.field(default=0, metadata=_omitted)
+    nodes: int = attrs.field(default=0, metadata=_omitted)
+    error: float | None = attrs.field(default=None, metadata=_omitted)
+    seconds: float = attrs.field(default=0.0, metadata=_omitted)
+    problem: str = attrs.field(default="", metadata=_omitted)
+    recognised: int | None = attrs.field(default=None, metadata=_omitted)
+    kept: tuple[Kept, ...] = attrs.field(default=(), metadata=_omitted)
+
+
+@attrs.frozen(kw_only=True)
+class File:
+    """One file of the suite with its scores by tool; `sites` are the attentions that it holds."""
+
+    name: str
+    kind: str
+    exporter: str
+    encoding: str
+    rope: str
+    sites: int
+    scores: Mapping[str, ToolScore]
+
+
+@attrs.frozen(kw_only=True)
+class NearMiss:
+    """One near miss: the file it was made of, its fault, what became of it. `rewritten` counts attentions."""
+
+    of: str
+    fault: str
+    seed: int
+    form: str
+    verdict: Literal["left alone", "rewritten, the same", "corrected", "broken", "crashed"]
+    rewritten: int = 0
+    error: float | None = attrs.field(default=None, metadata=_omitted)
+    kept: tuple[str, ...] = attrs.field(default=(), metadata=_omitted)
+    problem: str = attrs.field(default="", metadata=_omitted)
+
+
+@attrs.frozen(kw_only=True)
+class Ratio:
+    """A median of ratios of rounds, with its interval."""
+
+    median: float
+    low: float
+    high: float
+    confidence: float
+
+
+@attrs.frozen(kw_only=True)
+class Time:
+    """One file in one scenario: milliseconds, and the ratio of its time to the original's."""
+
+    scenario: str
+    file: str
+    error: float
+    ms: float
+    ratio: Ratio
+    rounds: int
+
+
+@attrs.frozen(kw_only=True)
+class Speed:
+    """A decoder timed before and after."""
+
+    layers: int
+    hidden: int
+    parameters: int
+    threads: int
+    machine_load: float
+    cells: tuple[Time, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What TensorRT chose for one file; `problem` where it was not built."""
+
+    kernels: int | None = None
+    fused: int | None = None
+    problem: str = attrs.field(default="", metadata=_omitted)
+
+
+@attrs.frozen(kw_only=True)
+class Plans:
+    """The plans of one architecture, by form."""
+
+    architecture: str
+    sites: int
+    files: Mapping[str, Plan]
+
+
+@attrs.frozen(kw_only=True)
+class Results:
+    """All parts, None for one that was not measured, and for each the machine and the versions."""
+
+    machines: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    suite: tuple[File, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    speed: Speed | None = None
+    tensorrt: tuple[Plans, ...] = ()
+
+
+def read() -> Results:
+    """The committed results."""
+    return structure(json.loads(DATA.read_bytes()) if DATA.exists() else {}, Results)
+
+
+def publish(**parts: Any) -> None:
+    """Renew these parts, plain data by name, of the data and of its page."""
+    from page import figures
+
+    old = read()
+    machines = {**old.machines, **dict.fromkeys(parts, record())}
+    fields = {field.name: getattr(old, field.name) for field in attrs.fields(Results)}
+    results = structure(unstructure({**fields, "machines": machines}) | rounded(parts), Results)
+    write_json(DATA, unstructure(results))
+    write_figures("rewrite.md", figures(results))

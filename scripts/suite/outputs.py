@@ -18,7 +18,7 @@ LIMITS = {"float32": 1e-3, "float16": 1e-2}
 """How far outputs may differ, of their largest value: rounding stays a hundred times below."""
 
 
-LEAST = 1e-4
+LEAST = 1e-3
 """The largest value of an output is taken as at least this: probabilities that all are 0 have rounding errors only."""
 
 KINDS = ("out64/", "out32/", "ort/")

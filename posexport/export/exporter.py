@@ -9,10 +9,11 @@ why the bodies are attached afterwards.)
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stderr
+from typing import Any, TextIO
 
 import attrs
 import onnx_ir as ir
@@ -96,9 +97,7 @@ def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) ->
     return capture(block, functions, args=_example(traced, fixed), dynamic_shapes=dynamic_shapes, **names)
 
 
-def capture(
-    module: torch.nn.Module | torch.export.ExportedProgram, functions: Functions, **arguments: Any
-) -> ir.Model:
+def capture(module: torch.nn.Module | torch.export.ExportedProgram, functions: Functions, **arguments: Any) -> ir.Model:
     """The graph as torch's exporter writes it, with one function node for each call of a posexport operator.
 
     `arguments` are further ones of torch.onnx.export.
@@ -186,15 +185,29 @@ def _reads_no_initializer(node: ir.Node) -> bool | None:
     return False if any(value is not None and value.is_initializer() for value in node.inputs) else None
 
 
+class _WithoutGraphs:
+    """stderr without the graph that torch.export writes there before it raises an error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._dropped = stream, False
+
+    def write(self, text: str) -> int:
+        self._dropped = "def forward(self" in text or (self._dropped and text == "\n")
+        return len(text) if self._dropped else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals)."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals), and about what
+    its errors say."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(_WithoutGraphs(sys.stderr)):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)

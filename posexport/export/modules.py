@@ -28,7 +28,7 @@ from posexport.export.module_axes import Axes
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
 from posexport.rewrite.result import ALREADY, KEPT, site_record
-from posexport.runtimes.module_values import bind, outputs_of, tensors_of
+from posexport.runtimes.module_values import Bound, bind, outputs_of, tensors_of
 
 if TYPE_CHECKING:
     from posexport.rewrite.rewriter import Rewritten
@@ -115,14 +115,13 @@ def export_any(
     temporary.usual_parent()
     with _in_eval_mode(module), torch.no_grad():
         progress("running the module")
-        outputs = outputs_of(module(*bound.args, **bound.kwargs))
+        outputs = _run(module, bound)
         inputs = _names("input_names", input_names, tensors_of(bound))
         results = _names("output_names", output_names, outputs)
         progress("tracing the module")
         with exporter.quiet():
             shapes = axes.shapes
             program = torch.export.export(module, bound.args, bound.kwargs, dynamic_shapes=shapes, strict=False)
-        _check_state(program)
         progress("writing the graph")
         model = exporter.capture(program, functions)
     axes.name_dimensions(model)
@@ -162,14 +161,17 @@ def _names(what: str, given: Sequence[str] | None, tensors: Mapping[str, torch.T
     return names
 
 
-def _check_state(program: torch.export.ExportedProgram) -> None:
-    """RequestError for a forward that changes a buffer or an input, which a graph can't."""
-    signature = program.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+def _run(module: torch.nn.Module, bound: Bound) -> dict[str, torch.Tensor]:
+    """The outputs of a call; RequestError for a forward that changes a tensor in place, which a graph can't."""
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **tensors_of(bound)}
+    before = {name: tensor._version for name, tensor in held.items()}
+    outputs = outputs_of(module(*bound.args, **bound.kwargs))
+    changed = [name for name, tensor in held.items() if tensor._version != before[name]]
     if changed:
         raise RequestError(
             f"forward changes {shown(changed[0])} in place, and a graph has no state: return the new value instead."
         )
+    return outputs
 
 
 @contextmanager

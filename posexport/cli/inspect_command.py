@@ -1,9 +1,9 @@
-"""`posexport inspect`: what an artifact holds, from its own file and its manifest."""
+"""`posexport inspect`: what any ONNX file or plan holds, from the file itself and its manifest, with its attention."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +11,58 @@ import click
 
 from posexport.artifact.paths import check_artifact
 from posexport.cli import console
+from posexport.cli.options import input_roles, roles_option
+from posexport.errors import RequestError
 
 if TYPE_CHECKING:
+    from posexport.artifact.graph_file import GraphFile
     from posexport.spec.contract import Values
 
 
 @click.command()
 @click.argument("file")
+@roles_option
+@click.option(
+    "--attention/--no-attention", default=True, help="look for attention, which takes some seconds  [default: yes]"
+)
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def inspect(file: str, as_json: bool) -> None:
-    """Show the spec, form, inputs, operators, functions and sizes of an artifact (.onnx or .plan)."""
+def inspect(file: str, roles: tuple[str, ...], attention: bool, as_json: bool) -> None:
+    """Show the inputs, operators and attention of any ONNX file, and the spec of an artifact (.onnx or .plan)."""
     path = Path(file)
     check_artifact(path)
-    facts, fault = _onnx(path) if path.suffix == ".onnx" else _plan(path)
+    given = input_roles(roles)
+    if path.suffix == ".onnx":
+        facts, fault = _onnx(path, given, attention)
+    elif given:
+        raise RequestError("--input was given with a plan, whose inputs have no roles: drop it.")
+    else:
+        facts, fault = _plan(path)
     if fault is not None:
         console.warn(f"{file}: {fault}.")
     if as_json:
         console.show_json(facts)
         return
-    console.show_facts(file, [fact for key, value in facts.items() for fact in _facts(key, value)])
+    shown = {key: value for key, value in facts.items() if key not in _APART}
+    if "roles" in facts:
+        shown["inputs"] = {name: _with_role(text, facts["roles"].get(name)) for name, text in facts["inputs"].items()}
+    if "spec" not in facts and "weights" in facts:
+        shown["weights"] = f"{len(facts['weights'])} tensors"
+    console.show_facts(file, [fact for key, value in shown.items() for fact in _facts(key, value)])
+    if facts.get("attention_reason") is not None:
+        console.write()
+        console.write(f"attention was not looked for, {facts['attention_reason']['text']}.")
+    elif facts.get("attentions") is not None:
+        from posexport.cli.attentions import show_attentions
+
+        show_attentions(file, facts["attentions"])
+
+
+_APART = ("roles", "attentions", "attention_reason")
+"""What is not shown as facts of the file."""
+
+
+def _with_role(text: str, role: str | None) -> str:
+    return text if role is None else f"{text} {role}"
 
 
 def _facts(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]]:
@@ -59,37 +92,65 @@ def _text(value: Any) -> str:
 _MATCH = {True: "matches the file", False: "does not match the file"}
 
 
-def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
+def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[str, Any], str | None]:
     """What the file holds, and why its manifest is not of it, or None; so is that of a plan."""
+    from posexport.artifact.graph_file import read_graph
+    from posexport.artifact.onnx_artifact import ForeignFileError, artifact_of
+    from posexport.graphs.inspection import inspect_graph
+
+    graph = read_graph(path)
+    try:
+        graph = artifact_of(graph)
+    except ForeignFileError:
+        if "posexport.spec" in graph.metadata():
+            raise  # an artifact that lost some of what is written into it
+    facts, fault = _file(graph)
+    with console.steps("looking at the graph") as progress:
+        found = inspect_graph(graph, roles, progress, attention=attention)
+    facts["roles"] = dict(found.roles)
+    if attention:
+        reason = found.reason
+        facts["attentions"] = None if reason is not None else [dict(one) for one in found.attentions]
+        facts["attention_reason"] = None if reason is None else {"code": reason.code, "text": reason.text}
+    return facts, fault
+
+
+def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
+    """What the bytes of an ONNX file say."""
     from posexport.artifact.authenticity import signature_of
     from posexport.artifact.loaded import manifest_mismatch
-    from posexport.artifact.onnx_artifact import read_onnx
+    from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of
+    from posexport.artifact.onnx_artifact import Artifact
     from posexport.artifact.onnx_file import external
 
-    artifact = read_onnx(path)
-    graph = artifact.model.graph
-    data = [path.with_name(name) for name in artifact.external_files()]
-    manifest = artifact.manifest()
+    data = [graph.path.with_name(name) for name in graph.external_files()]
+    manifest = read_manifest_of(OnnxManifest, graph.path)
     # without the weights beside it: gigabytes would take their time
-    fault = None if manifest is None else manifest_mismatch(artifact, manifest, external=False)
+    if manifest is None:
+        fault = None
+    elif isinstance(graph, Artifact):
+        fault = manifest_mismatch(graph, manifest, external=False)
+    else:
+        fault = changed(graph.path) if manifest.sha256 != graph.sha256 else None
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
+    known = graph.model.graph
+    own = {"version": graph.version, "form": graph.form} if isinstance(graph, Artifact) else {}
     facts = {
         "manifest": "none" if manifest is None else _MATCH[fault is None] + beside,
         "signature": signature_of(manifest, checked=False).text,
-        "version": artifact.version,
-        "form": artifact.form,
-        "opset": artifact.opset,
-        "domains": {entry.domain or "ai.onnx": entry.version for entry in artifact.model.opset_import},
-        "spec": artifact.spec.to_dict(),
-        "inputs": _tensors(artifact.inputs()),
-        "outputs": _tensors(artifact.outputs()),
-        "operators": _count(graph.node),
-        "functions": {function.name: _count(function.node) for function in artifact.model.functions},
+        **own,
+        "opset": graph.opset,
+        "domains": {entry.domain or "ai.onnx": entry.version for entry in graph.model.opset_import},
+        **({"spec": graph.spec.to_dict()} if isinstance(graph, Artifact) else {}),
+        "inputs": _tensors(graph.inputs()),
+        "outputs": _tensors(graph.outputs()),
+        "operators": _count(known.node),
+        "functions": {function.name: _count(function.node) for function in graph.model.functions},
         "weights": {
             tensor.name: f"{list(tensor.dims)}" + (" (external)" if external(tensor) else "")
-            for tensor in graph.initializer
+            for tensor in known.initializer
         },
-        "bytes": sum(file.stat().st_size for file in (path, *data)),
+        "bytes": sum(file.stat().st_size for file in (graph.path, *data)),
     }
     return facts, None if fault is None else fault.text
 

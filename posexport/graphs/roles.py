@@ -77,6 +77,10 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
 )
 
 
+class GivenRoleError(RequestError):
+    """A role that the user gave is wrong: its input isn't there, nobody knows it, or its input can't have it."""
+
+
 @attrs.frozen(kw_only=True)
 class Role:
     """What one input is for: `kind` is one of ROLES, `axes` the meaning of each axis (posexport.graphs.axes), a number
@@ -107,12 +111,9 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     model = graph if isinstance(graph, ir.Model) else _inlined(ir.from_proto(graph.model))
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
     given = dict(given or {})
-    for name, role in given.items():
-        check_known("input of --input", name, values)
-        check_known(f"role of the input {shown(name)}", role, ROLES)
-    rows = {name: rows_of(value) if _dtype_kind(value) == "i" else None for name, value in values.items()}
-    kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
-    _tell_encoder_apart(kinds, given)
+    _check_given(given, values)
+    rows = _rows(values)
+    kinds = _guesses(values, rows, given)
     for name, kind in kinds.items():
         if kind is None:
             raise _unknown(name, values[name])
@@ -123,7 +124,7 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     for name in given:
         if axes[name] is None:
             allowed = ", ".join(map(str, KNOWN_AXES[known[name]]))
-            raise RequestError(
+            raise GivenRoleError(
                 f"--input {name}={known[name]} doesn't fit: the input has {len(shapes[name])} dimensions "
                 f"{list(shapes[name])}, that role takes {allowed}."
             )
@@ -156,6 +157,38 @@ def values_of_model(values: Iterable[ir.Value]) -> Values:
         str(value.name): (shape_of_value(value), "" if value.dtype in known else dtype_of_value(value))
         for value in values
     }
+
+
+def _check_given(given: Mapping[str, str], values: Mapping[str, ir.Value]) -> None:
+    """GivenRoleError for a role of an input that isn't there, and for one that nobody knows."""
+    try:
+        for name, role in given.items():
+            check_known("input of --input", name, values)
+            check_known(f"role of the input {shown(name)}", role, ROLES)
+    except RequestError as error:
+        raise GivenRoleError(str(error)) from None
+
+
+def guessed_roles(model: ir.Model, given: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    """The role of each input as far as it can be guessed, None where it can't; `given` are roles that the user knows.
+
+    GivenRoleError where these are wrong by themselves.
+    """
+    values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
+    _check_given(given or {}, values)
+    return _guesses(values, _rows(values), dict(given or {}))
+
+
+def _rows(values: Mapping[str, ir.Value]) -> dict[str, int | None]:
+    return {name: rows_of(value) if _dtype_kind(value) == "i" else None for name, value in values.items()}
+
+
+def _guesses(
+    values: Mapping[str, ir.Value], rows: Mapping[str, int | None], given: Mapping[str, str]
+) -> dict[str, str | None]:
+    kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
+    _tell_encoder_apart(kinds, given)
+    return kinds
 
 
 def _inlined(model: ir.Model) -> ir.Model:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from posexport.errors import PosexportError, Reason, RequestError
-from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.graphs.attention.attention import UNKNOWN, Attention, UnknownAttention
 from posexport.graphs.attention.biases import bias_of
 from posexport.graphs.attention.caches import cache_of, written_keys
 from posexport.graphs.attention.embedded import embedded
@@ -83,11 +83,13 @@ class Describer:
 
     def describe(self, attention: Attention | UnknownAttention) -> Data:
         """An attention as data, with the keys KEYS."""
-        data: Data = dict.fromkeys(KEYS)
-        data |= {"name": attention.name, "layer": attention.layer, "state": attention.state}
         if isinstance(attention, UnknownAttention):
-            return {**data, "reason": {"code": attention.reason.code, "text": attention.reason.text}}
+            return self.missing(attention, attention.reason)
+        data: Data = dict.fromkeys(KEYS)
         data |= {
+            "name": attention.name,
+            "layer": attention.layer,
+            "state": attention.state,
             "num_heads": attention.num_heads,
             "num_kv_heads": attention.num_kv_heads,
             "head_dim": attention.head_dim,
@@ -101,6 +103,17 @@ class Describer:
             **self._positions(attention),
             **self._carrier(attention),
         }
+        return data
+
+    def missing(self, attention: Attention | UnknownAttention, reason: Reason) -> Data:
+        """What is known of an attention that was not understood: where it is, what carries it, and why."""
+        data: Data = dict.fromkeys(KEYS)
+        data |= {"name": attention.name, "layer": attention.layer, "state": UNKNOWN}
+        data["reason"] = {"code": reason.code, "text": reason.text}
+        node = next((node for node in self.view.model.graph.all_nodes() if node.name == attention.name), None)
+        if node is not None:
+            origin = self._origins.of(node)
+            data |= {"operator": origin.operator, "nodes": {"softmax": origin.name}}
         return data
 
     def _positions(self, attention: Attention) -> Data:

@@ -73,9 +73,9 @@ def _ort_cpu(carried: Carried) -> Reason | None:
 def _ort_cuda(carried: Carried) -> Reason | None:
     if carried.operator not in _WHOLE:
         return Reason(
-            DECOMPOSED,
+            NOT_MEASURED,
             "ONNX Runtime's CUDA provider was not measured with decomposed attention: give it an operator with "
-            "'posexport rewrite --form contrib'",
+            "'posexport rewrite --form contrib', and time both with 'posexport bench'",
         )
     return Reason(NOT_MEASURED, "ONNX Runtime's CUDA provider was not measured: time it with 'posexport bench'")
 

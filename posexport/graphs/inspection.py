@@ -1,0 +1,154 @@
+"""What any ONNX file holds beside its operators: what its inputs are for, and its attention.
+
+A damaged or hostile file can end the process that evaluates it, take all memory or no end of time. So that is done in
+a child process, `python -P -m posexport.graphs.inspection`, and whatever happens to it is a reason why attention was
+not looked for. A request is {path, sha256, roles}, its answer an Inspection. This module loads no engine by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport import machine
+from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.errors import PosexportError, Reason, RequestError
+from posexport.jsondata import structure, unstructure
+from posexport.processes import Worker, failure_of, report, serve
+from posexport.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from posexport.graphs.attention.describe import Describer
+    from posexport.graphs.attention.recognise import Found
+
+LONGEST_STEP, LONGEST = 300.0, 900.0
+"""Seconds that one step may take, and after which no further attention is looked at."""
+
+ROLES, NOT_EVALUATED, TIME, FAILED = "roles-unknown", "not-evaluated", "time", "failed"
+"""Codes of reasons why attention was not looked for or not described, beside those of posexport.processes."""
+
+
+@attrs.frozen(kw_only=True)
+class Inspection:
+    """The role of each input by name, None where it can't be guessed, and the attentions as data (docs/reference/
+    attentions.md); `reason` says why attention was not looked for.
+
+    `axes` are the meanings of the axes of each input (posexport.graphs.axes), `rows` the rows of tables that inputs are
+    looked up in, both where all roles are known.
+    """
+
+    roles: Mapping[str, str | None]
+    axes: Mapping[str, tuple[str | int, ...]] = attrs.field(factory=dict)
+    rows: Mapping[str, int] = attrs.field(factory=dict)
+    attentions: tuple[Mapping[str, Any], ...] = ()
+    reason: Reason | None = None
+
+
+def inspect_graph(
+    graph: GraphFile, roles: Mapping[str, str] | None = None, progress: Progress = silent, *, attention: bool = True
+) -> Inspection:
+    """What a file holds, found out in another process; `roles` of inputs by name are those that the user knows.
+
+    Without `attention`, only inputs are looked at. RequestError for roles that the inputs can't have.
+    """
+    worker = Worker("posexport.graphs.inspection")
+    try:
+        request = {"path": str(graph.path.absolute()), "sha256": graph.sha256, "attention": attention}
+        reply = worker.ask({**request, "roles": dict(roles or {})}, LONGEST_STEP, progress)
+    finally:
+        worker.close()
+    failure = failure_of(reply)
+    if failure is not None:
+        return Inspection(roles=dict.fromkeys(graph.inputs()), reason=failure)
+    if reply["refused"] is not None:
+        raise RequestError(reply["refused"])
+    return structure(reply["inspection"], Inspection)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Inspect the file."""
+    machine.limit_to_what_is_free()
+    report("reading the graph")
+    graph = read_graph(Path(request["path"]), request["sha256"])
+    from posexport.graphs.roles import GivenRoleError
+
+    try:
+        found = inspected(graph, request["roles"], report, attention=request["attention"])
+    except GivenRoleError as error:
+        return {"refused": str(error), "inspection": None}
+    return {"refused": None, "inspection": unstructure(found)}
+
+
+def inspected(
+    graph: GraphFile, given: Mapping[str, str], progress: Progress = silent, *, attention: bool = True
+) -> Inspection:
+    """`inspect_graph` in this process."""
+    from posexport.graphs.attention.recognise import may_hold_attention
+    from posexport.graphs.load import model_of
+    from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
+    from posexport.graphs.view import inline
+
+    model = model_of(graph)
+    holds = attention and may_hold_attention(model)
+    plain = model.clone() if model.functions else model
+    inline(plain)
+    kinds = guessed_roles(plain, given)
+    found = Inspection(roles=kinds)
+    try:
+        roles = roles_of(plain, given)
+    except GivenRoleError:
+        raise
+    except RequestError as error:
+        return attrs.evolve(found, reason=Reason(ROLES, str(error).rstrip(".")) if holds else None)
+    found = attrs.evolve(
+        found,
+        axes={name: role.axes for name, role in roles.items()},
+        rows={name: role.rows for name, role in roles.items() if role.rows is not None},
+    )
+    if not holds:
+        return found
+    progress("looking for attention")
+    return _described(model, given, found, progress)
+
+
+def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:
+    from posexport.graphs.attention.describe import Describer
+    from posexport.graphs.attention.origins import call_sites
+    from posexport.graphs.view import view_of
+
+    start = time.monotonic()
+    sites = call_sites(model)
+    try:
+        view = view_of(model, given)
+    except PosexportError as error:
+        return attrs.evolve(found, reason=Reason(NOT_EVALUATED, str(error).rstrip(".")))
+    describer = Describer(view, sites)
+    attentions = []
+    for number, one in enumerate(view.attentions, 1):
+        progress(f"describing attention {number} of {len(view.attentions)}")
+        if time.monotonic() - start > LONGEST:
+            reason = Reason(TIME, f"those before it took {LONGEST:g} s")
+            attentions.append(describer.missing(one, reason))
+        else:
+            attentions.append(_described_one(describer, one))
+    return attrs.evolve(found, attentions=tuple(attentions))
+
+
+def _described_one(describer: Describer, one: Found) -> dict[str, Any]:
+    """The description of one attention, or why there is none."""
+    try:
+        return describer.describe(one)
+    except PosexportError as error:
+        return describer.missing(one, Reason(NOT_EVALUATED, str(error).rstrip(".")))
+    except Exception as error:  # whatever a strange graph makes torch or numpy raise
+        return describer.missing(one, Reason(FAILED, f"it can't be described ({type(error).__name__}: {error})"))
+
+
+if __name__ == "__main__":
+    serve(answer)

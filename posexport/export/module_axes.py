@@ -13,6 +13,7 @@ from torch.export import Dim
 from posexport.errors import RequestError, shown
 from posexport.runtimes.module_values import Bound, tensors_of
 
+_SUM = re.compile(r"\w+( \+ \w+)+")
 _WORD, _UNUSUAL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"\W")
 
 
@@ -95,4 +96,5 @@ def _named(dim: Any, names: Mapping[str, str]) -> int | str | None:
         return dim
     if dim.value is None or dim.value.isdigit():
         return None if dim.value is None else int(dim.value)
-    return _WORD.sub(lambda word: names.get(word[0], word[0]), dim.value)
+    text = _WORD.sub(lambda word: names.get(word[0], word[0]), dim.value)
+    return " + ".join(sorted(text.split(" + "))) if _SUM.fullmatch(text) else text

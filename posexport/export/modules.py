@@ -124,10 +124,10 @@ def export_any(
             program = torch.export.export(module, bound.args, bound.kwargs, dynamic_shapes=shapes, strict=False)
         progress("writing the graph")
         model = exporter.capture(program, functions)
-    axes.name_dimensions(model)
-    _name_values(model, inputs, results)
     operators = sum(node.domain == DOMAIN and node.op_type.startswith(_ATTENTION) for node in model.graph)
     exporter.finish(model, form)
+    axes.name_dimensions(model)
+    _name_values(model, inputs, results)
     rewritten = None
     if not operators:
         progress("looking for attention")

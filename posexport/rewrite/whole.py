@@ -57,11 +57,15 @@ def whole_evidence(
         return WholeEvidence(problem=_differs(f"it has no output {missing[0]!r}"))
     with_length = any(value.name == LENGTH_INPUT for value in after.graph.inputs)
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
+    computable: set[str] = set()
     for case in _affordable(before, cases):
         try:
             expected = _evaluated(old, case.arrays, outputs)
         except RequestError as problem:  # the model itself takes no such inputs
             untested = Reason(NOT_TESTED, f"float64 can't be computed: {problem}".rstrip("."))
+            continue
+        computable |= set(expected)
+        if set(expected) != computable:  # the model takes such inputs in parts only, as positions beyond a table
             continue
         arrays = buffered(case, buffers, with_length) if buffers else case.arrays
         try:

@@ -1,0 +1,63 @@
+"""Evidence for whole graphs: inputs that the original takes in parts only say nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from posexport.graphs.cases import cases_of
+from posexport.graphs.roles import roles_of
+from posexport.rewrite.whole import DIFFERS, whole_evidence
+
+WIDTH = 4
+
+
+def table_of_positions(rows: int, *, joined: bool = False, factor: float = 1.0) -> ir.Model:
+    """`turned` looks up a table of positions, `plain` does not; where both are `joined` in one operator, neither can
+    be computed without the table. `factor` is a fault of `plain`."""
+    weights = [
+        numpy_helper.from_array(np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32), "table"),
+        numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
+        numpy_helper.from_array(np.array(factor, np.float32), "factor"),
+        numpy_helper.from_array(np.array([-1]), "last"),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["word"]),
+        helper.make_node("Unsqueeze", ["position_ids", "last"], ["places"]),
+        helper.make_node("GatherND", ["table", "places"], ["position"]),  # which draws don't know as a table
+    ]
+    if joined:
+        nodes.append(helper.make_node("Concat", ["position", "word"], ["both"], axis=-1))
+        nodes.append(helper.make_node("Split", ["both"], ["turned", "read"], axis=-1, num_outputs=2))
+        nodes.append(helper.make_node("Mul", ["read", "factor"], ["plain"]))
+    else:
+        nodes.append(helper.make_node("Identity", ["position"], ["turned"]))
+        nodes.append(helper.make_node("Mul", ["word", "factor"], ["plain"]))
+    names = ("input_ids", "position_ids")
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in names]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", WIDTH]) for name in ("turned", "plain")
+    ]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+
+
+@pytest.mark.parametrize("rows", [256, 1_000_000])
+def test_inputs_that_the_original_takes_in_parts_only_say_nothing(rows: int) -> None:
+    before, after = table_of_positions(rows), table_of_positions(rows, joined=True)
+    cases = cases_of(roles_of(before), 0)
+    evidence = whole_evidence(before, after, cases)
+    assert evidence.problem is None
+    assert evidence.error == 0
+    assert 0 < evidence.cases <= len(cases)
+    assert (evidence.cases == len(cases)) == (rows > 256)  # some positions are beyond the shorter table
+
+
+def test_a_fault_is_found_on_the_other_inputs() -> None:
+    before, after = table_of_positions(256), table_of_positions(256, joined=True, factor=1.001)
+    evidence = whole_evidence(before, after, cases_of(roles_of(before), 0))
+    assert evidence.problem is not None
+    assert evidence.problem.code == DIFFERS

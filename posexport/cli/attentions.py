@@ -28,7 +28,7 @@ def recognised(one: Data) -> str:
     if one["num_heads"] is None:
         return "not known"
     mask, cache = one["mask"] or {"kind": "none", "padding": []}, one["cache"]
-    parts = [heads_text(one), "" if mask["kind"] == "none" and not mask["padding"] else mask_text(mask)]
+    parts = [heads_text(one), "" if mask["kind"] == "none" else _kind(mask), "padding" if mask["padding"] else ""]
     parts += [] if cache is None else [f"{cache['kind']} cache"]
     parts += [] if one["encoding"] is None or one["encoding"]["name"] == "none" else [encoding_text(one["encoding"])]
     return ", ".join(filter(None, parts))
@@ -77,10 +77,14 @@ def mask_text(mask: Data | None) -> str:
     """Which keys are seen, and the inputs that hide some."""
     if mask is None:
         return ""
-    text = _MASKS[mask["kind"]].format(
+    text = _kind(mask)
+    return f"{text}, padding from {' and '.join(mask['padding'])}" if mask["padding"] else text
+
+
+def _kind(mask: Data) -> str:
+    return _MASKS[mask["kind"]].format(
         window=mask.get("window"), chunk=mask.get("chunk"), inputs=" and ".join(mask.get("inputs", ()))
     )
-    return f"{text}, padding from {' and '.join(mask['padding'])}" if mask["padding"] else text
 
 
 def cache_text(cache: Data | None) -> str:

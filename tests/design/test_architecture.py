@@ -203,7 +203,7 @@ def test_help_names_every_command() -> None:
 
 FLAGS: dict[str, list[str]] = {
     "list": ["--presets", "--json"],
-    "inspect": ["--json", "FILE"],
+    "inspect": ["--input", "--attention/--no-attention", "--json", "FILE"],
     "export": [
         "--module", "--example", "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",

@@ -16,7 +16,7 @@ from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.projection import varies_by_token
 from posexport.graphs.axes import BATCH
-from posexport.graphs.fits.rope import progression
+from posexport.graphs.fits.progressions import progression
 from posexport.graphs.view import View
 
 ROW = 16

@@ -16,7 +16,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.draw import FAR
-from posexport.graphs.fits.rope import EXACT, shortest
+from posexport.graphs.fits.progressions import EXACT, shortest
 
 
 def factors_of(flow: Dataflow, nodes: Iterable[ir.Node]) -> list[ir.Value]:

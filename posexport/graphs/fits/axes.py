@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posexport.graphs.attention.rotary import Pairs
-from posexport.graphs.fits.rope import EXACT, USUAL_THETA, Parameters, agree, progression, shortest, static_parameters
+from posexport.graphs.fits.progressions import EXACT, USUAL_THETA, Parameters, agree, progression, shortest
+from posexport.graphs.fits.rope import static_parameters
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]

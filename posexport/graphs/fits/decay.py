@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import brentq
 
-from posexport.graphs.fits.rope import EXACT, Parameters, shortest
+from posexport.graphs.fits.progressions import EXACT, Parameters, shortest
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import brentq
 
-from posexport.graphs.fits.rope import EXACT, shortest
+from posexport.graphs.fits.progressions import EXACT, shortest
 from posexport.models.biases import alibi_slopes, t5_buckets
 
 if TYPE_CHECKING:

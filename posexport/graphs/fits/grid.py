@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from posexport.graphs.fits.rope import Parameters, progression
+from posexport.graphs.fits.progressions import Parameters, progression
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]

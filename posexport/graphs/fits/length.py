@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from posexport.graphs.attention.angles import Turning
+from posexport.graphs.fits.progressions import EXACT, USUAL_THETA, Parameters, progression, shortest
 from posexport.graphs.fits.ramps import ROUND
-from posexport.graphs.fits.rope import EXACT, USUAL_THETA, Parameters, progression, shortest
 
 
 def by_length(turning: Turning) -> Parameters | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posexport.graphs.fits.rope import EXACT, Fit, Parameters, frequencies_of, progression, shortest
+from posexport.graphs.fits.progressions import EXACT, Fit, Parameters, frequencies_of, progression, shortest
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]

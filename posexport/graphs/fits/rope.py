@@ -13,50 +13,34 @@ usual ones are named.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from posexport.graphs.fits.length import by_length
+from posexport.graphs.fits.progressions import (
+    EXACT,
+    USUAL_THETA,
+    Array,
+    Fit,
+    Parameters,
+    agree,
+    frequencies_of,
+    progression,
+    shortest,
+)
+from posexport.graphs.fits.ramps import ramps
 
 if TYPE_CHECKING:
     from posexport.graphs.attention.angles import Turning
 
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-
-Parameters = dict[str, Any]
-
-EXACT = 1e-6
-"""Part of a frequency that may differ: graphs hold frequencies in float32, computed by operations of several kinds."""
-
 HALF = 2.0**-8
 """Part of a number that rounding to bfloat16 may change."""
-
-USUAL_THETA = 10_000.0
-"""What frequencies without any progression are said to be divided by factors of."""
-
-Fit = Callable[["Array", float], Iterator[Parameters]]
-"""(frequencies, slack) to parameters that may have them; `slack` in radians per position is what may be error."""
-
-
-def shortest(number: float, tolerance: float) -> float:
-    """The number with the fewest digits within a part `tolerance` of `number`."""
-    for digits in range(1, 17):
-        candidate = float(f"{number:.{digits - 1}e}")
-        if abs(candidate - number) <= tolerance * abs(number):
-            return candidate
-    return number
-
-
-def agree(one: Array, other: Array, slack: float | Array) -> bool:
-    """Whether frequencies are the same but for rounding."""
-    return one.shape == other.shape and bool((np.abs(one - other) <= EXACT * np.abs(other) + slack).all())
 
 
 def rope_parameters(turning: Turning) -> Parameters | None:
     """The parameters of a RoPE over one axis with these frequencies, without its layout; None where none has them."""
-    from posexport.graphs.fits.length import by_length
-
     if turning.edge is not None:
         return by_length(turning)
     return static_parameters(turning.frequencies[0], turning.amplitude, turning.tolerance)
@@ -64,8 +48,6 @@ def rope_parameters(turning: Turning) -> Parameters | None:
 
 def static_parameters(frequencies: Array, amplitude: float, slack: float) -> Parameters | None:
     """The same for frequencies that hold for rows of any length, and the factor on cosines and sines."""
-    from posexport.graphs.fits.ramps import ramps
-
     plain = abs(amplitude - 1.0) <= EXACT
     fits: tuple[Fit, ...] = (_plain, _linear, _proportional)
     for fit in (*fits, *ramps(amplitude)) if plain else (*ramps(amplitude), *fits):
@@ -82,19 +64,6 @@ def _ramp_rounding(parameters: Parameters, pairs: int) -> Array:
     return np.asarray((2e-7 if ramp else 0.0) * parameters["theta"] ** (-np.arange(pairs) / pairs))
 
 
-def frequencies_of(parameters: Mapping[str, Any], pairs: int) -> Array:
-    """What posexport makes of parameters, in float64."""
-    import torch
-
-    from posexport.models.scaling import SCALINGS, UNSCALED
-
-    scaling = SCALINGS.get(parameters.get("scaling", ""), UNSCALED)
-    values = {name: parameters.get(name, default) for name, default in scaling.takes.items()}
-    made = scaling.frequencies(parameters["theta"], 2 * pairs, torch.float64, **values)
-    result: Array = made["frequencies"].numpy()
-    return result
-
-
 def _with_amplitude(parameters: Parameters, amplitude: float, slack: float) -> Parameters:
     """With the factor on cosines and sines, where it isn't that of the scaling."""
     from posexport.models.scaling import SCALINGS, UNSCALED
@@ -106,20 +75,6 @@ def _with_amplitude(parameters: Parameters, amplitude: float, slack: float) -> P
     if abs(amplitude - usual) <= tolerance * usual:
         return parameters
     return {**parameters, "attention_factor": shortest(amplitude, tolerance)}
-
-
-def progression(values: Array, dim: int, slack: float) -> tuple[float, float] | None:
-    """(theta, first) of values that are first * theta^(-2i/dim); None where they aren't."""
-    if len(values) < 2 or values.min() <= 0:
-        return None
-    index = np.arange(len(values))
-    weights = values / (EXACT * values + slack)  # slow pairs are known less well, in parts of themselves
-    slope, start = np.polyfit(index, np.log(values), 1, w=weights)
-    if abs(slope) * dim > 200:
-        return None
-    tolerance = max(EXACT, slack / float(np.median(values))) * (dim / 2) / (len(values) - 1)
-    theta, first = shortest(math.exp(-slope * dim / 2), tolerance), shortest(math.exp(start), EXACT)
-    return (theta, first) if agree(first * theta ** (-2 * index / dim), values, slack) else None
 
 
 def nearest_theta(frequencies: Array) -> tuple[float, float] | None:

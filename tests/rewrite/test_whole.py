@@ -61,3 +61,47 @@ def test_a_fault_is_found_on_the_other_inputs() -> None:
     evidence = whole_evidence(before, after, cases_of(roles_of(before), 0))
     assert evidence.problem is not None
     assert evidence.problem.code == DIFFERS
+
+
+def masked_mean(*, twice: bool) -> ir.Model:
+    """Two layers of means over the tokens that are no padding, a row of which is all padding for the first query: NaN
+    where the mask is taken twice, in fp32 alone, and in the second layer for all queries."""
+    lowest = float(np.finfo(np.float32).min)
+    weights = [
+        numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
+        numpy_helper.from_array(np.array(lowest, np.float32), "lowest"),
+        numpy_helper.from_array(np.array(1.0, np.float32), "one"),
+        numpy_helper.from_array(np.array(1 + twice, np.float32), "times"),
+        numpy_helper.from_array(np.array([1]), "first"),
+        numpy_helper.from_array(np.array([-1]), "last"),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["word"]),
+        helper.make_node("Cast", ["attention_mask"], ["seen"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["one", "seen"], ["hidden"]),
+        helper.make_node("Mul", ["hidden", "lowest"], ["row"]),
+        helper.make_node("Unsqueeze", ["row", "first"], ["keys"]),  # [B, 1, S]
+        helper.make_node("Unsqueeze", ["hidden", "last"], ["queries"]),  # [B, S, 1], a padded query sees no key
+        helper.make_node("Mul", ["queries", "lowest"], ["column"]),
+        helper.make_node("Min", ["keys", "column"], ["once"]),
+        helper.make_node("Mul", ["once", "times"], ["mask"]),
+        helper.make_node("Softmax", ["mask"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "word"], ["middle"]),
+        helper.make_node("MatMul", ["weights", "middle"], ["mean"]),
+    ]
+    names = ("input_ids", "attention_mask")
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in names]
+    outputs = [helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", "seq", WIDTH])]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+
+
+def test_a_mask_that_is_minus_infinity_in_the_dtypes_of_the_file_is_not_made_finite() -> None:
+    once, twice = masked_mean(twice=False), masked_mean(twice=True)
+    cases = cases_of(roles_of(once), 0)
+    assert whole_evidence(once, once, cases).problem is None
+    assert whole_evidence(twice, twice, cases).problem is None
+    evidence = whole_evidence(twice, once, cases)
+    assert evidence.error == 0  # float64 sees no difference
+    assert evidence.problem is not None
+    assert "dtypes of the file" in evidence.problem.text

@@ -89,9 +89,9 @@ def whole_evidence(
                 return WholeEvidence(error=error, cases=tried, problem=_differs(text))
         if narrow and not case.tokens.all():
             narrow -= 1
-            name = _overflowing(before, after, case, arrays, list(expected), buffers)
-            if name is not None:
-                text = f"output {name!r} is finite in only one of the two, in the dtypes of the file, on {case.label}"
+            overflowing = _overflowing(before, after, case, arrays, list(expected), buffers)
+            if overflowing is not None:
+                text = f"output {overflowing!r} is finite in only one of the two, in the dtypes of the file, on {case.label}"
                 return WholeEvidence(error=error, cases=tried, problem=_differs(text))
     return WholeEvidence(error=error, cases=tried, untested=None if tried else untested)
 

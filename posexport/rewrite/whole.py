@@ -91,8 +91,8 @@ def whole_evidence(
             narrow -= 1
             overflowing = _overflowing(before, after, case, arrays, list(expected), buffers)
             if overflowing is not None:
-                text = f"output {overflowing!r} is finite in only one of the two, in the dtypes of the file, on {case.label}"
-                return WholeEvidence(error=error, cases=tried, problem=_differs(text))
+                text = f"in the dtypes of the file output {overflowing!r} is finite in only one of the two"
+                return WholeEvidence(error=error, cases=tried, problem=_differs(f"{text} on {case.label}"))
     return WholeEvidence(error=error, cases=tried, untested=None if tried else untested)
 
 

@@ -60,6 +60,11 @@ class ForeignFileError(RequestError):
         """Whether nothing in the file says that posexport wrote it."""
         return not any(key.startswith("posexport.") for key in self.graph.metadata())
 
+    @property
+    def is_graph(self) -> bool:
+        """Whether it lacks nothing: it is a foreign file, or the export of a module, which has no spec."""
+        return self.foreign or _MODULE in self.graph.metadata()
+
 
 @attrs.frozen(kw_only=True)
 class Artifact(GraphFile):

@@ -40,6 +40,6 @@ def _load(path: Path, trusted: Sequence[TrustedKey], roles: Mapping[str, str]) -
     try:
         return TimedArtifact(load_for_bench(path, trusted))
     except ForeignFileError as error:
-        if not error.foreign and "posexport.module" not in error.graph.metadata():
+        if not error.is_graph:
             raise  # an artifact that lost a part of what says what it is
         return timed_graph(error.graph, roles)

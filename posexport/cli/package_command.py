@@ -44,7 +44,11 @@ def package(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Write an artifact (.onnx or .plan) into a model repository of Triton Inference Server."""
+    """Write a file (.onnx or .plan) into a model repository of Triton Inference Server.
+
+    Of an .onnx that posexport didn't write, inputs, outputs and dimensions are the graph's own. Requests are joined
+    where each row comes out as it does alone, which is tried.
+    """
     path, repository = Path(file), Path("model_repository" if output is None else output)
     if not triton:
         raise RequestError("what to package for was not given: give --triton, the only server so far.")
@@ -78,7 +82,7 @@ def _show(written: Package) -> None:
             ("backend", f"{written.backend}: {written.about}"),
             ("batches", f"{joined}: {batching.reason}"),
             ("instances", f"{written.instances.count} of {written.instances.kind}"),
-            ("warm-up", warmup or "none: a request of the usual shape is empty"),
+            ("warm-up", warmup or "none: no usual request is known, or it is empty"),
             ("files", ", ".join(written.files)),
             ("serve", f"tritonserver --model-repository {written.repository}"),
         ],

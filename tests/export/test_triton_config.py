@@ -39,6 +39,7 @@ def served(spec: Spec, backend: str = "onnxruntime", instances: int = 1, **field
     plan = spans if backend == "tensorrt" else None
     known = {
         "backend": backend,
+        "title": "",
         "spec": spec,
         "inputs": graph_inputs(spec),
         "outputs": graph_outputs(spec),

@@ -13,8 +13,10 @@ from posexport.export.triton.batching import Batching
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
 from posexport.runtimes.installation import install_command
 
-TYPES = {"fp32": "TYPE_FP32", "fp16": "TYPE_FP16", "bf16": "TYPE_BF16", "int64": "TYPE_INT64"}
-"""Triton's names of dtypes."""
+TYPES = {"fp32": "TYPE_FP32", "fp16": "TYPE_FP16", "bf16": "TYPE_BF16", "fp64": "TYPE_FP64", "bool": "TYPE_BOOL"}
+TYPES |= {f"{kind}{bits}": f"TYPE_{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+TYPES |= {"string": "TYPE_STRING"}
+"""Triton's names of dtypes; those that posexport has no name for, by onnx's in lower case."""
 
 KINDS = {None: "KIND_AUTO", True: "KIND_GPU", False: "KIND_CPU"}
 """The kind of an instance for --gpu (True) and --cpu (False). With None, Triton uses GPUs if there are any."""
@@ -79,6 +81,8 @@ def read_config(text: bytes) -> Any:
 
 def _warm_up(config: Any, artifact: ServedArtifact) -> None:
     """Add one request of the usual shape before a model counts as ready: engines allocate and choose kernels in it."""
+    if not artifact.usual:
+        return
     most = config.max_batch_size
     shapes = {name: shape[1:] if most else shape for name, shape in artifact.usual.items()}
     if any(dim < 1 for shape in shapes.values() for dim in shape):

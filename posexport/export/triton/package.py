@@ -15,9 +15,10 @@ from posexport.artifact.signing import SigningKey, TrustedKey
 from posexport.errors import RequestError
 from posexport.export.triton.batching import Batching, batching_of
 from posexport.export.triton.config import config_of, read_config, schema, text_of
+from posexport.export.triton.reading import read_served
 from posexport.export.triton.repository import ModelVersion
 from posexport.export.triton.rules import problems
-from posexport.export.triton.served_artifact import ServedArtifact, read_served
+from posexport.export.triton.served_artifact import ServedArtifact
 from posexport.progress import Progress, silent
 from posexport.spec import fields
 
@@ -101,17 +102,10 @@ def package_triton(
     schema()
     progress(f"reading {path.name}")
     artifact = read_served(path, options.gpu, trusted)
-    batching = batching_of(
-        artifact.spec,
-        {**artifact.inputs, **artifact.outputs},
-        operators=artifact.operators,
-        profiles=artifact.profiles,
-        requested=options.max_batch_size,
-    )
+    artifact, batching = _batched(artifact, path, options.max_batch_size, progress)
     config = config_of(place.name, artifact, batching, options.gpu, options.instances)
-    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in artifact.spec.distinct_layers()))
     comments = [
-        f"{encodings} in {artifact.spec.dtype}, {artifact.about}; written by posexport {__version__}.",
+        f"{artifact.title}, {artifact.about}; written by posexport {__version__}.",
         f"Batches: {'joined' if batching.joined else 'not joined'}, {batching.reason}.",
     ]
     text = text_of(config, comments)
@@ -119,6 +113,23 @@ def package_triton(
     if broken_rules:
         raise RequestError(f"{str(path)!r} can't be served by Triton: {'; '.join(broken_rules)}.")
     return _package(place, artifact, batching, config, place.write(artifact, config, text, progress, key))
+
+
+def _batched(
+    artifact: ServedArtifact, path: Path, requested: int | None, progress: Progress
+) -> tuple[ServedArtifact, Batching]:
+    """How requests are joined, by the spec; of a graph, which is tried, with the shapes of a usual request too."""
+    values = {**artifact.inputs, **artifact.outputs}
+    if artifact.spec is not None:
+        batching = batching_of(
+            artifact.spec, values, operators=artifact.operators, profiles=artifact.profiles, requested=requested
+        )
+        return artifact, batching
+    from posexport.export.triton.graph_batching import GraphTrial
+
+    progress(f"trying batches of {path.name}")
+    with GraphTrial(path, artifact.roles, values) as trial:
+        return attrs.evolve(artifact, usual=trial.usual()), trial.batching(requested)
 
 
 def _name(given: str | None, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""An artifact as Triton will serve it, read from an ONNX file or a plan."""
+"""A file as Triton will serve it: an artifact of posexport, a plan, or an ONNX file that anyone wrote."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import Manifest, manifest_path, values_of
-from posexport.artifact.plan import check_plan
+from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.manifest import Manifest, manifest_path
 from posexport.artifact.profiles import ShapeProfiles
-from posexport.artifact.signing import TrustedKey
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
+from posexport.graphs.roles import Role
 from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
 
@@ -24,14 +24,17 @@ UNSERVED = {"onnxruntime": {"bf16"}, "tensorrt": set[str]()}
 
 @attrs.frozen(kw_only=True)
 class ServedArtifact:
-    """An artifact to be served.
+    """A file to be served; `title` says what it is.
 
     `files` maps names in the version's folder to (the file to copy, its sha256 in the manifest). `usual` holds for each
-    input the shape that it is tuned for. `profiles` are those of a plan, `operators` those of an ONNX graph.
+    input the shape that it is tuned for; it is empty where that is not known. `profiles` are those of a plan,
+    `operators` those of an ONNX graph. Of a graph that anyone wrote `spec` is None, and `roles` are those of its
+    inputs, or why they aren't known.
     """
 
     backend: str
-    spec: Spec
+    spec: Spec | None
+    title: str
     inputs: Values
     outputs: Values
     usual: Mapping[str, Sequence[int]]
@@ -40,80 +43,15 @@ class ServedArtifact:
     manifest: Manifest | None
     files: dict[str, tuple[Path, str | None]]
     about: str
+    roles: Mapping[str, Role] | Reason = attrs.field(factory=dict)
 
 
-def read_served(path: Path, gpu: bool | None, trusted: Sequence[TrustedKey] = ()) -> ServedArtifact:
-    """The artifact at `path` (.onnx or .plan), to run on a GPU, on the CPU (False) or where Triton chooses (None).
-
-    Raises RequestError where it can't be read, where it contradicts its manifest or its spec or none of the `trusted`
-    keys signed it, and for a dtype or a device that its backend does not support.
-    """
-    served = _from_plan(path, trusted) if path.suffix == ".plan" else _from_onnx(path, trusted)
-    if served.spec.dtype in UNSERVED[served.backend]:
-        raise RequestError(
-            f"{str(path)!r} is {served.spec.dtype}, which Triton's {served.backend} backend has no tensors of: export "
-            "it with --dtype fp16, or package a plan of tensorrt."
-        )
-    if served.backend == "tensorrt" and gpu is False:
-        raise RequestError(f"--cpu was given with the plan {str(path)!r}, which runs on GPUs only: drop it.")
-    return served
-
-
-def _from_onnx(path: Path, trusted: Sequence[TrustedKey]) -> ServedArtifact:
-    from posexport.artifact.loaded import load_sound
-
-    loaded = load_sound(path, trusted)
-    artifact, manifest = loaded.source, loaded.manifest
-    file = BACKENDS["onnxruntime"][1]
-    hashes = {} if manifest is None else manifest.external_data
-    weight_files = artifact.external_files()
-    for name in weight_files:
-        if name in (file, manifest_path(Path(file)).name):
+def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple[Path, str | None]]:
+    """The files of external data to copy, with the sha256 that a manifest has; RequestError for a reserved name."""
+    model = BACKENDS["onnxruntime"][1]
+    for name in graph.external_files():
+        if name in (model, manifest_path(Path(model)).name):
             raise RequestError(
-                f"{str(path)!r} keeps weights in {name!r}, a name that Triton reserves: export it again."
+                f"{str(graph.path)!r} keeps weights in {name!r}, a name that Triton reserves: export it again."
             )
-    nodes = [*artifact.model.graph.node, *(node for function in artifact.model.functions for node in function.node)]
-    domains = sorted(set(artifact.domains()) - {"", "ai.onnx", "posexport"})
-    return ServedArtifact(
-        backend="onnxruntime",
-        spec=artifact.spec,
-        inputs=artifact.inputs(),
-        outputs=artifact.outputs(),
-        usual={name: shapes["opt"] for name, shapes in artifact.profiles().items()},
-        profiles=None,
-        operators=frozenset(node.op_type for node in nodes),
-        manifest=None if manifest is None else attrs.evolve(manifest, file=file),
-        files={
-            file: (path, None if manifest is None else manifest.sha256),
-            **{name: (path.with_name(name), hashes.get(name)) for name in weight_files},
-        },
-        about=f"opset {artifact.opset}{' and ' if domains else ''}{', '.join(domains)}",
-    )
-
-
-def _from_plan(path: Path, trusted: Sequence[TrustedKey]) -> ServedArtifact:
-    from posexport.artifact.loaded import contract_violation
-
-    manifest = check_plan(path, trusted)
-    violation = contract_violation(manifest.block(), values_of(manifest.inputs), values_of(manifest.outputs))
-    if violation is not None:
-        raise RequestError(f"{str(path)!r} contradicts the spec in its manifest, {violation}: build it again.")
-    runtime = manifest.runtime
-    if runtime.name != "tensorrt":
-        raise RequestError(
-            f"{str(path)!r} was built by {runtime.name} {runtime.version}, whose plans Triton's TensorRT backend "
-            "can't load: build it with 'posexport compile --runtime tensorrt', or package the ONNX file."
-        )
-    file, profiles = BACKENDS["tensorrt"][1], manifest.profiles
-    return ServedArtifact(
-        backend="tensorrt",
-        spec=manifest.block(),
-        inputs=values_of(manifest.inputs),
-        outputs=values_of(manifest.outputs),
-        usual={name: shapes["opt"] for name, shapes in profiles.items()},
-        profiles=profiles,
-        operators=frozenset(),
-        manifest=attrs.evolve(manifest, file=file),
-        files={file: (path, manifest.sha256)},
-        about=f"only TensorRT {runtime.version} can open it: use a Triton with that version",
-    )
+    return {name: (graph.path.with_name(name), hashes.get(name)) for name in graph.external_files()}

@@ -15,13 +15,11 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason
-from posexport.runtimes import TORCH_WORKER, Runtime
+from posexport.graphs.evaluator import EVALUATOR
+from posexport.runtimes import TORCH_WORKER
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify.rounding import DRAWS, last_bits_changed
-
-EVALUATOR = Runtime("float64", "posexport's evaluator", "posexport.graphs.runner", "torch", "torch")
-"""What evaluates graphs; not among the runtimes that are judged."""
 
 
 def evaluate(pool: Pool, path: Path, arrays: Sequence[Arrays], options: Mapping[str, Any]) -> Future[Answer]:

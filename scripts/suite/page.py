@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,6 @@ from results import machine_line, table
 from rewrite_data import File, NearMiss, Plan, Results, Speed, Time, ToolScore
 
 OURS = ("posexport native", "posexport contrib")
-PACKAGES = ("torch", "transformers", "onnxscript", "onnxruntime-gpu", "onnxruntime", "onnxsim", "tensorrt-rtx")
 SEVERAL = {"decoder": "decoders with caches", "tokens": "encoders of tokens", "image": "encoders of images"}
 
 
@@ -24,18 +24,16 @@ def figures(results: Results) -> list[str]:
         ("tensorrt", results.tensorrt, _plans),
         ("suite", results.suite, _files),
     ]
-    return [
-        line
-        for name, part, lines in sections
-        for line in (*lines(part), "", *_machine(results.machines[name]), "")
-        if part
-    ]
+    lines: list[str] = []
+    for name, part, write in sections:
+        if part:
+            lines += [*write(part), "", _machine(results.machines[name]), ""]
+    return lines
 
 
-def _machine(record: Mapping[str, Any]) -> list[str]:
-    names = {**record["versions"]}
-    versions = ", ".join(f"{name} {names[name]}" for name in PACKAGES if names.get(name))
-    return [f"Measured on: {machine_line(record['machine'])}; {versions}."]
+def _machine(record: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return textwrap.fill(f"Measured on: {machine_line(record['machine'])}; {versions}.", 120)
 
 
 def carried(file: File, tool: str) -> int:

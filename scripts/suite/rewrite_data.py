@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 import attrs
 from results import RESULTS, record, rounded, write_figures
+from tools import ONNXSIM
 
 from posexport.files import write_json
 from posexport.jsondata import OMITTED, structure, unstructure
+from posexport.machine import versions
 
 DATA = RESULTS / "rewrite.json"
 _omitted: Any = {OMITTED: True}
@@ -142,8 +144,9 @@ def publish(**parts: Any) -> None:
     """Renew these parts, plain data by name, of the data and of its page."""
     from page import figures
 
-    old = read()
-    machines = {**old.machines, **dict.fromkeys(parts, record())}
+    old, now = read(), record()
+    now["versions"] |= {**versions(["transformers"]), "onnxsim": ONNXSIM}
+    machines = {**old.machines, **dict.fromkeys(parts, now)}
     fields = {field.name: getattr(old, field.name) for field in attrs.fields(Results)}
     results = structure(unstructure({**fields, "machines": machines}) | rounded(parts), Results)
     write_json(DATA, unstructure(results))

@@ -23,6 +23,9 @@ from graph_facts import facts_of
 
 from posexport.rewrite.request import RewriteOptions
 
+ONNXSIM = "0.8.1"
+"""The version of onnxsim, which gets an environment of its own."""
+
 Tool = Callable[[Path, Path], dict[str, Any]]
 """Writes what it makes of the first file to the second, in a folder that is empty; returns what it has to say."""
 
@@ -37,7 +40,7 @@ def as_it_is(source: Path, target: Path) -> dict[str, Any]:
     return {}
 
 
-def posexport(form: str, source: Path, target: Path) -> dict[str, Any]:
+def rewritten(form: str, source: Path, target: Path) -> dict[str, Any]:
     """`posexport rewrite --form FORM --target ort`, in this process."""
     from posexport.rewrite.files import rewrite_into
 
@@ -111,7 +114,7 @@ def install_onnxsim(environment: Path) -> None:
     """Make the virtual environment, unless it is there; without a network it stays away."""
     if environment.exists():
         return
-    install = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "install", "onnxsim==0.8.1"]
+    install = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "install", f"onnxsim=={ONNXSIM}"]
     try:
         for command in ([sys.executable, "-m", "venv", str(environment)], install):
             subprocess.run(command, check=True, capture_output=True, timeout=300)
@@ -123,8 +126,8 @@ def tools(work: Path) -> dict[str, Tool]:
     """All tools by name; `work` is the folder that has their environments."""
     return {
         "as it is": as_it_is,
-        "posexport native": partial(posexport, "native"),
-        "posexport contrib": partial(posexport, "contrib"),
+        "posexport native": partial(rewritten, "native"),
+        "posexport contrib": partial(rewritten, "contrib"),
         "onnxscript": optimize_for_ort,
         "transformers": fuse_for_onnxruntime,
         "ort-optimizer": ort_optimizer,

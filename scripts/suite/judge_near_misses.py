@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from posexport.graphs.cases import cases_of
 from posexport.graphs.roles import roles_of
 
 FORMS = ("native", "contrib")
-"""By turns."""
+"""By turns the first that is tried."""
 
 ALONE, SAME, CORRECTED, BROKEN, CRASHED = "left alone", "rewritten, the same", "corrected", "broken", "crashed"
 
@@ -34,29 +34,44 @@ SEED, MORE = 1009, 8
 """Of the inputs that posexport's own evidence does not have."""
 
 
-def judge(suite: Path, row: Mapping[str, Any], record: Mapping[str, Any], form: str) -> dict[str, Any]:
-    """The verdict on one near miss in a form, with the largest differences of the rewritten file."""
+def judge(suite: Path, row: Mapping[str, Any], record: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
+    """The verdict on one near miss in the first of the forms that changes it; left alone where none does."""
+    result: dict[str, Any] = {}
+    for form in forms:
+        result = {
+            **{key: row[key] for key in ("file", "of", "fault", "seed")},
+            "form": form,
+            "rewritten": 0,
+            "kept": [],
+        }
+        with temporary.folder() as folder:
+            result |= _judged_in_form(suite, row, record, form, folder / "out" / "rewritten.onnx")
+        if result["verdict"] != ALONE:
+            break
+    return result
+
+
+def _judged_in_form(
+    suite: Path, row: Mapping[str, Any], record: Mapping[str, Any], form: str, target: Path
+) -> dict[str, Any]:
     from posexport.rewrite.files import rewrite_into
     from posexport.rewrite.request import RewriteOptions
 
     source = suite / "near_misses" / row["file"]
-    result = {key: row[key] for key in ("file", "of", "fault", "seed")} | {"form": form}
-    with temporary.folder() as folder:
-        target = folder / "out" / "rewritten.onnx"
-        target.parent.mkdir()
-        try:
-            made = rewrite_into(target.parent, source, target, RewriteOptions(form=form, target="ort"))
-        except PosexportError as error:  # a sentence: nothing was rewritten
-            return {**result, "verdict": ALONE, "rewritten": 0, "kept": ["refused"], "problem": str(error)}
-        except Exception as error:
-            return {**result, "verdict": CRASHED, "rewritten": 0, "kept": [], "problem": one_line(error)}
-        result["rewritten"] = sum(one["state"] == "rewritten" for one in made.attentions)
-        result["kept"] = sorted(one["reason"]["code"] for one in made.left)
-        if not made.changed:
-            return {**result, "verdict": ALONE}
-        limit = LIMITS[record.get("dtype", "float32")]
-        sound = suite / record["file"]
-        return {**result, **judged(source, sound, target, [*inputs_of(suite, source, record)], limit)}
+    target.parent.mkdir()
+    try:
+        made = rewrite_into(target.parent, source, target, RewriteOptions(form=form, target="ort"))
+    except PosexportError as error:  # a sentence: nothing was rewritten
+        return {"verdict": ALONE, "kept": ["refused"], "problem": str(error)}
+    except Exception as error:
+        return {"verdict": CRASHED, "problem": one_line(error)}
+    kept = sorted(one["reason"]["code"] for one in made.attentions if one["reason"])
+    if not made.changed:
+        return {"verdict": ALONE, "kept": kept}
+    rewritten = sum(one["state"] == "rewritten" for one in made.attentions)
+    limit = LIMITS[record.get("dtype", "float32")]
+    verdict = judged(source, suite / record["file"], target, [*inputs_of(suite, source, record)], limit)
+    return {"rewritten": rewritten, "kept": kept, **verdict}
 
 
 def inputs_of(suite: Path, source: Path, record: Mapping[str, Any]) -> Iterator[Arrays]:
@@ -92,12 +107,12 @@ def run(suite: Path, work: Path, again: bool) -> list[dict[str, Any]]:
         path = work / "near_misses" / f"{Path(row['file']).stem}.json"
         if again:
             path.unlink(missing_ok=True)
-        form = FORMS[number % len(FORMS)]
-        result, done = record_of(path, judge, suite, row, records[row["of"]], form)
+        forms = FORMS[:: 1 if number % 2 else -1]
+        result, done = record_of(path, judge, suite, row, records[row["of"]], forms)
         if "ended" in result:
             kept = {key: row[key] for key in ("of", "fault", "seed")}
-            result = {**kept, "form": form, "verdict": CRASHED, "problem": result["ended"]}
+            result = {**kept, "form": forms[0], "verdict": CRASHED, "problem": result["ended"]}
         if done:
-            click.echo(f"{row['file']} {form}: {result['verdict']} {result.get('kept') or ''}".rstrip())
+            click.echo(f"{row['file']} {result['form']}: {result['verdict']} {result.get('kept') or ''}".rstrip())
         verdicts.append(result)
     return verdicts

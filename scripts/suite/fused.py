@@ -26,11 +26,17 @@ from posexport.rewrite.request import RewriteOptions
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import read_kernels
 
-NAMES = (
+DYNAMO = (
     *("llama", "qwen3", "gpt_neox", "gptj", "gpt2", "phi3", "bloom", "gemma2"),
     *("bert", "modernbert", "roformer", "t5_encoder", "deberta_v2", "dinov3_vit", "vit", "swin"),
 )
 """Decoders with caches, and encoders of tokens and images."""
+
+NAMES = (
+    *(f"{name}-dynamo18" for name in DYNAMO),
+    *("llama-torchscript17", "bert-torchscript17", "llama-dynamo23", "qwen3-dynamo23", "gpt_neox-dynamo23"),
+)
+"""What is built: an architecture and its exporter."""
 
 RUNTIME = "tensorrt-rtx"
 REWRITTEN = {form: RewriteOptions(form=form, target="tensorrt") for form in ("native", "contrib")}
@@ -40,14 +46,15 @@ RANGES = {"batch": (1, 1, 4), "tokens": (1, 16, 128), "past": (1, 256, 512), "to
 
 
 def built(name: str) -> dict[str, Any]:
-    """What is chosen for one architecture: rows by form, "original" for the file before."""
-    row = attrs.evolve(ARCHITECTURES[name], dtype="float16")
+    """What is chosen for one of NAMES: rows by form, "original" for the file before."""
+    architecture, _, exporter = name.partition("-")
+    row = attrs.evolve(ARCHITECTURES[architecture], dtype="float16")
     wrapped = wrap(row, build(row))
-    result: dict[str, Any] = {"architecture": name, "sites": row.sites, "files": {}}
+    result: dict[str, Any] = {"file": name, "sites": row.sites, "files": {}}
     with temporary.folder() as folder:
         files = {"original": folder / "original.onnx", **{form: folder / f"{form}.onnx" for form in REWRITTEN}}
         with torch.no_grad():
-            EXPORTERS["dynamo18"](wrapped, wrapped.draw(2, 6, 3, 0), files["original"])
+            EXPORTERS[exporter](wrapped, wrapped.draw(2, 6, 3, 0), files["original"])
         for form, path in files.items():
             try:
                 if form in REWRITTEN:
@@ -98,10 +105,12 @@ def profile_of(model: onnx.ModelProto) -> Iterator[tuple[str, list[list[int]]]]:
 
 
 def measure(work: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of all architectures, each made in a process of its own and kept in `work`."""
+    """The rows of all files, each made in a process of its own and kept in `work`."""
     (work / "tensorrt").mkdir(parents=True, exist_ok=True)
     rows = []
     for name in names or NAMES:
         row, _ = record_of(work / "tensorrt" / f"{name}.json", built, name)
-        rows.append(row if "ended" not in row else {"architecture": name, "files": {}, "problem": row["ended"]})
+        sites = ARCHITECTURES[name.partition("-")[0]].sites
+        failed = {"file": name, "sites": sites, "files": {"original": {"problem": row.get("ended", "")}}}
+        rows.append(failed if "ended" in row else row)
     return rows

@@ -211,13 +211,12 @@ def _speed(speed: Speed) -> list[str]:
 
 def _plans(rows: Sequence[Any]) -> list[str]:
     forms = list(dict.fromkeys(form for row in rows for form in row.files))
-    columns = ["architecture", "attentions", *(f"{form}: {what}" for form in forms for what in ("kernels", "fused"))]
+    columns = ["file", "attentions", *(f"{form}: {what}" for form in forms for what in ("kernels", "fused"))]
     cells = [
-        (row.architecture, str(row.sites), *(text for form in forms for text in _plan(row.files.get(form))))
-        for row in rows
+        (row.file, str(row.sites), *(text for form in forms for text in _plan(row.files.get(form)))) for row in rows
     ]
     problems = [
-        f"- {row.architecture}, {form}: {plan.problem[:200]}"
+        f"- {row.file}, {form}: {plan.problem[:200]}"
         for row in rows
         for form, plan in row.files.items()
         if plan.problem

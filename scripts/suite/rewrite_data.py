@@ -117,9 +117,9 @@ class Plan:
 
 @attrs.frozen(kw_only=True)
 class Plans:
-    """The plans of one architecture, by form."""
+    """The plans of one file of the suite in fp16, by form."""
 
-    architecture: str
+    file: str
     sites: int
     files: Mapping[str, Plan]
 

@@ -39,8 +39,8 @@ class GraphFile:
         return {name: sha256_of(self.path.with_name(name)) for name in self.external_files()}
 
     def external_files(self) -> list[str]:
-        """The names of the files of external data, sorted."""
-        return onnx_file.external_files(self.model)
+        """The names of the files of external data, sorted; the file itself, which may hold it too, is none of them."""
+        return [name for name in onnx_file.external_files(self.model) if name != self.path.name]
 
     def inputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic.

@@ -20,6 +20,7 @@ import onnx
 import onnx.checker
 import onnx.numpy_helper
 
+from posexport.artifact.byte_range import ByteRange
 from posexport.artifact.manifest import changed
 from posexport.artifact.onnx_limits import check_graph, check_size, check_texts, nodes_within
 from posexport.errors import MismatchError, RequestError, shown, system_error
@@ -120,10 +121,10 @@ def write_inline(model: ir.Model, file: HashingFile) -> None:
     proto.ClearField("graph")
     parts = []
     for name, tensor in weights_of(model).items():
-        head = _header(name, tensor) + _field(_TENSOR_RAW_DATA, tensor.nbytes)
-        parts.append((_field(_GRAPH_INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
+        head = _header(name, tensor) + field(_TENSOR_RAW_DATA, tensor.nbytes)
+        parts.append((field(_GRAPH_INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
     file.write(proto.SerializeToString(deterministic=True))
-    file.write(_field(_MODEL_GRAPH, len(graph) + sum(len(head) + tensor.nbytes for head, tensor in parts)))
+    file.write(field(_MODEL_GRAPH, len(graph) + sum(len(head) + tensor.nbytes for head, tensor in parts)))
     file.write(graph)
     for head, tensor in parts:
         file.write(head)
@@ -149,9 +150,12 @@ class ExternalData:
 
 def external_tensor(proto: onnx.ModelProto, name: str, tensor: ir.TensorProtocol) -> ExternalData:
     """A new initializer of the model, whose data will lie outside."""
+    import onnx_ir as ir
+
     entry = proto.graph.initializer.add()
     entry.ParseFromString(_header(name, tensor))
-    return ExternalData(tensor=entry, length=tensor.nbytes, write=lambda file: _stream(tensor, file))
+    place = range_of(tensor) if isinstance(tensor, ir.ExternalTensor) else None
+    return ExternalData(tensor=entry, length=tensor.nbytes, write=lambda file: _stream(tensor, file), place=place)
 
 
 def write_with_data(
@@ -205,7 +209,7 @@ def _header(name: str, tensor: ir.TensorProtocol) -> bytes:
     return bytes(header.SerializeToString(deterministic=True))
 
 
-def _field(number: int, length: int) -> bytes:
+def field(number: int, length: int) -> bytes:
     """Tag and length of a length-delimited protobuf field."""
     return _varint(number << 3 | 2) + _varint(length)
 
@@ -225,12 +229,20 @@ def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
 
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
+    if isinstance(tensor, ir.ExternalTensor):
+        range_of(tensor).write(file)
+        return
     raw = tensor.raw
     if isinstance(raw, torch.Tensor):
         flat = raw.detach().contiguous().reshape(-1)
         file.write(flat.view(torch.uint8).numpy().data)  # the tensor's own memory, no copy
     else:
         file.write(tensor.tobytes())
+
+
+def range_of(tensor: ir.ExternalTensor) -> ByteRange:
+    """Where the bytes of a tensor lie."""
+    return ByteRange(path=Path(tensor.path), offset=tensor.offset or 0, length=tensor.nbytes)
 
 
 def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]:
@@ -247,6 +259,11 @@ def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]
     sha256 = hashlib.sha256(data).hexdigest()
     if expected not in (None, sha256):
         raise MismatchError(path, changed(path), sha256=sha256)
+    return parsed(path, data), sha256
+
+
+def parsed(path: Path, data: bytes) -> onnx.ModelProto:
+    """The model of a file that holds `data`; raises as `read` does."""
     try:
         check_size(path, data)
         model = onnx.load_model_from_string(data)
@@ -261,12 +278,12 @@ def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]
     for tensor in tensors_within(model):
         _check_tensor(path, tensor, ends)
     for target, end in ends.items():
-        if target.stat().st_size > end + _SLACK:
+        if target.stat().st_size > end + _SLACK and target.name != path.name:
             raise RequestError(
                 f"{str(path)!r} keeps {size_text(end)} of weights in {target.name!r}, which is larger than that: "
                 "restore it."
             )
-    return model, sha256
+    return model
 
 
 def load(path: Path) -> onnx.ModelProto:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
+from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -29,20 +30,21 @@ LARGEST_STRUCTURE = 2**28
 _IN_MEMORY = 80  # bytes that a byte of structure takes once it is parsed, at most (measured with empty nodes)
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _TEXT, _MESSAGE = 9, 11  # types of fields in protobuf's descriptors
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
 
 Function = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
 
-def check_size(path: Path, data: bytes) -> None:
+def check_size(path: Path, data: bytes | mmap) -> None:
     """RequestError for a file whose graph would not fit into memory; ValueError where it is no protobuf message."""
     raw = 0
-    for field, start, end in _fields(data, 0, len(data)):
-        if field == _GRAPH:
-            for inner, first, last in _fields(data, start, end):
-                if inner == _INITIALIZER:
-                    raw += sum(stop - at for number, at, stop in _fields(data, first, last) if number == _RAW_DATA)
+    for graph in fields(data, 0, len(data)):
+        if (graph.number, graph.kind) == (_GRAPH, LENGTH):
+            for tensor in fields(data, graph.start, graph.end):
+                if (tensor.number, tensor.kind) == (_INITIALIZER, LENGTH):
+                    parts = fields(data, tensor.start, tensor.end)
+                    raw += sum(part.end - part.start for part in parts if part.number == _RAW_DATA)
     structure = len(data) - raw
     if structure > LARGEST_STRUCTURE:
         raise RequestError(
@@ -56,19 +58,31 @@ def check_size(path: Path, data: bytes) -> None:
         )
 
 
-def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The number and the place of each field of a protobuf message with a length; ValueError where it isn't whole."""
+class Field(NamedTuple):
+    """A field of a protobuf message: it begins at `begin` with its tag, its value is from `start` to `end`."""
+
+    number: int
+    kind: int
+    begin: int
+    start: int
+    end: int
+
+
+def fields(data: bytes | mmap, start: int, end: int) -> Iterator[Field]:
+    """The fields of a protobuf message in these bytes; ValueError where it isn't whole."""
     at, count = start, 0
     while at < end:
         count += 1
         if count > 10 * MOST_NODES:
             raise ValueError("too many fields")
+        begin = at
         tag, at = _varint(data, at, end)
         kind, number = tag & 7, tag >> 3
         if kind == _VARINT:
-            _, at = _varint(data, at, end)
+            value, (_, at) = at, _varint(data, at, end)
+            yield Field(number, kind, begin, value, at)
             continue
-        if kind == _LENGTH:
+        if kind == LENGTH:
             size, at = _varint(data, at, end)
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
@@ -76,12 +90,11 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]
             raise ValueError("an unknown kind of field")
         if size > end - at:
             raise ValueError("cut short")
-        if kind == _LENGTH:
-            yield number, at, at + size
+        yield Field(number, kind, begin, at, at + size)
         at += size
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes | mmap, at: int, end: int) -> tuple[int, int]:
     """The number that begins at `at`, and where it ends."""
     number = 0
     for shift in range(0, 70, 7):

@@ -14,9 +14,10 @@ import onnx
 import onnx_ir as ir
 
 from posexport.artifact import onnx_file
-from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.artifact.manifest import manifest_path, tensors_of
+from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
@@ -42,7 +43,7 @@ def rewrite_into(
     RequestError for a file, an option or a target that can't be used; `folder` is then empty.
     """
     progress("reading the file")
-    graph = read_graph(path)
+    graph = read_mapped(path)
     for name in graph.external_files():
         protect(graph.path.with_name(name))
     for place in (target, onnx_file.data_path(target), manifest_path(target)):
@@ -77,7 +78,7 @@ def rewrite_into(
     with staged() as files:
         place = folder / target.name
         if rewritten.changed:
-            hashes = write_graph(rewritten.model, graph.path.parent, place, files)
+            hashes = write_graph(rewritten.model, graph.path, place, files)
         else:
             hashes = copy_graph(graph, place, files)
     return _result(graph, rewritten, whole, hashes, options, own)

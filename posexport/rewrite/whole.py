@@ -24,10 +24,11 @@ from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
 LIMIT = 1e-7
 """Of the largest value of an output. Rounding of float64 grows through the layers of a model, and no farther."""
 
-WORK = 5e12
-"""Multiply-adds with weights that the cases may take together; there are at least MIN_CASES."""
+WORK = 5e10
+"""What the cases may take together, in weights times tokens; each case takes CALL more, for the weights are converted
+to float64 in each. There are at least MIN_CASES."""
 
-MIN_CASES = 3
+CALL, MIN_CASES = 50, 3
 
 NARROW_CASES = 3
 """Cases with padding that are evaluated in the dtypes of the file too: two masks that add up to minus infinity there,
@@ -150,15 +151,15 @@ def _tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tens
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> Iterator[DrawnInputs]:
-    """The cases that a model of its size can be evaluated on, the same ones every time."""
+def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInputs]:
+    """The cases that a model of its size can be evaluated on: all, or some from the first to the last."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     weights = sum(math.prod(tensor.shape.numpy()) for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
-    work = 0.0
-    for number, case in enumerate(cases):
-        work += float(weights) * max(case.tokens.size, 1)
-        if number < MIN_CASES or work <= WORK:
-            yield case
+    for count in range(len(cases), MIN_CASES, -1):
+        chosen = [cases[at * (len(cases) - 1) // (count - 1)] for at in range(count)]
+        if weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:
+            return chosen
+    return list(cases[:: max((len(cases) - 1) // (MIN_CASES - 1), 1)])[:MIN_CASES] if cases else []
 
 
 def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> float:

@@ -114,7 +114,7 @@ def test_every_tensor_keeps_its_bytes(tmp_path: Path, how: str, write: str) -> N
         if write == "copy":
             hashes = copy_graph(graph, out, files)
         else:
-            hashes = write_graph(load_model(source), source.parent, out, files)
+            hashes = write_graph(load_model(source), source, out, files)
     before = bits(source)
     for file in [*tmp_path.glob("in.onnx"), *(tmp_path / name for name in graph.external_files())]:
         file.unlink()  # nothing leads back to it
@@ -141,7 +141,7 @@ def test_a_written_file_is_copied_and_written_to_the_same_bytes(tmp_path: Path, 
             if number == 2:
                 hashes = copy_graph(read_graph(source), out, files)
             else:
-                hashes = write_graph(load_model(source), source.parent, out, files)
+                hashes = write_graph(load_model(source), source, out, files)
         results.append({name: (out.parent / name).read_bytes() for name in hashes})
         source = out
     assert results[0] == results[1] == results[2]
@@ -159,7 +159,7 @@ def test_tensors_that_share_their_bytes_share_them_still(tmp_path: Path) -> None
         out = tmp_path / f"{write}.onnx"
         with staged() as files:
             if write:
-                write_graph(load_model(source), tmp_path, out, files)
+                write_graph(load_model(source), source, out, files)
             else:
                 copy_graph(read_graph(source), out, files)
         places = {
@@ -173,7 +173,7 @@ def test_tensors_that_share_their_bytes_share_them_still(tmp_path: Path) -> None
 def test_many_weights_go_beside_the_file(tmp_path: Path) -> None:
     source, out = saved(tmp_path, "inline"), tmp_path / "out.onnx"
     with staged() as files:
-        hashes = write_graph(load_model(source), tmp_path, out, files, external_from=1000)
+        hashes = write_graph(load_model(source), source, out, files, external_from=1000)
     assert sorted(hashes) == ["out.onnx", "out.onnx.data"]
     assert bits(out) == bits(source)
 
@@ -190,7 +190,7 @@ def test_a_weight_that_is_cut_short_meanwhile_writes_nothing(tmp_path: Path) -> 
     model = load_model(source)
     (tmp_path / "weights.bin").write_bytes(b"")
     with pytest.raises(RequestError, match="cut short meanwhile"), staged() as files:
-        write_graph(model, tmp_path, out, files)
+        write_graph(model, source, out, files)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.onnx", "weights.bin"]
 
 

@@ -1,0 +1,87 @@
+"""An ONNX file read without the weights inside of it: they stay on the disk, as external data of the file itself.
+
+A protobuf message is a run of fields. The raw data of large initializers is cut out of the run, and in its place stands
+where it lies; what is left is parsed and checked as any other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from pathlib import Path
+
+import onnx
+
+from posexport.artifact import onnx_file
+from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.onnx_limits import LENGTH, Field, check_size, fields
+from posexport.errors import system_error
+from posexport.files import MODEL_LIMIT, check_name, open_file, real_path
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of onnx.proto
+_DATA_FIELDS = {4, 5, 6, 7, _RAW_DATA, 10, 11, 13, 14}
+"""Those of a tensor that hold its data, or say where it lies."""
+
+
+def read_mapped(path: Path) -> GraphFile:
+    """Read any ONNX file, its weights left on the disk; raises as `read_graph` does.
+
+    One whose name is a link to another folder, or that has several names, is read whole: weights of external data may
+    not come from elsewhere.
+    """
+    check_name(path)
+    with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), open_file(path, MODEL_LIMIT) as file:
+        elsewhere = real_path(path) != real_path(path.parent) / path.name or path.stat().st_nlink > 1
+        if not elsewhere and path.stat().st_size:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                try:
+                    check_size(path, data)
+                    reduced = _without_weights(data, path.name)
+                except ValueError:  # no whole protobuf message, which the parser says
+                    reduced = data[: 2**20]
+            return GraphFile(path=path, sha256=sha256, model=onnx_file.parsed(path, reduced))
+    model, sha256 = onnx_file.read(path)
+    return GraphFile(path=path, sha256=sha256, model=model)
+
+
+def _without_weights(data: mmap.mmap, name: str) -> bytes:
+    """The bytes of a model, its large initializers in external data of the file of this `name`."""
+    parts, at = list[bytes](), 0
+    for field in fields(data, 0, len(data)):
+        if (field.number, field.kind) == (_GRAPH, LENGTH):
+            parts += [data[at : field.begin], _message(_GRAPH, _graph(data, field, name))]
+            at = field.end
+    return b"".join([*parts, data[at:]])
+
+
+def _graph(data: mmap.mmap, graph: Field, name: str) -> bytes:
+    parts, at = list[bytes](), graph.start
+    for field in fields(data, graph.start, graph.end):
+        if (field.number, field.kind) == (_INITIALIZER, LENGTH):
+            raw = _raw_data(data, field)
+            if raw is not None:
+                kept = data[field.start : raw.begin] + data[raw.end : field.end] + _reference(name, raw)
+                parts += [data[at : field.begin], _message(_INITIALIZER, kept)]
+                at = field.end
+    return b"".join([*parts, data[at : graph.end]])
+
+
+def _raw_data(data: mmap.mmap, tensor: Field) -> Field | None:
+    """The only data of a tensor, where it is raw and large."""
+    found = [field for field in fields(data, tensor.start, tensor.end) if field.number in _DATA_FIELDS]
+    if len(found) == 1 and found[0].number == _RAW_DATA and found[0].end - found[0].start > onnx_file.INLINE:
+        return found[0]
+    return None
+
+
+def _reference(name: str, raw: Field) -> bytes:
+    """The fields of a tensor that say where its data lies."""
+    tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", name), ("offset", raw.start), ("length", raw.end - raw.start)):
+        tensor.external_data.add(key=key, value=str(value))
+    return bytes(tensor.SerializeToString())
+
+
+def _message(number: int, message: bytes) -> bytes:
+    return onnx_file.field(number, len(message)) + message

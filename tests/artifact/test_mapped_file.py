@@ -1,0 +1,101 @@
+"""Files read with their weights left on the disk: the same graph, the same checks, whatever the file is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from test_graph_writer import bits, graph_of_everything, saved
+
+from posexport.artifact import onnx_file
+from posexport.artifact.graph_file import read_graph
+from posexport.artifact.graph_writer import copy_graph, write_graph
+from posexport.artifact.mapped_file import read_mapped
+from posexport.errors import RequestError
+from posexport.files import staged
+from posexport.graphs.load import model_of
+
+
+@pytest.mark.parametrize("how", ["inline", "one", "many"])
+def test_it_is_the_same_graph_without_the_weights(how: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, how)
+    whole, mapped = read_graph(path), read_mapped(path)
+    assert (mapped.sha256, mapped.inputs(), mapped.outputs()) == (whole.sha256, whole.inputs(), whole.outputs())
+    assert mapped.external_files() == whole.external_files()
+    assert mapped.external_sha256 == whole.external_sha256
+    assert (mapped.metadata(), mapped.domains()) == (whole.metadata(), whole.domains())
+    large = [tensor for tensor in mapped.model.graph.initializer if len(tensor.raw_data) > onnx_file.INLINE]
+    assert not large
+    onnx.load_external_data_for_model(mapped.model, str(path.parent))
+    assert bits(path) == bits_of(mapped.model, tmp_path)
+
+
+def bits_of(model: onnx.ModelProto, folder: Path) -> object:
+    path = folder / "loaded.onnx"
+    path.write_bytes(model.SerializeToString())
+    return bits(path)
+
+
+@pytest.mark.parametrize("how", ["inline", "one", "many"])
+def test_it_is_written_as_the_whole_file_is(how: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, how)
+    results = []
+    for number, read in enumerate((read_graph, read_mapped)):
+        for write in (True, False):
+            out = tmp_path / f"{number}{write}" / "out.onnx"
+            out.parent.mkdir()
+            graph = read(path)
+            with staged() as files:
+                hashes = write_graph(model_of(graph), path, out, files) if write else copy_graph(graph, out, files)
+            results.append((write, {name: (out.parent / name).read_bytes() for name in hashes}))
+    assert results[0] == results[2] and results[1] == results[3]
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_a_file_with_several_names_is_read_whole(link: str, tmp_path: Path) -> None:
+    path, other = saved(tmp_path, "inline"), tmp_path / "elsewhere" / "file.onnx"
+    other.parent.mkdir()
+    if link == "symbolic":
+        other.symlink_to(path)
+    else:
+        other.hardlink_to(path)
+    graph = read_mapped(other)
+    assert graph.model == read_graph(path).model
+    assert model_of(graph).graph.initializers["typed"].const_value is not None
+
+
+def test_what_is_no_file_is_refused_with_the_same_words(tmp_path: Path) -> None:
+    data = graph_of_everything().SerializeToString()
+    path = tmp_path / "in.onnx"
+    for size in [*range(0, len(data), len(data) // 40), len(data) - 1]:
+        path.write_bytes(data[:size])
+        sentences = []
+        for read in (read_graph, read_mapped):
+            with pytest.raises(RequestError) as raised:
+                read(path)
+            sentences.append(str(raised.value))
+        assert sentences[0] == sentences[1]
+
+
+def _twice(tensor: onnx.TensorProto) -> None:
+    tensor.float_data.extend([1.0])
+
+
+def _external(tensor: onnx.TensorProto) -> None:
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+
+
+def _short(tensor: onnx.TensorProto) -> None:
+    tensor.raw_data = tensor.raw_data[:-4]
+
+
+@pytest.mark.parametrize("fault", [_twice, _external, _short])
+def test_a_damaged_weight_is_refused(fault: object, tmp_path: Path) -> None:
+    model = graph_of_everything()
+    fault(model.graph.initializer[0])  # type: ignore[operator]
+    path = tmp_path / "in.onnx"
+    path.write_bytes(model.SerializeToString())
+    for read in (read_graph, read_mapped):
+        with pytest.raises(RequestError, match=r"is damaged|has its data twice|no offset"):
+            read(path)

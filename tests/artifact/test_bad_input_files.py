@@ -12,7 +12,7 @@ import pytest
 from helpers import cli, exported, refused, small_spec
 from onnx import TensorProto, helper
 
-from posexport.artifact.onnx_artifact import read_onnx, write_onnx
+from posexport.artifact.onnx_artifact import ForeignFileError, read_onnx, write_onnx
 from posexport.errors import RequestError
 
 
@@ -72,9 +72,13 @@ def test_somebody_elses_model(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["x2"])], "g", [value], [])
     onnx.save(helper.make_model(graph), tmp_path / "block.onnx")
-    check(
-        tmp_path / "block.onnx", "is not an artifact of posexport", "posexport.spec, posexport.form, posexport.version"
-    )
+    with pytest.raises(
+        ForeignFileError, match=r"is not an artifact of posexport.*posexport.spec, posexport.form"
+    ) as told:
+        read_onnx(tmp_path / "block.onnx")
+    assert told.value.foreign
+    assert list(told.value.graph.inputs()) == ["x"]
+    assert cli("inspect", tmp_path / "block.onnx").exit_code == 0
 
 
 def set_metadata(key: str, value: str) -> Callable[[onnx.ModelProto], None]:

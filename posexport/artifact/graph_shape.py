@@ -5,37 +5,51 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
+
+if TYPE_CHECKING:
+    from posexport.artifact.graph_file import GraphFile
 
 
 @attrs.frozen(kw_only=True)
 class GraphShape:
-    """One ONNX file: the counts of its operators and of those inside its functions, and its longest path."""
+    """One ONNX file: the counts of its operators and of those inside its functions, and its longest path.
+
+    `graph` is the file itself where it has no spec of posexport.
+    """
 
     name: str
     summary: str
     operators: Counter[str]
     inside: Counter[str]
     path: tuple[str, ...]
+    graph: GraphFile | None = None
 
 
 def read_graph_shape(path: Path, name: str) -> GraphShape:
     """The shape of the file at `path`, which is called `name`."""
-    from posexport.artifact.onnx_artifact import read_onnx
+    from posexport.artifact.graph_file import read_graph
+    from posexport.artifact.onnx_artifact import ForeignFileError, artifact_of
 
-    artifact = read_onnx(path)
-    graph, spec = artifact.model.graph, artifact.spec
-    bodies = {function.name: Counter(node.op_type for node in function.node) for function in artifact.model.functions}
+    file, foreign = read_graph(path), False
+    try:
+        artifact = artifact_of(file)
+        summary = f"{artifact.spec.encoding.name}, {artifact.form}, {artifact.spec.dtype}, opset {artifact.opset}"
+    except ForeignFileError as error:
+        if not error.is_graph:
+            raise
+        summary, foreign = f"a graph without a spec, opset {file.opset}", True
+    graph, inputs = file.model.graph, list(file.inputs())
+    bodies = {function.name: Counter(node.op_type for node in function.node) for function in file.model.functions}
     return GraphShape(
         name=name,
-        summary=f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}",
+        summary=summary,
         operators=Counter(map(_operator, graph.node)),
         inside=sum((bodies[node.op_type] for node in graph.node if node.op_type in bodies), Counter()),
-        path=longest_path(graph.node, graph.input[0].name, graph.output[0].name)
-        if graph.input and graph.output
-        else (),
+        path=longest_path(graph.node, inputs[0], graph.output[0].name) if inputs and graph.output else (),
+        graph=file if foreign else None,
     )
 
 

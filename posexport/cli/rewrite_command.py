@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from posexport.cli import console
-from posexport.cli.attentions import recognised
 from posexport.cli.options import input_roles, roles_option, sign_option, signing_key
 from posexport.errors import RequestError
+from posexport.report.attentions import recognised
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS, TARGETS
 

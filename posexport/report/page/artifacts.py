@@ -12,7 +12,8 @@ from posexport.artifact.manifest import PlanManifest, matches_manifest, read_man
 from posexport.bench.evidence import ArtifactSummary, Mention
 from posexport.bench.result import TIMED
 from posexport.errors import RequestError
-from posexport.report.page.blocks import Cell, Chain, Section, Table, cells, number
+from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, number
+from posexport.report.page.graphs import graph_blocks
 from posexport.report.page.summary import TONES, Finding, Highlights
 from posexport.report.text import MARKS, listed, megabytes, plural, seconds
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
@@ -117,7 +118,7 @@ def file_sections(
         lead = "What TensorRT's builder made of each graph. Rows marked ★ are fused attention: one kernel for it all."
         yield Section(id="kernels", title="Kernels of plans", lead=lead, blocks=plans)
     if graphs:
-        yield _graphs(graphs, evidence)
+        yield _graphs(graphs, evidence, advance)
 
 
 def _plan(path: Path, name: str, evidence: str) -> Table:
@@ -149,7 +150,7 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
     )
 
 
-def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str]) -> Section:
+def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str], advance: Callable[[str], object]) -> Section:
     lead = (
         "The operators in each file, and the longest path from its input to its output. What computes attention is "
         "marked ★, what computes positions ◆."
@@ -163,8 +164,13 @@ def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str]) -> Sectio
         rows=rows,
         note="A number behind + stands in the bodies of the file's own functions.",
     ).fold("Operators by artifact", _MOST_OPEN)
-    chains = (_chain(graph, evidence[graph.name]) for graph in graphs)
-    return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=[*chains, table])
+    blocks: list[Block] = []
+    for graph in graphs:
+        blocks.append(_chain(graph, evidence[graph.name]))
+        if graph.graph is not None:
+            advance(f"attention of {graph.name}")
+            blocks += graph_blocks(graph.graph, graph.name)
+    return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=[*blocks, table])
 
 
 def _count(graph: GraphShape, name: str) -> Cell:

@@ -18,8 +18,8 @@ from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Re
 _WORST_FIRST = (FAILED, PASSED, REFUSED, NOT_RUN)  # the order in which a cell for several results shows them
 _STEPS = (0.1, 0.25, 0.5, 0.75)
 _LEAD = (
-    " Each artifact is compared with its torch block in float64; a number is the largest error as a part of its limit, "
-    "so 1 is the limit."
+    " Each artifact is compared with its torch block in float64, a graph without a spec with itself, or with the file "
+    "that it is held against; a number is the largest error as a part of its limit, so 1 is the limit."
 )
 _TORCH_NOTE = "torch is the block rebuilt from the file's weights, not its graph: there an edited graph passes too. "
 _COLUMNS = ("artifact", "runtime", "state", "error", "torch error", "limit", "part of limit", "inputs", "note")

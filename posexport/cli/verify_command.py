@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
 @click.option("--input", "roles", metavar="NAME=ROLE", multiple=True, help="what an input of a file is for, repeatable")
 @click.option("--against", metavar="FILE", help="hold files against this .onnx in float64, not against themselves")
+@click.option("--module", metavar="FILE.py:NAME", help="hold files against this torch module, whose file is run")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
 @click.option("--reach", metavar="SIZES", help="how far inputs go, such as seq=4096,batch=8  [default: by the block]")
 @click.option("--cases", metavar="N", help="draw so many more sets of inputs  [default: 0]")
@@ -52,6 +53,7 @@ def verify(
     inputs: str | None,
     roles: tuple[str, ...],
     against: str | None,
+    module: str | None,
     weights: str | None,
     checkpoint: str | None,
     layer: str | None,
@@ -65,7 +67,7 @@ def verify(
     """Prove that artifacts (.onnx, .plan, or folders of them) compute what the torch block of their spec computes.
 
     An .onnx that anyone else wrote is held against itself in float64; --input says what an input is for where its name
-    doesn't. With --against, files must compute what that file computes.
+    doesn't. With --against, files must compute what that file computes, and with --module what a torch module does.
 
     Without FILES, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), on the runtimes and
     with the tolerances that it states; they must be up to date and within their budget too.
@@ -82,7 +84,9 @@ def verify(
         check_no_project("files", project_file, allow_outside)
     if inputs is not None and not paths:
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
-    of_files = {"--against": against is not None, "--input": bool(roles)}
+    if against is not None and module is not None:
+        raise RequestError("both --against and --module were given: files are held against one of them, so drop one.")
+    of_files = {"--against": against is not None, "--module": module is not None, "--input": bool(roles)}
     for option, given in of_files.items():
         if given and not paths:
             raise RequestError(f"{option} was given without files: it is about ONNX files, so give those too.")
@@ -129,6 +133,7 @@ def verify(
                     inputs=npz,
                     original=original,
                     against=None if against is None else Path(against),
+                    module=module,
                     roles=_roles(roles),
                     trusted=trusted,
                     advance=advance,

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from posexport.errors import PosexportError, RequestError, shown, system_error
-from posexport.files import TEXT_LIMIT, not_a_file, read_bytes
+from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.runtimes.module_reference import module_parts
 
 SEED = 0
 """Of the random weights of a module that sets no seed itself."""
@@ -58,10 +59,8 @@ class UserModule:
 
 def load_module(reference: str) -> UserModule:
     """The module that FILE.py:NAME names; RequestError where there is none, and for what goes wrong in the file."""
-    path, name = _parts(reference)
-    torch.manual_seed(SEED)
-    random.seed(SEED)
-    np.random.seed(SEED)
+    path, name = module_parts(reference)
+    _seed()
     with system_error(f"module {shown(reference)} can't be read", "give an existing .py file"):
         file, sha256 = _run(path)
     if not hasattr(file, name):
@@ -69,6 +68,7 @@ def load_module(reference: str) -> UserModule:
         raise RequestError(f"{str(path)!r} has no {shown(name)}: it has {', '.join(names) or 'no torch module'}.")
     value = getattr(file, name)
     if not isinstance(value, torch.nn.Module) and callable(value):
+        _seed()  # again: what the file imports may draw numbers, if it is imported for the first time
         with user_code(path, f"making {reference!r}"):
             value = value()
     if not isinstance(value, torch.nn.Module):
@@ -79,14 +79,10 @@ def load_module(reference: str) -> UserModule:
     return UserModule(reference=reference, path=path, name=name, sha256=sha256, module=value.eval(), file=file)
 
 
-def _parts(reference: str) -> tuple[Path, str]:
-    file, _, name = reference.rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier():
-        raise RequestError(f"module is {shown(reference)}: give a file and a name in it, such as model.py:Model.")
-    path = Path(file)
-    if wrong := not_a_file(path):
-        raise RequestError(f"module {shown(reference)} can't be read, {file!r} is {wrong}: give an existing .py file.")
-    return path, name
+def _seed() -> None:
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)
 
 
 def _makes_module(value: object, file: ModuleType) -> bool:

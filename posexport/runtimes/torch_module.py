@@ -9,6 +9,7 @@ Inputs and outputs of the file are those of the module with the same names, or, 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -130,7 +132,7 @@ def paired(who: str, own: Iterable[str], what: str, names: Sequence[str]) -> lis
 
 
 _kept: dict[tuple[object, ...], UserModule] = {}
-"""The module of each dtype that was loaded last: cases come one by one."""
+"""The module that was loaded last, and its copies in other dtypes: cases come one by one."""
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
@@ -146,22 +148,24 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
         check_known("dtype of the module", dtype, tuple(TORCH_DTYPES))
     dtype = "fp64" if dtype is None and options.get("wide", True) else dtype
     kind = None if dtype is None else getattr(torch, TORCH_DTYPES[dtype])
+    if (reference, None, None) not in _kept:
+        _kept.clear()
+        _kept[reference, None, None] = load_module(reference)
     key = (reference, dtype, seed)
-    if key not in _kept:
-        if len(_kept) > 1:
-            _kept.clear()
-        _kept[key] = _loaded(reference, kind, seed)
+    user = _kept[key] if key in _kept else _copied(_kept[reference, None, None], kind, seed)
+    if seed is None:
+        _kept[key] = user
     graph = read_graph(path)
-    return ModuleRunner(_kept[key], list(graph.inputs()), list(graph.outputs()), kind, dtype == "fp64")
+    return ModuleRunner(user, list(graph.inputs()), list(graph.outputs()), kind, dtype == "fp64")
 
 
-def _loaded(reference: str, dtype: torch.dtype | None, seed: int | None) -> UserModule:
-    user = load_module(reference)
+def _copied(user: UserModule, dtype: torch.dtype | None, seed: int | None) -> UserModule:
+    """A copy of a module in a dtype, or with weights whose last bits are changed."""
+    with user.running("copying"):
+        module = copy.deepcopy(user.module)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
-        for tensor in user.module.parameters():
+        for tensor in module.parameters():
             if tensor.is_floating_point():
                 tensor.data = last_bits_changed(tensor.data, generator)
-    if dtype is not None:
-        user.module.to(dtype)
-    return user
+    return attrs.evolve(user, module=module if dtype is None else module.to(dtype))

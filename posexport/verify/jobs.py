@@ -42,17 +42,18 @@ class JobMaker:
     more: int
     original: Original | None
     against: Path | None
+    module: str | None
     roles: Mapping[str, str]
     trusted: Sequence[TrustedKey]
 
     def make(self, file: Path, settings: VerifyOverrides) -> ArtifactJob | GraphJob:
         """The job of a file; RequestError where it can't be verified, MismatchError where it isn't what it must be."""
-        if self.against is not None:
+        if self.against is not None or self.module is not None:
             return self._of_graph(read_file(file), settings)
         try:
             artifact = load_artifact(file, self.trusted)
         except ForeignFileError as error:
-            if error.foreign:
+            if error.is_graph:
                 return self._of_graph(error.graph, settings)
             raise
         if self.roles:
@@ -83,6 +84,7 @@ class JobMaker:
                 )
         request = GraphRequest(
             against=self.against,
+            module=self.module,
             roles=self.roles,
             inputs=self.inputs,
             arrays=self.arrays,

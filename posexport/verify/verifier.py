@@ -14,6 +14,7 @@ from posexport.artifact.paths import find_artifacts
 from posexport.errors import MismatchError, PosexportError
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
+from posexport.runtimes.module_reference import module_parts
 from posexport.runtimes.pool import Pool
 from posexport.verify.result import Report, Unreadable, Verdict, VerifyOverrides
 
@@ -50,6 +51,7 @@ def verify(
     overrides: Mapping[Path, VerifyOverrides] | None = None,
     original: Original | None = None,
     against: Path | None = None,
+    module: str | None = None,
     roles: Mapping[str, str] | None = None,
     trusted: Sequence[TrustedKey] = (),
     advance: Advance = lambda name, total: None,
@@ -59,7 +61,7 @@ def verify(
 
     Artifacts of posexport are held against the torch block of their spec; an ONNX file that anyone else wrote against
     itself in float64, with inputs drawn by role, of which `roles` says some by name; all of them against another ONNX
-    file where `against` names one.
+    file where `against` names one, or against the user's torch module where `module` does, FILE.py:NAME, which is run.
     An artifact that is not what its manifest says fails on all of them without a run, as does one that is no export of
     the `original`, and one that none of the `trusted` keys signed.
     `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
@@ -70,6 +72,8 @@ def verify(
     """
     if original is not None:
         original.check()
+    if module is not None:
+        module_parts(module)
     missing = {name: row.missing() for name, row in runtimes.items()}
     with Pool(time_limit) as pool:
         for row in {TORCH_WORKER: RUNTIMES[TORCH_WORKER], **runtimes}.values():
@@ -105,6 +109,7 @@ def verify(
             more=cases,
             original=original,
             against=against,
+            module=module,
             roles=roles or {},
             trusted=trusted,
         )

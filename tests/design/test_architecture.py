@@ -225,7 +225,7 @@ FLAGS: dict[str, list[str]] = {
         "PATHS", "--project", "--allow-outside",
         "--runtime", "--require", "--inputs", "--reach", "--cases", "--strict", "--properties", "--seed",
         "--time-limit", "--junit", "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens",
-        "--trust", "--against", "--input",
+        "--trust", "--against", "--module", "--input",
     ],
     "rewrite": [
         "FILE", "--output/-o", "--form", "--target", "--opset", "--kv-cache", "--angles", "--require-all", "--only",

@@ -101,7 +101,7 @@ def test_the_same_function_in_another_form_passes(form: str, other: Path, tmp_pa
     verdict = verdict_of(foreign(tmp_path, form, SPEC, form), other)
     assert verdict.state == PASSED, verdict
     assert not verdict.inconclusive, verdict.not_shown
-    assert any("both files in float64 differ by" in note for note in verdict.notes)
+    assert any("both in float64 differ by" in note for note in verdict.notes)
 
 
 def test_less_than_rounding_is_told_where_it_is_no_rounding(other: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import Reason
+from posexport.errors import Reason, RequestError
 from posexport.processes import MISSING, NOTHING_SHOWN
 from posexport.progress import Progress, silent
 from posexport.runtimes import Runtime
@@ -66,9 +66,9 @@ class _Outcome:
 class GraphJob:
     """One file with its runs under way.
 
-    `against` is the file that is the truth, None for the file itself; `mismatch` says how their inputs and outputs
-    differ: the file then fails everywhere without a run. `given` says that the cases are the user's own inputs.
-    `redraw` draws cases of images of another `side`.
+    `against` is the file that is the truth, or `module` the user's torch module, None for the file itself; `mismatch`
+    says how their inputs and outputs differ: the file then fails everywhere without a run. `given` says that the cases
+    are the user's own inputs. `redraw` draws cases of images of another `side`.
     """
 
     subject: GraphSubject
@@ -77,6 +77,7 @@ class GraphJob:
     overrides: VerifyOverrides
     cases: list[GraphCase]
     against: GraphSubject | None = None
+    module: str | None = None
     mismatch: Reason | None = None
     given: bool = False
     redraw: Callable[..., list[GraphCase]] | None = None
@@ -107,7 +108,7 @@ class GraphJob:
         self._submit_runs(missing)
 
     def _truth(self, cases: list[GraphCase]) -> Truth:
-        return Truth(self.pool, self.subject, cases, self.against)
+        return Truth(self.pool, self.subject, cases, self.against, self.module)
 
     def _submit_runs(self, missing: Mapping[str, Reason | None]) -> None:
         self.memory = 2 * self.subject.weight_bytes
@@ -131,8 +132,10 @@ class GraphJob:
 
     def verdicts(self, step: Progress = silent) -> list[Verdict]:
         """Wait for the evaluations and the runs, and judge them."""
-        reference = "the file itself" if self.against is None else str(self.against.path)
+        reference = self.module or ("the file itself" if self.against is None else str(self.against.path))
         self._try_other_sides()
+        if self.module is not None and self.truth is not None and not self.truth.tried:
+            raise RequestError(f"{next(iter(self.truth.untried.values())).text.rstrip('.')}.")
         sha256, weights = self.subject.graph.sha256, self.subject.weights
         verdicts = []
         for name, row in self.runtimes.items():
@@ -208,8 +211,15 @@ class GraphJob:
         code = INCONCLUSIVE if inconclusive is not None else str(worst.reason_code)
         reason = Reason(code, f"{worst.reason} (inputs: {worst.case})")
         index = next(at for at, case in enumerate(self.cases) if case.name == worst.case)
-        where = inconclusive or locate.departure(self, row, index)
+        where = inconclusive or self._other_function() or locate.departure(self, row, index)
         return Verdict.of(path, name, FAILED, reason, where=where, **fields)
+
+    def _other_function(self) -> str | None:
+        """That the file is another function than the module, whose nodes can't be compared with its own."""
+        difference = None if self.module is None or self.truth is None else self.truth.difference
+        if difference is None or difference.of_rounding <= 1:
+            return None
+        return "the file and the module are different functions in float64, so it is the graph, not the runtime"
 
     def _outputs(self, row: Runtime) -> _Outcome:
         """A runtime's outputs on the cases that float64 can evaluate.

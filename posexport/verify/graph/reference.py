@@ -18,12 +18,15 @@ from posexport.errors import Reason
 from posexport.graphs.evaluator import EVALUATOR
 from posexport.runtimes import TORCH_WORKER
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.module_reference import MODULE
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify.rounding import DRAWS, last_bits_changed
 
 
 def evaluate(pool: Pool, path: Path, arrays: Sequence[Arrays], options: Mapping[str, Any]) -> Future[Answer]:
-    """Evaluate a file in the worker that has loaded torch already."""
+    """Evaluate a file in the worker that has loaded torch already, or the user's `module` in one of its own."""
+    if "module" in options:
+        return pool.submit(MODULE, path, arrays, options)
     return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER)
 
 
@@ -38,16 +41,20 @@ class Evaluation:
 
 
 class Reference:
-    """The evaluations of the file at `path`, under way from the start; the inputs of each case are `arrays`."""
+    """The evaluations of the file at `path`, or of a `module` of which it is the export, under way from the start; the
+    inputs of each case are `arrays`."""
 
-    def __init__(self, pool: Pool, path: Path, arrays: Sequence[Arrays], own: bool = True) -> None:
+    def __init__(
+        self, pool: Pool, path: Path, arrays: Sequence[Arrays], own: bool = True, module: str | None = None
+    ) -> None:
         self._pool, self._path, self._arrays = pool, path, arrays
+        self._options = {} if module is None else {"module": module}
         self._exact = [self._submit(index, {}) for index in range(len(arrays))]
         self._own = [self._submit(index, {"wide": False}) for index in range(len(arrays))] if own else []
         self._known: dict[int, Evaluation] = {}
 
     def _submit(self, index: int, options: Mapping[str, Any], arrays: Arrays | None = None) -> Future[Answer]:
-        return evaluate(self._pool, self._path, [arrays or self._arrays[index]], options)
+        return evaluate(self._pool, self._path, [arrays or self._arrays[index]], {**self._options, **options})
 
     def evaluation(self, index: int) -> Evaluation:
         """The evaluations on a case; waits for them."""

@@ -26,10 +26,12 @@ from posexport.verify.result import VerifyOverrides
 
 @attrs.frozen(kw_only=True)
 class GraphRequest:
-    """What was asked for of files that anyone wrote: `against` another one, `roles` of inputs by name, the user's own
-    `inputs` with their `arrays`, or cases from `seed` with a `reach` and so many `more`."""
+    """What was asked for of files that anyone wrote: `against` another one or the user's torch `module`, `roles` of
+    inputs by name, the user's own `inputs` with their `arrays`, or cases from `seed` with a `reach` and so many `more`.
+    """
 
     against: Path | None = None
+    module: str | None = None
     roles: Mapping[str, str] = attrs.field(factory=dict)
     inputs: Path | None = None
     arrays: Arrays | None = None
@@ -66,6 +68,7 @@ def make_graph_job(
         overrides=overrides,
         cases=cases,
         against=other,
+        module=request.module,
         mismatch=differs,
         given=request.inputs is not None,
         redraw=partial(drawn_cases, roles, request.seed) if pictures else None,

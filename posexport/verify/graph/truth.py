@@ -1,4 +1,5 @@
-"""What the outputs of a file must be: the float64 evaluation of the file itself, or of the one it is held against.
+"""What the outputs of a file must be: the float64 evaluation of the file itself, or of what it is held against, another
+file or a torch module.
 
 The yardstick is the rounding error of an honest evaluation in the dtypes of the file that is the truth. A file of a
 coarser dtype that is held against another may have its own rounding error as well, never an error of another kind.
@@ -52,20 +53,29 @@ class Difference:
 
     def __str__(self) -> str:
         at = f", in {self.output!r} on {self.case}" if self.share else ""
-        return f"both files in float64 differ by {self.share:.2g} of the root mean square{at}"
+        return f"both in float64 differ by {self.share:.2g} of the root mean square{at}"
 
 
 class Truth:
-    """The evaluations of a file, or of the one it is held `against`, on all cases, under way from the start."""
+    """The evaluations of a file, or of the file or `module` that it is held `against`, on all cases, under way from the
+    start."""
 
     def __init__(
-        self, pool: Pool, subject: GraphSubject, cases: Sequence[GraphCase], against: GraphSubject | None = None
+        self,
+        pool: Pool,
+        subject: GraphSubject,
+        cases: Sequence[GraphCase],
+        against: GraphSubject | None = None,
+        module: str | None = None,
     ) -> None:
         self.subject, self.against, self.cases = subject, against, cases
         arrays = [case.arrays for case in cases]
         self._coarser = against is not None and coarser(subject.dtype, against.dtype) != against.dtype
         self._itself: Reference | None = None
-        if against is None:
+        if module is not None:
+            self._reference = Reference(pool, subject.path, arrays, module=module)
+            self._itself = Reference(pool, subject.path, arrays, own=False)
+        elif against is None:
             self._reference = Reference(pool, subject.path, arrays)
         else:
             self._reference = Reference(pool, against.path, [converted(one, against) for one in arrays])

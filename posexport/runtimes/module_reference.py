@@ -1,0 +1,22 @@
+"""The name of a torch module in a Python file of the user, FILE.py:NAME, checked before anything runs the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posexport.errors import RequestError, shown
+from posexport.files import not_a_file
+from posexport.runtimes import Runtime
+
+MODULE = Runtime("module", "the user's own torch module", "posexport.runtimes.torch_module", "torch", "torch")
+"""What runs it; not among the runtimes that are judged."""
+
+
+def module_parts(reference: str) -> tuple[Path, str]:
+    """The file and the name; RequestError for text that is no reference, and where no file is there."""
+    file, _, name = reference.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise RequestError(f"module is {shown(reference)}: give a file and a name in it, such as model.py:Model.")
+    if wrong := not_a_file(Path(file)):
+        raise RequestError(f"module {shown(reference)} can't be read, {file!r} is {wrong}: give an existing .py file.")
+    return Path(file), name

@@ -153,7 +153,8 @@ class Manifest:
 
     `external_data` is the sha256 of each file of weights beside the artifact, by name; `signer` is the fingerprint of
     the key whose signature lies beside the manifest; `spec` is as Spec.to_dict gives it, None for a graph that is no
-    block; `tools` are the versions of packages that decide the file's bytes.
+    block; `form` is None for one that posexport didn't write; `tools` are the versions of packages that decide the
+    file's bytes.
     """
 
     file: str = attrs.field(validator=_file_name)
@@ -161,7 +162,7 @@ class Manifest:
     external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
     signer: str | None = attrs.field(default=None, metadata={OMITTED: True})
     version: str
-    form: str = attrs.field(validator=_form)
+    form: str | None = attrs.field(default=None, validator=attrs.validators.optional(_form), metadata={OMITTED: True})
     target: str | None = attrs.field(default=None, metadata={OMITTED: True})
     weights: WeightSource | None = attrs.field(default=None, metadata={OMITTED: True})
     spec: Mapping[str, Any] | None = attrs.field(
@@ -197,11 +198,14 @@ class OnnxManifest(Manifest):
 
 @attrs.frozen(kw_only=True)
 class PlanSource:
-    """The ONNX file that a plan was built from: weights and the float64 reference come from there."""
+    """The ONNX file that a plan was built from: weights and the float64 reference come from there.
+
+    `version` is that of posexport which wrote it, None where another tool did.
+    """
 
     file: str = attrs.field(validator=_file_name)
     sha256: str
-    version: str
+    version: str | None = attrs.field(default=None, metadata={OMITTED: True})
     external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
 
 
@@ -228,11 +232,23 @@ class KernelRow:
 
 
 @attrs.frozen(kw_only=True)
+class PlanAttention:
+    """One attention of a graph that posexport didn't write, by the name of its softmax or operator; `fused` says
+    whether it is one kernel, None where the builder's table doesn't tell, and `reason` why not."""
+
+    name: str
+    layer: int
+    fused: bool | None
+    reason: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
+
+
+@attrs.frozen(kw_only=True)
 class PlanKernels:
     """The kernels of a plan in order; None, with the reason in `unknown`, where the builder did not list them.
 
     `fused_attention` says whether each of the `attention_layers` of the graph is one fused kernel, `unfused` why not,
     where that is known. `decomposed_attention` counts the layers that the builder decomposed for lack of a kernel.
+    `attentions` are those that were recognised in a graph without a spec.
     """
 
     count: int | None
@@ -243,6 +259,7 @@ class PlanKernels:
     decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
     unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
     unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
+    attentions: tuple[PlanAttention, ...] = attrs.field(default=(), metadata={OMITTED: True})
     rows: tuple[KernelRow, ...]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`posexport compile`: an ONNX artifact becomes a TensorRT plan with its manifest, and what the builder chose."""
+"""`posexport compile`: an ONNX file becomes a TensorRT plan with its manifest, and what the builder chose."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import click
 
-from posexport.artifact.manifest import KernelRow, PlanKernels, PlanManifest
+from posexport.artifact.manifest import KernelRow, PlanAttention, PlanKernels, PlanManifest
 from posexport.artifact.paths import check_artifact
 from posexport.artifact.profiles import default_requests, describe
 from posexport.cli import console
-from posexport.cli.options import sign_option, signing_key, trust_option, trusted_keys
+from posexport.cli.options import input_roles, roles_option, sign_option, signing_key, trust_option, trusted_keys
 from posexport.errors import Reason, RequestError
 from posexport.files import check_output
 from posexport.jsondata import unstructure
@@ -45,7 +45,8 @@ _PROFILE_HELP = (
 @click.option("--timing-cache", metavar="FILE", help="read and extend the builder's timings (tensorrt only)")
 @click.option("--runtime-cache", metavar="FILE", help="write the kernels for this machine's GPU (tensorrt-rtx only)")
 @click.option("--tf32", is_flag=True, help="let fp32 products round their inputs to 11 bits: faster, and not at parity")
-@click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each layer's attention is one kernel")
+@click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each attention is one kernel")
+@roles_option
 @sign_option
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="print the manifest, the build time and warnings as JSON")
@@ -54,35 +55,42 @@ def compile(
     output: str | None,
     runtime: str | None,
     require_fused_attention: bool,
+    roles: tuple[str, ...],
     sign: str | None,
     trust: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Build an ONNX artifact into a TensorRT plan, with its manifest <plan>.json."""
+    """Build any ONNX file into a TensorRT plan, with its manifest <plan>.json."""
     path = Path(file)
     if path.suffix != ".onnx":
-        raise RequestError(f"{file!r} does not end in .onnx: give an artifact of 'posexport export'.")
+        raise RequestError(f"{file!r} does not end in .onnx: give an ONNX file.")
     check_artifact(path)
     target = Path(output) if output is not None else path.with_suffix(".plan")
     check_output(target, ".plan")
-    key, trusted = signing_key(sign), trusted_keys(trust)
+    key, trusted, given_roles = signing_key(sign), trusted_keys(trust), input_roles(roles)
     options = attrs.evolve(BuildOptions(**given), runtime=api.choose(runtime))
     warnings: list[Reason] = []
     with console.steps(f"loading {options.runtime}") as progress:
         from posexport.export.compile import compile_plan
 
-        manifest, seconds = compile_plan(path, target, options, progress, warnings.append, key=key, trusted=trusted)
+        manifest, seconds = compile_plan(
+            path, target, options, progress, warnings.append, key=key, trusted=trusted, roles=given_roles
+        )
     if as_json:
         build = {"build_seconds": round(seconds, 3), "warnings": unstructure(warnings)}
         console.show_json({**unstructure(manifest), **build})
     else:
         _show_summary(target, manifest, seconds)
+        _show_attentions(target, manifest.kernels.attentions)
         _show_kernels(target, manifest.kernels.rows)
     for warning in warnings:
         console.warn(f"{file}: {warning}.")
     if require_fused_attention and manifest.kernels.fused_attention is not True:
         console.say(f"attention is not fused as required ({_fusion(manifest.kernels)}); {target} is written.")
+        for one in manifest.kernels.attentions:
+            if one.fused is not True:
+                console.say(f"  {one.name}: {one.reason or 'not known'}")
         return 1
     return 0
 
@@ -91,6 +99,9 @@ def _fusion(kernels: PlanKernels) -> str:
     """Whether attention is fused, and if not, why not and what to change."""
     if kernels.fused_attention is None:
         return f"not known: {kernels.unknown}"
+    if kernels.attentions:
+        fused = sum(one.fused is True for one in kernels.attentions)
+        return f"{'yes' if kernels.fused_attention else 'no'}, {fused} of {len(kernels.attentions)} attentions"
     layers = "1 layer" if kernels.attention_layers == 1 else f"{kernels.attention_layers} layers"
     if kernels.fused_attention:
         return f"yes, one kernel in {layers}" if layers == "1 layer" else f"yes, one kernel in each of {layers}"
@@ -115,6 +126,22 @@ def _show_summary(target: Path, manifest: PlanManifest, seconds: float) -> None:
             *([("signed by", manifest.signer)] if manifest.signer else []),
         ],
     )
+
+
+def _show_attentions(target: Path, attentions: Sequence[PlanAttention]) -> None:
+    if not attentions:
+        return
+    console.write()
+    rows = [
+        (str(one.layer), one.name, _FUSED[one.fused], "" if one.reason is None else one.reason.text)
+        for one in attentions[:_ROWS]
+    ]
+    console.show_table(f"Attention of {target}", ("", "attention", "one kernel", "reason"), rows, right=("",))
+    if len(attentions) > _ROWS:
+        console.write(f"and {len(attentions) - _ROWS} more attentions, which {target}.json lists")
+
+
+_FUSED = {True: "yes", False: "no", None: "not known"}
 
 
 def _show_kernels(target: Path, kernels: Sequence[KernelRow]) -> None:

@@ -101,8 +101,8 @@ def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[s
     graph = read_graph(path)
     try:
         graph = artifact_of(graph)
-    except ForeignFileError:
-        if "posexport.spec" in graph.metadata():
+    except ForeignFileError as error:
+        if not error.is_graph:
             raise  # an artifact that lost some of what is written into it
     facts, fault = _file(graph)
     with console.steps("looking at the graph") as progress:

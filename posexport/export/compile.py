@@ -1,25 +1,27 @@
-"""The compile stage: an ONNX artifact becomes a TensorRT plan with its manifest.
+"""The compile stage: an ONNX file becomes a TensorRT plan with its manifest.
 
 Build time is not written to a file: the same command gives the same files, as far as the builder is deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from posexport import __version__
 from posexport.artifact import profiles
-from posexport.artifact.loaded import load_sound
 from posexport.artifact.manifest import Builder, PlanKernels, PlanManifest, PlanSource, add_manifest, tensors_of
-from posexport.artifact.onnx_artifact import Artifact
 from posexport.artifact.signing import SigningKey, TrustedKey
 from posexport.errors import Reason, RequestError, RuntimeMissingError
+from posexport.export.compile_source import CompileSource, compile_source
+from posexport.export.fused_attention import with_attentions
 from posexport.export.support import unsupported_reason
 from posexport.files import staged
+from posexport.graphs.attention.support import HEAD_DIMS
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.cuda import device
@@ -34,9 +36,6 @@ DECOMPOSED_ATTENTION, SCRATCH_MEMORY = "decomposed-attention", "scratch-memory"
 FP32, HEAD_DIM, SCORES, SPLIT, BUILDER = "fp32", "head-dim", "scores", "split", "builder"
 """Codes of reasons why attention is not one fused kernel a layer."""
 
-HEAD_DIMS = range(16, 257)
-"""The widths of heads that TensorRT's fused kernels take, measured with TensorRT for RTX 1.7 in fp16 and bf16."""
-
 SCRATCH_LIMIT = 10**9
 """Bytes of scratch memory above which a plan gets a warning."""
 
@@ -50,44 +49,46 @@ def compile_plan(
     *,
     key: SigningKey | None = None,
     trusted: Sequence[TrustedKey] = (),
+    roles: Mapping[str, str] | None = None,
 ) -> tuple[PlanManifest, float]:
-    """Build the ONNX artifact at `path` into the plan `output` with its manifest; returns it and the build's seconds.
+    """Build any ONNX file at `path` into the plan `output` with its manifest; returns it and the build's seconds.
 
     `warn` gets a reason for each thing that does not prevent the plan, with one of the codes above. The plan's manifest
-    is signed with `key`; one of the `trusted` keys must have signed the artifact's.
+    is signed with `key`; one of the `trusted` keys must have signed the file's. `roles` say what inputs are for, by
+    name, where posexport didn't write the file and can't guess it.
     Raises RequestError for a file, option or folder that can't be used, for a file that contradicts its manifest or its
     spec, and for a graph that the runtime rejects; RuntimeMissingError where the runtime can't be loaded. No file is
     changed then.
     """
     with build_process() as worker:
-        loaded = load_sound(path, trusted)
-        artifact, checked = loaded.source, loaded.manifest
+        source = compile_source(path, options, progress, trusted, roles)
         _check_runtime_cache(options)
-        built = build_in_child(worker, artifact, options, progress)
-    unfused = unfused_reason(artifact.spec, artifact.form, built.kernels)
-    built = attrs.evolve(built, kernels=attrs.evolve(built.kernels, unfused=unfused))
-    for warning in _warnings(artifact, options, built):
+        built = build_in_child(worker, source.graph, options, progress, source.shapes)
+    built = attrs.evolve(built, kernels=_explained(source, options, built.kernels))
+    for warning in _warnings(source, options, built):
         warn(warning)
+    graph, artifact, checked = source.graph, source.artifact, source.manifest
     gpus = (device()[1],) if options.runtime == "tensorrt" else options.compute_capability
+    made: Any = {} if artifact is None else {"form": artifact.form, "weights": artifact.weight_source}
     with staged() as files:
         sha256 = files.write(output, lambda file: file.write(memoryview(built.plan)))
         manifest = PlanManifest(
             file=output.name,
             sha256=sha256,
             version=__version__,
-            form=artifact.form,
-            weights=artifact.weight_source if checked is None else checked.weights,
-            spec=artifact.spec.to_dict(),
-            inputs=tensors_of(artifact.inputs()),
-            outputs=tensors_of(artifact.outputs()),
-            opset=artifact.opset,
-            domains=artifact.domains(),
+            form=made.get("form") if checked is None else checked.form,
+            weights=made.get("weights") if checked is None else checked.weights,
+            spec=None if artifact is None else artifact.spec.to_dict(),
+            inputs=tensors_of(source.inputs()),
+            outputs=tensors_of(graph.outputs()),
+            opset=graph.opset,
+            domains=graph.domains(),
             tools={"onnx": metadata.version("onnx"), options.runtime: built.version},
             onnx=PlanSource(
-                file=artifact.path.name,
-                sha256=artifact.sha256,
-                version=artifact.version,
-                external_data=artifact.external_sha256 if checked is None else checked.external_data,
+                file=graph.path.name,
+                sha256=graph.sha256,
+                version=None if artifact is None else artifact.version,
+                external_data=graph.external_sha256 if checked is None else checked.external_data,
             ),
             runtime=Builder(name=options.runtime, version=built.version),
             target_gpus=gpus or ("portable",),
@@ -108,18 +109,25 @@ def compile_plan(
     return manifest, built.seconds
 
 
-def _warnings(artifact: Artifact, options: BuildOptions, built: Built) -> Iterator[Reason]:
+def _explained(source: CompileSource, options: BuildOptions, kernels: PlanKernels) -> PlanKernels:
+    """The kernels with why attention is not fused: of a block by its spec, of any other graph for each attention."""
+    if source.artifact is None:
+        return with_attentions(kernels, source.attentions, source.unknown, options.runtime)
+    return attrs.evolve(kernels, unfused=unfused_reason(source.artifact.spec, source.artifact.form, kernels))
+
+
+def _warnings(source: CompileSource, options: BuildOptions, built: Built) -> Iterator[Reason]:
     """Why a plan that was built may be slow or take much memory."""
     kernels, scratch = built.kernels, built.memory["scratch"]
     if kernels.decomposed_attention:
+        where = "" if source.artifact is None else f" in {source.artifact.spec.dtype}"
         yield Reason(
             DECOMPOSED_ATTENTION,
             f"{options.runtime} has no fused kernel for {kernels.decomposed_attention} of {kernels.attention_layers} "
-            f"Attention nodes in {artifact.spec.dtype} and decomposes them, which is slower and takes more memory",
+            f"Attention nodes{where} and decomposes them, which is slower and takes more memory",
         )
     if scratch is not None and scratch > SCRATCH_LIMIT:
-        shapes = {name: shape for name, (shape, _) in artifact.inputs().items()}
-        ranges = profiles.ranges_of(built.profiles, shapes)
+        ranges = profiles.ranges_of(built.profiles, {name: shape for name, (shape, _) in source.inputs().items()})
         where, advice = "the graph's fixed shapes", "export smaller ones"
         if ranges:
             where = "the profile " + " ".join(f"{dim}={sizes}" for dim, sizes in ranges.items())

@@ -39,13 +39,16 @@ class Inspection:
     """The role of each input by name, None where it can't be guessed, and the attentions as data (docs/reference/
     attentions.md); `reason` says why attention was not looked for.
 
-    `axes` are the meanings of the axes of each input (posexport.graphs.axes), `rows` the rows of tables that inputs are
-    looked up in, both where all roles are known.
+    Where all roles are known, `shapes` are those of the inputs with all sizes that the graph needs, `axes` the meanings
+    of their axes (posexport.graphs.axes), `positions` the rows of the smallest table of positions, and `sides` the
+    usual height and width of images.
     """
 
     roles: Mapping[str, str | None]
+    shapes: Mapping[str, tuple[str | int, ...]] = attrs.field(factory=dict)
     axes: Mapping[str, tuple[str | int, ...]] = attrs.field(factory=dict)
-    rows: Mapping[str, int] = attrs.field(factory=dict)
+    positions: int | None = None
+    sides: Mapping[str, int] = attrs.field(factory=dict)
     attentions: tuple[Mapping[str, Any], ...] = ()
     reason: Reason | None = None
 
@@ -90,8 +93,10 @@ def inspected(
 ) -> Inspection:
     """`inspect_graph` in this process."""
     from posexport.graphs.attention.recognise import may_hold_attention
+    from posexport.graphs.axes import HEIGHT, WIDTH
     from posexport.graphs.load import model_of
     from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
+    from posexport.graphs.sizes import side_of
     from posexport.graphs.view import inline
 
     model = model_of(graph)
@@ -106,10 +111,13 @@ def inspected(
         raise
     except RequestError as error:
         return attrs.evolve(found, reason=Reason(ROLES, str(error).rstrip(".")) if holds else None)
+    rows = [role.rows for role in roles.values() if role.kind == "position_ids" and role.rows is not None]
     found = attrs.evolve(
         found,
+        shapes={name: role.shape for name, role in roles.items()},
         axes={name: role.axes for name, role in roles.items()},
-        rows={name: role.rows for name, role in roles.items() if role.rows is not None},
+        positions=min(rows, default=None),
+        sides={axis: side_of(role, axis) for role in roles.values() for axis in (HEIGHT, WIDTH) if axis in role.axes},
     )
     if not holds:
         return found

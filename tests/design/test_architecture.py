@@ -218,7 +218,7 @@ FLAGS: dict[str, list[str]] = {
     ],
     "compile": [
         "FILE", "--output/-o", "--runtime", "--profile", "--compute-capability", "--memory-limit/--workspace",
-        "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--sign", "--trust",
+        "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--input", "--sign", "--trust",
         "--json",
     ],
     "verify": [

@@ -221,12 +221,6 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def _foreign(path: Path) -> None:
-    model = onnx.load(path)
-    del model.metadata_props[:]
-    onnx.save(model, path)
-
-
 def _leading_out(path: Path) -> None:
     model = onnx.load(path)
     tensor = next(each for each in model.graph.initializer if each.name == "q_proj.weight")
@@ -242,7 +236,6 @@ def _leading_out(path: Path) -> None:
         (_junk, "not an ONNX file"),
         (_truncated, ""),
         (_empty, "no ONNX graph"),
-        (_foreign, "posexport.spec"),
         (_leading_out, "outside its own folder"),
         (Path.unlink, "is not there"),
     ],

@@ -108,9 +108,9 @@ def _tensorrt(carried: Carried) -> Reason | None:
         return Reason(SCORES, f"the builder does not fuse {what} with attention: no other form helps")
     if carried.value_dim != carried.head_dim:
         return Reason(
-            NOT_MEASURED,
-            f"values are {carried.value_dim} wide and keys {carried.head_dim}, which was not measured: build it with "
-            "'posexport compile'",
+            HEAD_SIZE,
+            f"values are {carried.value_dim} wide and keys {carried.head_dim}, which the builder does not fuse: no other "
+            "form helps",
         )
     return None
 

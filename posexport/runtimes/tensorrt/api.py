@@ -16,6 +16,7 @@ BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if r
 
 _HINTS = (
     ("workspace limit", "raise --memory-limit"),
+    ("violate shape constraints", "give smaller sizes with --profile"),
     ("Plugin not found", "it has no such operator, so use standard ones as 'posexport export --form decomposed' does"),
     ("FP32 GEMM is not supported", "export with --dtype fp16, or leave out that compute capability"),
     (r"(?i)bf16|bfloat", "export with --dtype fp16, or leave out that compute capability"),
@@ -27,6 +28,23 @@ _HINTS = (
     ("", "export with --form decomposed, and with --dtype fp16 where that is not enough"),
 )
 """Advice by pattern: the first pattern that the engine's message matches."""
+
+
+_FOREIGN_HINTS = (
+    ("workspace limit", "raise --memory-limit"),
+    ("violate shape constraints", "give smaller sizes with --profile"),
+    ("violate shape constraints", "give smaller sizes with --profile"),
+    ("Plugin not found", "it has no such operator; 'posexport rewrite' writes those for attention in standard ones"),
+    ("FP32 GEMM is not supported", "convert it to fp16, or leave out that compute capability"),
+    (r"(?i)bf16|bfloat", "convert it to fp16, or leave out that compute capability"),
+    (
+        "failed to load|one output|single context output|past_key|3D explicit",
+        "write it anew with 'posexport rewrite --target tensorrt'",
+    ),
+    ("(?i)opset|version", "convert it to a lower opset"),
+    ("", "write its attention anew with 'posexport rewrite --form decomposed'"),
+)
+"""The same for files that posexport didn't write."""
 
 
 def can_build(name: str) -> str | None:
@@ -92,8 +110,9 @@ def make_network(trt: Any, builder: Any) -> Any:
     return builder.create_network(0 if typed is None else 1 << int(typed))
 
 
-def parser_error(name: str, file: str, parser: Any) -> RequestError:
-    """The parser's first error as one sentence with the node, the operator and advice."""
+def parser_error(name: str, file: str, parser: Any, *, ours: bool = True) -> RequestError:
+    """The parser's first error as one sentence with the node, the operator and advice; `ours` where posexport wrote the
+    file."""
     if not parser.num_errors:
         return RequestError(f"{name} can't parse {file!r} and gives no reason: export it again.")
     error = parser.get_error(0)
@@ -101,22 +120,22 @@ def parser_error(name: str, file: str, parser: Any) -> RequestError:
     message = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
     inside = "".join(f" in {call}" for call in error.local_function_stack())
     where = f"node {error.node_name()!r} (operator {error.node_operator()}){inside}" if error.node_operator() else "it"
-    return RequestError(f"{name} can't take {file!r}, {where}: {message}; {_hint(error.desc())}.")
+    return RequestError(f"{name} can't take {file!r}, {where}: {message}; {_hint(error.desc(), ours)}.")
 
 
-def build_error(name: str, file: str, errors: list[str]) -> RequestError:
-    """The builder's first error as one sentence with advice."""
+def build_error(name: str, file: str, errors: list[str], *, ours: bool = True) -> RequestError:
+    """The builder's first error as one sentence with advice; `ours` where posexport wrote the file."""
     message = errors[0] if errors else "it gives no reason"
     # The message is wrapped in error codes, and in files and lines of the engine's source.
     message = re.sub(r"^.*?Error Code \d+: (\w+ \()?", "", message)
     message = re.sub(r"\[\w+\.cpp:\d+: ?\w*\] ?", "", message)
     message = re.sub(r"\.? In \w+ at \S+", "", message)
     first = message.split("; ")[0].strip().rstrip(".)")
-    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(message)}.")
+    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(message, ours)}.")
 
 
-def _hint(message: str) -> str:
-    return next(hint for pattern, hint in _HINTS if re.search(pattern, message))
+def _hint(message: str, ours: bool) -> str:
+    return next(hint for pattern, hint in (_HINTS if ours else _FOREIGN_HINTS) if re.search(pattern, message))
 
 
 def capabilities(trt: Any) -> dict[str, Any]:

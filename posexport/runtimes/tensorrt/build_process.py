@@ -1,29 +1,30 @@
 """Builds a plan in a child process, `python -P -m posexport.runtimes.tensorrt.build_process`, for the command line's.
 
 A damaged or hostile file can end the process that parses it, or take all memory: here that is one sentence. A request
-is {path, sha256, options, folder}, its answer {version, profiles, kernels, memory, seconds}; the plan and its caches
-are files in the folder. The steps of the build are reported while it runs. Ctrl-C ends the child at once.
+is {path, sha256, options, folder, shapes}, its answer {version, profiles, kernels, memory, seconds}; the plan and its
+caches are files in the folder. The steps of the build are reported while it runs. Ctrl-C ends the child at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from posexport import machine, temporary
+from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.artifact.manifest import PlanKernels
-from posexport.artifact.onnx_artifact import Artifact, read_onnx
+from posexport.artifact.onnx_artifact import read_onnx
 from posexport.errors import PosexportError, Reason, RequestError, RuntimeMissingError
 from posexport.files import read_bytes
 from posexport.jsondata import structure, unstructure
 from posexport.processes import INVALID, LIMITED, MEMORY, MISSING, Worker, failure_of, report, serve
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
-from posexport.runtimes.tensorrt.builder import Built, build
+from posexport.runtimes.tensorrt.builder import Built, Shapes, build
 from posexport.runtimes.tensorrt.options import BuildOptions
 
 LONGEST_STEP = 3600.0
@@ -43,8 +44,15 @@ def build_process() -> Iterator[Worker]:
         worker.close()
 
 
-def build_in_child(worker: Worker, artifact: Artifact, options: BuildOptions, progress: Progress = silent) -> Built:
-    """Build an artifact into a plan in another process; raises the errors of `posexport.export.compile.compile_plan`.
+def build_in_child(
+    worker: Worker,
+    artifact: GraphFile,
+    options: BuildOptions,
+    progress: Progress = silent,
+    shapes: Shapes | None = None,
+) -> Built:
+    """Build an ONNX file into a plan in another process, with `shapes` where it is no artifact of posexport; raises the
+    errors of `posexport.export.compile.compile_plan`.
 
     RequestError too where the engine crashes, runs out of memory or raises what it likes.
     """
@@ -57,7 +65,8 @@ def build_in_child(worker: Worker, artifact: Artifact, options: BuildOptions, pr
 
     with temporary.folder() as folder:
         plain = attrs.asdict(options, value_serializer=lambda _, __, value: str(value) if _is_path(value) else value)
-        source = {"path": str(artifact.path.absolute()), "sha256": artifact.sha256}
+        source: dict[str, Any] = {"path": str(artifact.path.absolute()), "sha256": artifact.sha256}
+        source["shapes"] = None if shapes is None else attrs.asdict(shapes)
         reply = worker.ask({**source, "options": plain, "folder": str(folder)}, LONGEST_STEP, note)
         failure = failure_of(reply)
         if failure is not None:
@@ -99,8 +108,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     options, folder = BuildOptions(**request["options"]), Path(request["folder"])
     if gpu_missing() is not None:  # CUDA maps far more than it takes
         machine.limit_to_what_is_free()
-    artifact = read_onnx(Path(request["path"]), request["sha256"])  # what was checked, nothing that came after
-    built = build(artifact, options, report)
+    read: Callable[[Path, str], GraphFile] = read_onnx if request["shapes"] is None else read_graph
+    artifact = read(Path(request["path"]), request["sha256"])  # what was checked, nothing that came after
+    shapes = None if request["shapes"] is None else Shapes(**request["shapes"])
+    built = build(artifact, options, report, shapes)
     (folder / _PLAN).write_bytes(memoryview(built.plan))
     if built.timing_cache is not None:
         (folder / _TIMING).write_bytes(memoryview(built.timing_cache))

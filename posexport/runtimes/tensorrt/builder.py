@@ -7,11 +7,14 @@ Networks are strongly typed. TF32 is off by default, because it costs an fp32 gr
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import onnx
 
+from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
 from posexport.errors import RequestError, shown, system_error
@@ -39,14 +42,35 @@ class Built:
     runtime_cache: Any = None
 
 
-def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent) -> Built:
-    """Build an artifact into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`.
+@attrs.frozen(kw_only=True)
+class Shapes:
+    """What is known of a graph without a spec: the shapes {input: {min, opt, max}} that its plan takes, the names of
+    the inputs' dimensions, and the number of its attentions.
 
+    Files may name one length differently in each input; the builder takes those for different lengths, and then fuses
+    no attention over them. So it gets the graph with these names.
+    """
+
+    profiles: dict[str, dict[str, list[int]]]
+    dimensions: dict[str, list[int | str]]
+    attentions: int
+
+
+def build(
+    artifact: GraphFile, options: BuildOptions, progress: Progress = silent, shapes: Shapes | None = None
+) -> Built:
+    """Build an ONNX file into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`.
+
+    `shapes` are needed for any other than an artifact of posexport, and take the place of the profile in the options.
     `progress` gets the builder's phases.
     """
-    if artifact.target == "ort":
+    if isinstance(artifact, Artifact) and artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
-    profiles = artifact.profiles(options.profile)
+    if shapes is None:
+        if not isinstance(artifact, Artifact):
+            raise RequestError(f"{artifact.path.name!r} says nothing of its shapes: compile it with profiles.")
+        shapes = Shapes(profiles=artifact.profiles(options.profile), dimensions={}, attentions=artifact.spec.layers)
+    profiles, ours = shapes.profiles, isinstance(artifact, Artifact)
     name, file = options.runtime, str(artifact.path)
     trt = api.load(name)
     log, monitor = api.make_log(trt), _make_monitor(trt, progress)
@@ -57,8 +81,9 @@ def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
     _check_functions(name, artifact, parser)
-    if not parser.parse_from_file(file):
-        raise api.parser_error(name, file, parser)
+    dimensions = shapes.dimensions
+    if not (parser.parse(_renamed(artifact, dimensions), file) if dimensions else parser.parse_from_file(file)):
+        raise api.parser_error(name, file, parser, ours=ours)
     attention_layers = _allow_decomposing(trt, network)
     profile = builder.create_optimization_profile()
     for key, dims in profiles.items():
@@ -74,10 +99,10 @@ def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent
     plan = builder.build_serialized_network(network, config)
     seconds = time.perf_counter() - start
     if plan is None:
-        raise api.build_error(name, file, log.errors())
-    kernels = read_kernels(log.texts(), artifact.spec.layers)
+        raise api.build_error(name, file, log.errors(), ours=ours)
+    kernels = read_kernels(log.texts(), shapes.attentions)
     if kernels.count is None and gpu_missing() is None:  # some versions log no table, but an opened plan has one
-        kernels = read_kernels(_inspected(trt, log, plan), artifact.spec.layers)
+        kernels = read_kernels(_inspected(trt, log, plan), shapes.attentions)
     if attention_layers and (fused := kernels.attention_kernels) is not None:
         kernels = attrs.evolve(kernels, decomposed_attention=max(0, attention_layers - fused))
     return Built(
@@ -89,6 +114,20 @@ def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent
         seconds=seconds,
         timing_cache=config.get_timing_cache().serialize() if options.timing_cache else None,
     )
+
+
+def _renamed(graph: GraphFile, dimensions: Mapping[str, Sequence[int | str]]) -> bytes:
+    """The file's bytes with these names and sizes of the dimensions of its inputs."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    for value in model.graph.input:
+        for dim, name in zip(value.type.tensor_type.shape.dim, dimensions.get(value.name, ()), strict=False):
+            if isinstance(name, int):
+                dim.dim_value = name
+            else:
+                dim.dim_param = name
+    del model.graph.value_info[:]  # which have the old names
+    return bytes(model.SerializeToString())
 
 
 def _allow_decomposing(trt: Any, network: Any) -> int:
@@ -104,7 +143,7 @@ def _allow_decomposing(trt: Any, network: Any) -> int:
     return len(layers)
 
 
-def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:
+def _check_functions(name: str, artifact: GraphFile, parser: Any) -> None:
     """RequestError for a function that the engine would replace by an operator."""
     for function in artifact.model.functions:
         if parser.supports_operator(function.name):

@@ -31,7 +31,7 @@ from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import Values
 
 if TYPE_CHECKING:
-    from posexport.artifact.onnx_artifact import Artifact
+    from posexport.artifact.graph_file import GraphFile
 
 _OPTIONS = ("module", "profile", "cuda_graph", "sha256")
 
@@ -160,7 +160,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     return PlanRunner(trt, plan, name, manifest.profiles, values_of(manifest.outputs), cuda_graph)
 
 
-def warm_cache(name: str, plan: Any, artifact: Artifact, profiles: ShapeProfiles, file: Path) -> bytes:
+def warm_cache(name: str, plan: Any, artifact: GraphFile, profiles: ShapeProfiles, file: Path) -> bytes:
     """The runtime cache of a new plan, run once at the shapes it is tuned for; `file` may hold an earlier cache.
 
     Raises RuntimeMissingError without a GPU to compile kernels for.

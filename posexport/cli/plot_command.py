@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from posexport.cli import console
-from posexport.cli.options import field_options
+from posexport.cli.options import field_options, input_roles, roles_option
 from posexport.errors import RequestError
 from posexport.report.plots.panels import WHAT
-from posexport.report.plots.request import FIELDS, PlotOptions, draw_plot, read_row
+from posexport.report.plots.request import FIELDS, PlotOptions, PlotRow, check_output, draw_plot, read_row
 from posexport.runtimes import RUNTIMES, runtime
 
 _KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summary in WHAT.items())])
@@ -23,6 +24,7 @@ _KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summar
 @field_options(FIELDS)
 @click.option("--seq", metavar="N", help="tokens drawn; of a grid, along each side  [default: by the kind]")
 @click.option("--seed", metavar="N", help="seed of weights that are trained in models  [default: 0]")
+@roles_option
 @click.option(
     "--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, for errors, repeatable  [default: all]"
 )
@@ -32,6 +34,7 @@ def plot(
     encodings: tuple[str, ...],
     what: str | None,
     parameters: tuple[str, ...],
+    roles: tuple[str, ...],
     runtimes: tuple[str, ...],
     output: str | None,
     as_json: bool,
@@ -40,6 +43,8 @@ def plot(
     **block: Any,
 ) -> int:
     """Draw encodings, a row each: NAME, or NAME:key=value:key=value with parameters and options of its own.
+
+    FILE.onnx stands for the encodings of a file: of its spec, or those recognised in the attention of any other.
 
     Everything is what the block itself computes; weights that are trained in models are random. Exits 1 where a runtime
     whose errors are drawn fails.
@@ -50,17 +55,51 @@ def plot(
     if runtimes and what != "error":
         raise RequestError("--runtime was given without --what error: no other kind runs a runtime, so drop it.")
     chosen = {name: runtime(name) for name in runtimes} or RUNTIMES
-    rows = [read_row(text, parameters, block) for text in encodings]
-    path = Path(output or "-".join(dict.fromkeys(row.spec.encoding.name for row in rows)) + ".png")
+    _check_files(encodings, parameters, roles, block)
+    if output is not None:
+        check_output(Path(output))
+    rows: list[PlotRow] = []
+    left: dict[str, str] = {}
     with console.steps("loading torch") as progress:
+        for text in encodings:
+            if not _is_file(text):
+                rows.append(read_row(text, parameters, block))
+                continue
+            from posexport.report.plots.file_rows import rows_of_file
+
+            found = rows_of_file(Path(text), input_roles(roles), progress)
+            rows, left = rows + found.rows, left | found.left
+        path = Path(output or "-".join(dict.fromkeys(row.spec.encoding.name for row in rows)) + ".png")
         drawn = draw_plot(rows, what, path, options, chosen, progress)
     if as_json:
         console.show_json({"file": str(path), "rows": [[panel.to_dict() for panel in row] for row in drawn]})
     else:
         titles = [(panel.title, panel.note.replace("\n", ", ")) for row in drawn for panel in row]
         console.show_facts(f"wrote {path}", titles)
+        for name, why in left.items():
+            console.write(f"not drawn: {name} ({why})")
     absent = [missing for row in drawn for panel in row for missing in getattr(panel, "absent", ())]
     for name, missing in {missing.name: missing for missing in absent}.items():
         if not as_json:
             console.write(f"{'failed' if missing.failed else 'not run'}: {name} ({missing.reason})")
     return int(any(missing.failed for missing in absent))
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".onnx")
+
+
+def _check_files(
+    encodings: Sequence[str], parameters: Sequence[str], roles: Sequence[str], block: Mapping[str, Any]
+) -> None:
+    """RequestError for options of a block beside a file, which has its own, and for roles of inputs without one."""
+    files = [text for text in encodings if _is_file(text)]
+    if roles and not files:
+        raise RequestError("--input was given without a file: it is about an ONNX file, so give that too.")
+    given = [name for name, value in block.items() if value is not None]
+    if files and (parameters or given):
+        option = "--set" if parameters else f"--{given[0].replace('_', '-')}"
+        raise RequestError(
+            f"{option} was given with the file {files[0]!r}, which says its own: drop it, or write it behind a name, "
+            "as NAME:key=value."
+        )

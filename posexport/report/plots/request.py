@@ -64,6 +64,17 @@ def read_row(text: str, parameters: Sequence[str], block: Mapping[str, Any]) -> 
     return PlotRow(spec_of({**block, **fields, "encoding": name}, values), shown)
 
 
+def check_output(path: Path) -> None:
+    """RequestError where no picture can be written there."""
+    from posexport.report.drawing import FORMATS
+
+    if path.suffix not in FORMATS:
+        raise RequestError(f"output {str(path)!r} must end in {' or '.join(FORMATS)}: name it like plot.png.")
+    if not path.parent.is_dir():
+        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
+    check_writable(path)
+
+
 def draw_plot(
     rows: Sequence[PlotRow],
     kind: str | None,
@@ -73,15 +84,9 @@ def draw_plot(
     progress: Progress,
 ) -> list[list[Panel]]:
     """Draw the rows into a file; returns their panels. RequestError for a wrong kind or path comes before measuring."""
-    from posexport.report.drawing import FORMATS
-    from posexport.report.plots.picture import draw
-
-    if path.suffix not in FORMATS:
-        raise RequestError(f"output {str(path)!r} must end in {' or '.join(FORMATS)}: name it like plot.png.")
-    if not path.parent.is_dir():
-        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
-    check_writable(path)
+    check_output(path)
     from posexport.report.plots.kinds import panels
+    from posexport.report.plots.picture import draw
     from posexport.verify.probe import ProbeTarget
 
     progress("probing the encodings")

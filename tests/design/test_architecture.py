@@ -249,7 +249,7 @@ FLAGS: dict[str, list[str]] = {
     "plot": [
         "ENCODINGS", "--what", "--set", "--hidden-size", "--num-heads", "--head-dim", "--scale", "--causal/--no-causal",
         "--window", "--attention-chunk-size", "--angles", "--prefix-tokens", "--seq", "--seed", "--runtime",
-        "--output/-o", "--json",
+        "--input", "--output/-o", "--json",
     ],
     "package": [
         "FILE", "--triton", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",

@@ -144,11 +144,11 @@ def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, pro
             reason = Reason(TIME, f"those before it took {LONGEST:g} s")
             attentions.append(describer.missing(one, reason))
         else:
-            attentions.append(_described_one(describer, one))
+            attentions.append(described_one(describer, one))
     return attrs.evolve(found, attentions=tuple(attentions))
 
 
-def _described_one(describer: Describer, one: Found) -> dict[str, Any]:
+def described_one(describer: Describer, one: Found) -> dict[str, Any]:
     """The description of one attention, or why there is none."""
     try:
         return describer.describe(one)

@@ -5,7 +5,7 @@ The whole graph must agree with the original; where it doesn't, every attention 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
-from posexport.graphs.attention.describe import describe
+from posexport.graphs.attention.describe import Describer
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.cases import cases_of
+from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import values_of_model
 from posexport.graphs.view import View
 from posexport.progress import Progress, silent
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, Block, RewriteResult, rounded, site_record
-from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_model
+from posexport.rewrite.rewriter import Rewritten, rewrite_model
 from posexport.rewrite.whole import whole_evidence
 
 
@@ -74,6 +75,7 @@ def rewrite_into(
     if rewritten.changed and rewritten.view is not None:
         progress("comparing the whole graph with the original")
         rewritten, whole = _checked(model, rewritten, rewritten.view, options)
+    records = tuple(_records(rewritten, progress))
     progress("writing the file")
     with staged() as files:
         place = folder / target.name
@@ -81,7 +83,7 @@ def rewrite_into(
             hashes = write_graph(rewritten.model, graph.path, place, files)
         else:
             hashes = copy_graph(graph, place, files)
-    return _result(graph, rewritten, whole, hashes, options, own)
+    return _result(graph, rewritten, whole, hashes, options, own, records)
 
 
 def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> None:
@@ -157,11 +159,12 @@ def _result(
     hashes: Mapping[str, str],
     options: RewriteOptions,
     own: Artifact | None,
+    records: tuple[Mapping[str, Any], ...],
 ) -> RewriteResult:
     model = rewritten.model
     return RewriteResult(
         source=RewriteSource(file=graph.path.name, sha256=graph.sha256, external_data=graph.external_sha256),
-        attentions=tuple(_record(site, rewritten) for site in rewritten.sites),
+        attentions=records,
         changed=rewritten.changed,
         whole=whole,
         hashes=hashes,
@@ -191,6 +194,11 @@ def _given(model: ir.Model) -> Sequence[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def _record(site: SiteResult, rewritten: Rewritten) -> dict[str, Any]:
-    assert rewritten.view is not None  # without it there are no sites
-    return site_record(describe(site.attention, rewritten.view), site.state, site.reason, site.evidence)
+def _records(rewritten: Rewritten, progress: Progress) -> Iterator[dict[str, Any]]:
+    if rewritten.view is None:
+        return
+    describer = Describer(rewritten.view)
+    for number, site in enumerate(rewritten.sites, 1):
+        progress(f"describing attention {number} of {len(rewritten.sites)}")
+        description = described_one(describer, site.attention)
+        yield site_record(description, site.state, site.reason, site.evidence)

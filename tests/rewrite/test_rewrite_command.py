@@ -22,7 +22,8 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.processes import CRASHED, MEMORY, failure
 from posexport.rewrite import files, process, rewriter, site
 from posexport.rewrite.evidence import Evidence
-from posexport.rewrite.whole import WholeEvidence
+from posexport.rewrite.result import ALREADY
+from posexport.rewrite.whole import DIFFERS, NOT_TESTED, WholeEvidence
 from posexport.runtimes import Runtime
 from posexport.verify import rewritten
 from posexport.verify.result import FAILED, Report
@@ -358,3 +359,15 @@ def test_a_crash_of_the_child_is_one_sentence(
     assert result.exit_code == 2
     assert text in result.stderr and result.stderr.count("\n") == 1
     assert helpers.names_of(decoder.parent) == ["in.onnx"]
+
+
+def test_every_reason_is_on_the_page() -> None:
+    root = Path(rewriter.__file__).parents[1]
+    sources = [
+        root / "graphs" / "attention" / name for name in ("recognise.py", "scores.py", "heads.py", "products.py")
+    ]
+    text = "".join(path.read_text() for path in (*sources, *(root / "rewrite").glob("*.py")))
+    codes = set(re.findall(r"(?:Declined|Reason)\(\s*\"([a-z-]+)\"", text)) | {ALREADY, DIFFERS, NOT_TESTED}
+    page = (root.parent / "docs" / "reference" / "rewrite.md").read_text(encoding="utf-8")
+    table = page.split("## Why an attention is kept")[1]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == codes

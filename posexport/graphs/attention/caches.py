@@ -33,7 +33,7 @@ def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> d
         return {
             "kind": "grown",
             "inputs": {name: cache.name for name, cache in known.items()},
-            "outputs": {name: cache.present.name or "" for name, cache in known.items()},
+            "outputs": {name: _output(cache.present) for name, cache in known.items()},
         }
     sides = {"key": attention.k.source.value, "value": attention.v.source.value}
     above = {name: _above(view, value, stops) for name, value in sides.items()}
@@ -49,6 +49,14 @@ def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> d
         "inputs": {name: names[0] for name, names in inputs.items()},
         "outputs": {name: names[0] if len(names) == 1 else "" for name, names in written.items()},
     }
+
+
+def _output(present: ir.Value) -> str:
+    """The output of the graph that a value is, or of which it is a copy."""
+    if present.is_graph_output():
+        return present.name or ""
+    copies = [use.node.outputs[0] for use in present.uses() if use.node.op_type in ("Identity", "Cast")]
+    return next((copy.name or "" for copy in copies if copy.is_graph_output()), "")
 
 
 def written_keys(view: View, attention: Attention, stops: Collection[ir.Value]) -> Side | None:

@@ -109,8 +109,8 @@ def _tensorrt(carried: Carried) -> Reason | None:
     if carried.value_dim != carried.head_dim:
         return Reason(
             HEAD_SIZE,
-            f"values are {carried.value_dim} wide and keys {carried.head_dim}, which the builder does not fuse: no other "
-            "form helps",
+            f"values are {carried.value_dim} wide and keys {carried.head_dim}, which the builder does not fuse: no "
+            "other form helps",
         )
     return None
 

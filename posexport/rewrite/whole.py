@@ -152,14 +152,14 @@ def _tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tens
 
 
 def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInputs]:
-    """The cases that a model of its size can be evaluated on: all, or some from the first to the last."""
+    """The cases that a model of its size can be evaluated on: all, or some of each part."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     weights = sum(math.prod(tensor.shape.numpy()) for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
-    for count in range(len(cases), MIN_CASES, -1):
-        chosen = [cases[at * (len(cases) - 1) // (count - 1)] for at in range(count)]
-        if weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:
+    for count in range(len(cases), 0, -1):
+        chosen = [cases[(2 * at + 1) * len(cases) // (2 * count)] for at in range(count)]
+        if count <= MIN_CASES or weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:
             return chosen
-    return list(cases[:: max((len(cases) - 1) // (MIN_CASES - 1), 1)])[:MIN_CASES] if cases else []
+    return []
 
 
 def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> float:

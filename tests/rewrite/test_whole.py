@@ -1,107 +1,153 @@
-"""Evidence for whole graphs: inputs that the original takes in parts only say nothing."""
+"""Two whole graphs in float64: what is a difference and what is not, and how many sets of inputs there are."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+import small_graphs
+import torch
+from onnx import helper, numpy_helper
 
 from posexport.graphs.cases import cases_of
+from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.roles import roles_of
-from posexport.rewrite.whole import DIFFERS, whole_evidence
+from posexport.rewrite import whole
+from posexport.rewrite.whole import WholeEvidence, whole_evidence
 
-WIDTH = 4
-
-
-def table_of_positions(rows: int, *, joined: bool = False, factor: float = 1.0) -> ir.Model:
-    """`turned` looks up a table of positions, `plain` does not; where both are `joined` in one operator, neither can
-    be computed without the table. `factor` is a fault of `plain`."""
-    weights = [
-        numpy_helper.from_array(np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32), "table"),
-        numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
-        numpy_helper.from_array(np.array(factor, np.float32), "factor"),
-        numpy_helper.from_array(np.array([-1]), "last"),
-    ]
-    nodes = [
-        helper.make_node("Gather", ["words", "input_ids"], ["word"]),
-        helper.make_node("Unsqueeze", ["position_ids", "last"], ["places"]),
-        helper.make_node("GatherND", ["table", "places"], ["position"]),  # which draws don't know as a table
-    ]
-    if joined:
-        nodes.append(helper.make_node("Concat", ["position", "word"], ["both"], axis=-1))
-        nodes.append(helper.make_node("Split", ["both"], ["turned", "read"], axis=-1, num_outputs=2))
-        nodes.append(helper.make_node("Mul", ["read", "factor"], ["plain"]))
-    else:
-        nodes.append(helper.make_node("Identity", ["position"], ["turned"]))
-        nodes.append(helper.make_node("Mul", ["word", "factor"], ["plain"]))
-    names = ("input_ids", "position_ids")
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in names]
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", WIDTH]) for name in ("turned", "plain")
-    ]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
-    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+Change = Callable[[onnx.ModelProto], object]
 
 
-@pytest.mark.parametrize("rows", [256, 1_000_000])
-def test_inputs_that_the_original_takes_in_parts_only_say_nothing(rows: int) -> None:
-    before, after = table_of_positions(rows), table_of_positions(rows, joined=True)
-    cases = cases_of(roles_of(before), 0)
-    evidence = whole_evidence(before, after, cases)
-    assert evidence.problem is None
-    assert evidence.error == 0
-    assert 0 < evidence.cases <= len(cases)
-    assert (evidence.cases == len(cases)) == (rows > 256)  # some positions are beyond the shorter table
+def evidence(change: Change, base: Change = lambda model: None) -> WholeEvidence:
+    """What is found between a decoder and a changed copy; `base` changes both."""
+    before = small_graphs.decoder()
+    base(before)
+    after = onnx.ModelProto()
+    after.CopyFrom(before)
+    change(after)
+    models = [ir.from_proto(model) for model in (before, after)]
+    return whole_evidence(*models, cases_of(roles_of(models[0]), 0))
 
 
-def test_a_fault_is_found_on_the_other_inputs() -> None:
-    before, after = table_of_positions(256), table_of_positions(256, joined=True, factor=1.001)
-    evidence = whole_evidence(before, after, cases_of(roles_of(before), 0))
-    assert evidence.problem is not None
-    assert evidence.problem.code == DIFFERS
+def weight(model: onnx.ModelProto, name: str, factor: float) -> None:
+    """Multiply one weight."""
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), name))
 
 
-def masked_mean(*, twice: bool) -> ir.Model:
-    """Two layers of means over the tokens that are no padding, a row of which is all padding for the first query: NaN
-    where the mask is taken twice, in fp32 alone, and in the second layer for all queries."""
-    lowest = float(np.finfo(np.float32).min)
-    weights = [
-        numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
-        numpy_helper.from_array(np.array(lowest, np.float32), "lowest"),
-        numpy_helper.from_array(np.array(1.0, np.float32), "one"),
-        numpy_helper.from_array(np.array(1 + twice, np.float32), "times"),
-        numpy_helper.from_array(np.array([1]), "first"),
-        numpy_helper.from_array(np.array([-1]), "last"),
-    ]
-    nodes = [
-        helper.make_node("Gather", ["words", "input_ids"], ["word"]),
-        helper.make_node("Cast", ["attention_mask"], ["seen"], to=TensorProto.FLOAT),
-        helper.make_node("Sub", ["one", "seen"], ["hidden"]),
-        helper.make_node("Mul", ["hidden", "lowest"], ["row"]),
-        helper.make_node("Unsqueeze", ["row", "first"], ["keys"]),  # [B, 1, S]
-        helper.make_node("Unsqueeze", ["hidden", "last"], ["queries"]),  # [B, S, 1], a padded query sees no key
-        helper.make_node("Mul", ["queries", "lowest"], ["column"]),
-        helper.make_node("Min", ["keys", "column"], ["once"]),
-        helper.make_node("Mul", ["once", "times"], ["mask"]),
-        helper.make_node("Softmax", ["mask"], ["weights"], axis=-1),
-        helper.make_node("MatMul", ["weights", "word"], ["middle"]),
-        helper.make_node("MatMul", ["weights", "middle"], ["mean"]),
-    ]
-    names = ("input_ids", "attention_mask")
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in names]
-    outputs = [helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", "seq", WIDTH])]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
-    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+def test_the_same_graph_has_no_error() -> None:
+    found = evidence(lambda model: None)
+    assert (found.error, found.problem, found.untested) == (0.0, None, None)
+    assert found.cases == 23
 
 
-def test_a_mask_that_is_minus_infinity_in_the_dtypes_of_the_file_is_not_made_finite() -> None:
-    once, twice = masked_mean(twice=False), masked_mean(twice=True)
-    cases = cases_of(roles_of(once), 0)
-    assert whole_evidence(once, once, cases).problem is None
-    assert whole_evidence(twice, twice, cases).problem is None
-    evidence = whole_evidence(twice, once, cases)
-    assert evidence.error == 0  # float64 sees no difference
-    assert evidence.problem is not None
-    assert "dtypes of the file" in evidence.problem.text
+@pytest.mark.parametrize("name", ["layers.0.q_proj.weight", "layers.0.v_proj.weight", "head.weight"])
+def test_another_weight_is_found(name: str) -> None:
+    found = evidence(lambda model: weight(model, name, 1 + 1e-5))
+    assert found.problem is not None and found.problem.code == whole.DIFFERS
+    assert "differs by" in found.problem.text and 1e-7 < found.error < 1e-3
+
+
+def _append(model: onnx.ModelProto, kind: str, inputs: list[str], output: str, dtype: int, **attributes: Any) -> None:
+    model.graph.node.append(helper.make_node(kind, inputs, [output], **attributes))
+    model.graph.output.append(helper.make_tensor_value_info(output, dtype, None))
+
+
+def test_whole_numbers_must_be_equal() -> None:
+    def tokens(model: onnx.ModelProto) -> None:
+        _append(model, "ArgMax", ["logits"], "tokens", onnx.TensorProto.INT64, axis=-1, keepdims=0)
+
+    def other(model: onnx.ModelProto) -> None:
+        model.graph.node[-1].op_type = "ArgMin"
+
+    found = evidence(other, tokens)
+    assert found.problem is not None and "'tokens' differs by inf" in found.problem.text
+
+
+def test_another_shape_is_found() -> None:
+    def flat(model: onnx.ModelProto) -> None:
+        _append(model, "ReduceSum", ["logits"], "sums", onnx.TensorProto.FLOAT, keepdims=1)
+
+    def squeezed(model: onnx.ModelProto) -> None:
+        model.graph.node[-1].attribute[0].i = 0
+
+    found = evidence(squeezed, flat)
+    assert found.problem is not None and "'sums' has shape [] in place of [1, 1, 1]" in found.problem.text
+
+
+def test_a_missing_output_is_found() -> None:
+    found = evidence(lambda model: model.graph.output.pop())
+    assert found.problem is not None and "it has no output 'present.0.value'" in found.problem.text
+
+
+def test_inputs_that_only_the_new_graph_can_t_take_are_a_difference() -> None:
+    def fixed(model: onnx.ModelProto) -> None:
+        shape = next(t for t in model.graph.initializer if numpy_helper.to_array(t).tolist() == [0, 0, 4, 8])
+        shape.CopyFrom(numpy_helper.from_array(np.array([1, 9, 4, 8]), shape.name))
+
+    found = evidence(fixed)
+    assert found.problem is not None and "it takes no inputs such as" in found.problem.text
+
+
+def test_what_padding_gives_says_nothing() -> None:
+    """The mask hides keys with another number: rows that see no key at all give another mean."""
+
+    def least(model: onnx.ModelProto, number: float) -> None:
+        for tensor in model.graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            if array.size == 1 and array.dtype == np.float32 and float(array) < -1e30:
+                tensor.CopyFrom(numpy_helper.from_array(np.float32(number), tensor.name))
+
+    found = evidence(lambda model: least(model, -1e6))
+    assert (found.problem, found.cases) == (None, 23)
+    shown = evidence(lambda model: least(model, -1.0))
+    assert shown.problem is not None
+
+
+def case_of(tokens: list[list[bool]]) -> DrawnInputs:
+    model = ir.from_proto(small_graphs.decoder())
+    case = cases_of(roles_of(model), 0)[0]
+    keys = np.array(tokens)
+    sizes = {**case.sizes, "batch": keys.shape[0], "seq": keys.shape[1], "past": 0}
+    return DrawnInputs(
+        label="drawn", arrays={}, sizes=sizes, kinds=case.kinds, keys=keys, encoder_keys=np.ones((1, 1), bool)
+    )
+
+
+def test_numbers_that_are_not_finite() -> None:
+    case = case_of([[True, True, False]])
+    values = torch.tensor([[[1.0], [2.0], [float("nan")]]])
+    assert whole._difference(values, values.clone(), case) == 0.0
+    padded = torch.tensor([[[1.0], [2.0], [7.0]]])
+    assert whole._difference(values, padded, case) == 0.0
+    assert whole._difference(padded, torch.tensor([[[1.0], [float("inf")], [7.0]]]), case) == math.inf
+    assert whole._difference(padded, torch.tensor([[[1.0], [2.5], [9.0]]]), case) == pytest.approx(0.25)
+
+
+def test_large_models_are_tried_on_fewer_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ir.from_proto(small_graphs.decoder())
+    cases = cases_of(roles_of(model), 0)
+    assert [each.label for each in whole._affordable(model, cases)] == [each.label for each in cases]
+    for work, least, most in ((2e6, 4, 22), (1.0, 3, 3)):
+        monkeypatch.setattr(whole, "WORK", work)
+        chosen = whole._affordable(model, cases)
+        assert least <= len(chosen) <= most
+        assert any(case.sizes["past"] for case in chosen) and not all(case.sizes["past"] for case in chosen)
+    assert whole._affordable(model, []) == []
+
+
+def test_without_a_case_it_is_untested(tmp_path: Path) -> None:
+    def unknown(model: onnx.ModelProto) -> None:
+        model.graph.node.insert(0, helper.make_node("Magic", ["input_ids"], ["ids"], domain="somebody"))
+        model.graph.node[1].input[1] = "ids"
+        model.opset_import.append(helper.make_opsetid("somebody", 1))
+
+    found = evidence(lambda model: None, unknown)
+    assert found.problem is None and found.cases == 0
+    assert found.untested is not None and "Magic" in found.untested.text

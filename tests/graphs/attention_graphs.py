@@ -20,9 +20,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Writer:
-    """A graph that is being written."""
+    """A graph that is being written, in float32 or in half precision."""
 
-    def __init__(self) -> None:
+    def __init__(self, half: bool = False) -> None:
+        self.dtype, self.type = (np.float16, TensorProto.FLOAT16) if half else (np.float32, TensorProto.FLOAT)
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -41,8 +42,8 @@ class Writer:
         return name
 
     def floats(self, value: Any) -> str:
-        """A constant of float32."""
-        return self.const(value, np.float32)
+        """A constant of the graph's dtype."""
+        return self.const(value, self.dtype)
 
     def input(self, name: str, kind: int, *shape: str | int) -> str:
         """An input of the graph."""
@@ -71,11 +72,12 @@ def attention(
     softcap: float = 0.0,
     fixed: tuple[int, int] | None = None,
     key_heads: int = HEADS,
+    half: bool = False,
 ) -> onnx.ModelProto:
     """The graph; `fixed` are sizes of batch and seq."""
-    g, rng = Writer(), np.random.default_rng(0)
+    g, rng = Writer(half), np.random.default_rng(0)
     batch, seq = fixed or ("batch", "seq")
-    x = g.input("hidden_states", TensorProto.FLOAT, batch, seq, HEADS * SIZE)
+    x = g.input("hidden_states", g.type, batch, seq, HEADS * SIZE)
     sides = []
     for number, heads in enumerate((HEADS, key_heads, key_heads)):
         weight = g.floats(rng.standard_normal((HEADS * SIZE, heads * SIZE)) / 8)
@@ -89,14 +91,12 @@ def attention(
     q, k, v = sides
     if cached:
         k, v = (
-            g.op("Concat", g.input(f"past_{name}", TensorProto.FLOAT, batch, key_heads, "past", SIZE), new, axis=2)
+            g.op("Concat", g.input(f"past_{name}", g.type, batch, key_heads, "past", SIZE), new, axis=2)
             for name, new in (("key", k), ("value", v))
         )
         for name, value in (("key", k), ("value", v)):
             g.nodes.append(helper.make_node("Identity", [value], [f"present_{name}"]))
-            g.outputs.append(
-                helper.make_tensor_value_info(f"present_{name}", TensorProto.FLOAT, (batch, key_heads, "keys", SIZE))
-            )
+            g.outputs.append(helper.make_tensor_value_info(f"present_{name}", g.type, (batch, key_heads, "keys", SIZE)))
     if key_heads != HEADS:
         k, v = (repeated(g, one, HEADS // key_heads) for one in (k, v))
     scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.floats(SIZE**-0.5))
@@ -106,7 +106,7 @@ def attention(
         scores = one(g, scores)
     out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
     g.nodes.append(helper.make_node("Reshape", [out, g.const([0, 0, HEADS * SIZE])], ["output"], name="node_output"))
-    g.outputs.append(helper.make_tensor_value_info("output", TensorProto.FLOAT, (batch, seq, HEADS * SIZE)))
+    g.outputs.append(helper.make_tensor_value_info("output", g.type, (batch, seq, HEADS * SIZE)))
     graph = helper.make_graph(g.nodes, "attention", g.inputs, g.outputs, g.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
@@ -219,7 +219,7 @@ def chunks(size: int) -> Add:
         chunk = g.op("Div", place, g.const(size))
         own = g.op("Div", g.op("Add", distance, place), g.const(size))
         seen = g.op("And", g.op("Equal", own, chunk), g.op("GreaterOrEqual", distance, g.const(0)))
-        return g.op("Where", seen, scores, g.floats(-1e30))
+        return g.op("Where", seen, scores, g.floats(-np.inf))
 
     return add
 
@@ -229,7 +229,7 @@ def padding(hidden: float = float(np.finfo(np.float32).min)) -> Add:
 
     def add(g: Writer, scores: str) -> str:
         mask = g.input("attention_mask", TensorProto.INT64, "batch", "total")
-        wide = g.op("Unsqueeze", g.op("Cast", mask, to=TensorProto.FLOAT), g.const([1, 2]))
+        wide = g.op("Unsqueeze", g.op("Cast", mask, to=g.type), g.const([1, 2]))
         return g.op("Add", scores, g.op("Mul", g.op("Sub", g.floats(1.0), wide), g.floats(hidden)))
 
     return add

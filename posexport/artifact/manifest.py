@@ -54,7 +54,9 @@ def _form(instance: object, field: attrs.Attribute[str], value: str) -> None:
         raise ValueError(f"has the form {value!r}, not one of {', '.join(FORMS)}")
 
 
-def _spec(instance: object, field: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
+def _spec(instance: Manifest, field: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
+    if instance.form is None:
+        raise ValueError("lacks 'form' beside its spec")
     try:
         read_spec(value)
     except RequestError as error:

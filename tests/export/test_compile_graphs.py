@@ -63,10 +63,6 @@ def test_each_attention_is_named_and_fused(tmp_path: Path) -> None:
     assert shapes["past_key"] == shapes["past_value"] == ("batch", 4, "past_seq", 16)
     assert shapes["attention_mask"] == ("batch", "total_seq")
     assert manifest.profiles["attention_mask"]["max"] == (8, 32)
-    assert (
-        "posexport"
-        not in path.with_suffix(".plan.json").read_text().replace("posexport_", "").split('"kernels"')[0].lower()
-    )
 
 
 @needs_rtx

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from posexport.artifact.paths import check_onnx
 from posexport.cli import console
 from posexport.cli.options import input_roles, roles_option, sign_option, signing_key
 from posexport.errors import RequestError
+from posexport.files import not_a_file
 from posexport.report.attentions import recognised
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS, TARGETS
@@ -51,6 +53,9 @@ def rewrite(file: str, output: str, roles: tuple[str, ...], sign: str | None, as
     path, target = Path(file), Path(output)
     if path.suffix != ".onnx":
         raise RequestError(f"{file!r} does not end in .onnx: give an ONNX file.")
+    if problem := not_a_file(path):
+        raise RequestError(f"{file!r} is {problem}: give an ONNX file.")
+    check_onnx(path)
     from posexport.rewrite.request import RewriteOptions
 
     options = RewriteOptions(

@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("bench",),
     "compile": ("compile",),
     "package": ("package", "--triton"),
+    "rewrite": ("rewrite", "-o", "out.onnx"),
     "report": ("report",),
 }
 CODE = (

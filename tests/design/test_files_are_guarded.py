@@ -68,6 +68,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "posexport/verify/locate.py": {"onnx.save": NEW_FOLDER},
     "posexport/runtimes/npz.py": {"np.load": "gets an open file"},
     "posexport/artifact/onnx_file.py": {"np.fromfile": "gets an open file"},
+    "posexport/artifact/mapped_file.py": {"mmap.mmap": "gets an open file"},
     "models/weights.py": {"safetensors.safe_open": AFTER_CHECK},
     "models/checkpoints/tensors.py": {"safetensors.safe_open": AFTER_CHECK},
     "posexport/runtimes/tensors.py": {

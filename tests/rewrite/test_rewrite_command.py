@@ -309,10 +309,10 @@ def _bytes(data: bytes) -> Any:
 
 
 SPECIAL: dict[str, tuple[Any, str]] = {
-    "missing": (lambda path: None, "No such file"),
-    "folder": (Path.mkdir, "it is a folder"),
-    "pipe": (os.mkfifo, "it is a pipe"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
+    "missing": (lambda path: None, "'in.onnx' is not there: give an ONNX file"),
+    "folder": (Path.mkdir, "'in.onnx' is no regular file"),
+    "pipe": (os.mkfifo, "'in.onnx' is no regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "'in.onnx' is no regular file"),
     "empty": (_bytes(b""), "holds no ONNX graph"),
     "text": (_bytes(b"hello"), "is not an ONNX file"),
     "circle": (lambda path: path.symlink_to(path), "circle"),

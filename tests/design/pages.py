@@ -1,8 +1,8 @@
 """The pages of the documentation, and one way to run what they show: commands, TOML files and Python, in page order.
 
-A fence begins with its language: `bash` holds commands, `toml` a file whose name is its first line (`# name.toml`),
-`python` a program that runs in the folder of the page. Anything else is shown only. The word `slow` after the language
-leaves the block to the slow sweep. Equal exports on several pages run once.
+A fence begins with its language: `bash` holds commands, `python` a program that runs in the folder of the page, `toml`
+and `python` a file whose name is its first line (`# name.toml`, `# name.py`). Anything else is shown only. The word
+`slow` after the language leaves the block to the slow sweep. Equal exports on several pages run once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,13 @@ class Block:
     @property
     def runs(self) -> bool:
         """Whether a reader can run it."""
-        return self.language in ("bash", "python")
+        return self.language in ("bash", "python") and self.file is None
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that it holds; None for anything else."""
+        named = re.match(r"# ([\w-]+\.(?:toml|py))\n", self.text)
+        return named[1] if named and named[1].endswith({"toml": ".toml", "python": ".py"}.get(self.language, " ")) else None
 
     def commands(self) -> list[str]:
         """The commands of a bash block, one each."""
@@ -108,8 +114,8 @@ def run(page: Path, folder: Path, slow: bool) -> int:
     for block in blocks(page):
         if block.slow and not slow:
             continue
-        if block.language == "toml" and (name := re.match(r"# ([\w.-]+\.toml)\n", block.text)):
-            (folder / name[1]).write_text(block.text, encoding="utf-8")
+        if block.file is not None:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             exec(compile(block.text, str(page), "exec"), {"__name__": "__main__"})
             ran += 1
@@ -159,7 +165,7 @@ def run_command(line: str, folder: Path, quick: dict[str, list[str]]) -> None:
         if (
             words[1] == "export"
             and "-o" in words
-            and not {"--from", "--config", "--weights", "--sign", ">"} & set(words)
+            and not {"--from", "--config", "--weights", "--sign", "--module", ">"} & set(words)
         ):
             _export(words, folder)
             return

@@ -24,13 +24,7 @@ from posexport.models.biases import alibi_slopes
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
-CONTENT, ROWS, PLACES, NOT_MEASURED, SHAPE = (
-    "bias-of-features",
-    "bias-by-row",
-    "bias-of-places",
-    "not-evaluated",
-    "bias-unknown",
-)
+ROWS, PLACES, NOT_MEASURED, SHAPE = "bias-by-row", "bias-of-places", "not-evaluated", "bias-unknown"
 """Codes of reasons why a bias has no name."""
 
 ROW, FAR_KEYS = 320, 1024

@@ -1,0 +1,44 @@
+"""docs/reference/attentions.md has every key, every kind of mask and every code that is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from posexport.export import fused_attention
+from posexport.graphs import inspection
+from posexport.graphs.attention import biases, describe, masks, rotation, support
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "attentions.md").read_text(encoding="utf-8")
+NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)))
+
+
+def test_every_key_is_on_the_page() -> None:
+    assert set(describe.KEYS) <= NAMED
+
+
+@pytest.mark.parametrize("module", [biases, describe, fused_attention, inspection, rotation, support], ids=str)
+def test_every_code_is_on_the_page(module: ModuleType) -> None:
+    """Codes are constants in kebab-case."""
+    codes = {
+        value
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)*", value)
+    }
+    assert codes - NAMED - {"recognised", "unknown", "total", "seq", "past", "batch", "encoder"} == set()
+
+
+def test_every_kind_of_mask_is_on_the_page() -> None:
+    source = Path(masks.__file__).read_text(encoding="utf-8")
+    kinds = set(re.findall(r'_mask\("(\w+)"', source)) | set(re.findall(r'yield "(\w+)"', source))
+    assert len(kinds) > 6 and kinds <= NAMED
+
+
+def test_the_reach_of_masks_and_biases_is_that_of_the_page() -> None:
+    assert f"{masks.FAR_KEYS:,} keys behind a\ncache, {masks.FAR_ROW} without one" in PAGE
+    assert f"rows of {biases.ROW} tokens, or of one token behind {biases.FAR_KEYS - 1:,}" in PAGE
+    assert f"narrower than {support.HEAD_DIMS[0]} or wider than {support.HEAD_DIMS[-1]}" in PAGE
+    assert f"more than {inspection.LONGEST / 60:g} minutes" in PAGE

@@ -112,6 +112,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         ("x.onnx", "inspect x.onnx"),
         ("x.onnx", "verify x.onnx --runtime ort-cpu"),
         ("x.onnx", "compile x.onnx"),
+        ("x.onnx", "rewrite x.onnx -o y.onnx"),
         ("x.plan", "inspect x.plan"),
         ("x.json", "report x.json"),
         ("x.json", "export --from x.json"),
@@ -389,6 +390,8 @@ def test_a_name_that_is_not_utf_8_is_one_sentence(block: Path) -> None:
         ("compile", odd),
         ("compile", block, "-o", plan),
         ("verify", odd),
+        ("rewrite", odd, "-o", block.with_name("y.onnx")),
+        ("rewrite", block, "-o", odd),
         ("export", "--encoding", "rope", "-o", odd),
     ):
         refused(cli(*command), "has a name that is not UTF-8")

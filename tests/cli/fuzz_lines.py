@@ -20,6 +20,7 @@ WORKING: dict[str, tuple[str, ...]] = {
     "list": (),
     "inspect": ("here.onnx",),
     "export": (*ROPE, "-o", "new.onnx"),
+    "rewrite": ("here.onnx", "-o", "new.onnx", "--form", "native"),
     "build": ("--project", "posexport.toml"),
     "compile": ("here.onnx", "-o", "new.plan"),
     "verify": ("here.onnx", "--runtime", "ort-cpu"),

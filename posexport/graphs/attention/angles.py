@@ -9,7 +9,7 @@ of a grid of patches. An angle is known but for whole turns, so positions grow b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -106,9 +106,9 @@ class AngleProbe:
             parts.append(self._row(filled)[self.prefix :][: len(part)])
         return np.concatenate(parts)
 
-    def places(self, seq: int, past: int = 0) -> Array:
-        """Complex [S, P] of the tokens of a row behind `past` others."""
-        return self._turns(*self._measure.run(self._values, seq=seq, past=past)[0])
+    def places(self, seq: int, past: int = 0, sides: Mapping[str, int] | None = None) -> Array:
+        """Complex [S, P] of the tokens of a row behind `past` others, or of an image with these `sides`."""
+        return self._turns(*self._measure.run(self._values, seq=seq, past=past, sides=sides)[0])
 
     def _room(self, wanted: int) -> int:
         return self._measure.sizes(wanted)[SEQ]

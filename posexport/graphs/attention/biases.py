@@ -30,6 +30,9 @@ ROWS, PLACES, NOT_MEASURED, SHAPE = "bias-by-row", "bias-of-places", "not-evalua
 ROW, FAR_KEYS = 320, 1024
 """Tokens of a row, and keys of one query behind a cache, in which a bias is measured."""
 
+SHORTEST = 8
+"""Tokens of the shortest row in which a bias is measured."""
+
 LARGEST_WINDOW, GRID = 64, 6
 """Columns of a window on a grid, at most, and those of a grid of which nothing is known."""
 
@@ -48,8 +51,7 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
     try:
         if axes == 2:
             return _on_positions(added)
-        rows = [added.at(seq=8, past=4, batch=2)] if measure.varies(PAST) else [added.at(seq=ROW)]
-        rows += _far(added) if measure.varies(PAST) else []
+        rows = [added.at(seq=8, past=4, batch=2), *_far(added)] if measure.varies(PAST) else [_row(added)]
     except RequestError as error:
         return unknown("unknown", Reason(NOT_MEASURED, str(error).rstrip(".")))
     if not any(one.bias.any() for one in rows):
@@ -69,10 +71,22 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
     return found or unknown("unknown", Reason(SHAPE, "no known encoding has these numbers"), of="distance")
 
 
+def _row(added: AddedToScores) -> Logits:
+    """A row as long as the graph takes; RequestError where it takes none."""
+    seq = ROW
+    while True:
+        try:
+            return added.at(seq=seq)
+        except RequestError:  # beyond the end of a table
+            seq //= 2
+            if seq < SHORTEST:
+                raise
+
+
 def _far(added: AddedToScores) -> list[Logits]:
     """One query behind as many keys as the graph takes."""
     past = FAR_KEYS - 1
-    while past > 8:
+    while past > SHORTEST:
         try:
             return [added.at(seq=1, past=past)]
         except RequestError:

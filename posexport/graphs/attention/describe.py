@@ -193,8 +193,10 @@ class Describer:
             which = "queries" if q is not None else "keys"
             return unknown("rotary", Reason(SIDE, f"only its {which} are known to be rotated")), 0
         if attention.q.rotates or attention.k.rotates:
-            reason = Reason(ROTATION, "its cosines and sines are no values of the graph")
-            return unknown("rotary", reason), 0
+            reason = Reason(
+                ROTATION, "its queries or keys are turned or scaled by numbers that are no values of the graph"
+            )
+            return unknown("unknown", reason), 0
         for name, side, dim in _sides(attention):
             projection = projection_of(self.view.flow, side.source.value)
             if projection is None:

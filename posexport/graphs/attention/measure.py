@@ -5,7 +5,7 @@ Only the inputs that a value needs are drawn, and only the nodes that it needs a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -13,10 +13,10 @@ import torch
 
 from posexport.graphs.attention.dataflow import outer_values
 from posexport.graphs.attention.rotary import AngleSource
-from posexport.graphs.axes import AXES, BATCH, PAST, SEQ
+from posexport.graphs.axes import AXES, BATCH, HEIGHT, PAST, SEQ, WIDTH
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
 from posexport.graphs.evaluate import Evaluator
-from posexport.graphs.sizes import fitted, is_dynamic
+from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
 from posexport.graphs.view import View
 from posexport.runtimes.tensors import to_torch
 
@@ -59,9 +59,19 @@ class Measure:
         """Whether the graph has an axis of this meaning that may vary (posexport.graphs.axes)."""
         return is_dynamic(self._view.roles, meaning)
 
-    def sizes(self, seq: int, past: int = 0, batch: int = 1) -> dict[str, int]:
+    def sizes(self, seq: int, past: int = 0, batch: int = 1, sides: Mapping[str, int] | None = None) -> dict[str, int]:
         """Sizes by meaning, as near to these as the graph allows."""
-        return fitted(self._view.roles, {BATCH: batch, SEQ: seq, PAST: past})
+        return fitted(self._view.roles, {BATCH: batch, SEQ: seq, PAST: past, **(sides or {})})
+
+    def other_sides(self) -> dict[str, int] | None:
+        """A height and a width of images that differ from each other and from the model's own; None where the graph
+        fixes them."""
+        images = [role for role in self._view.roles.values() if {HEIGHT, WIDTH} <= {*role.axes}]
+        if not images or not (self.varies(HEIGHT) and self.varies(WIDTH)):
+            return None
+        steps = {axis: step_of(images[0], axis) for axis in (HEIGHT, WIDTH)}
+        patches = side_of(images[0], HEIGHT) // steps[HEIGHT]
+        return {HEIGHT: (patches + 1) * steps[HEIGHT], WIDTH: (patches + 3) * steps[WIDTH]}
 
     def run(
         self,
@@ -72,15 +82,17 @@ class Measure:
         past: int = 0,
         padding: str = "none",
         positions: Positions | None = None,
+        sides: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> tuple[list[torch.Tensor], DrawnInputs]:
         """Values on inputs of these sizes, as near as the graph allows, and the inputs.
 
-        `padding` is as in posexport.graphs.draw; `positions`, for one row of `seq` tokens, are those of every row.
+        `padding` is as in posexport.graphs.draw; `positions`, for one row of `seq` tokens, are those of every row;
+        `sides` are the height and the width of images, the model's own by default.
         """
         needed = self.inputs_of(values)
         roles = {name: role for name, role in self._view.roles.items() if name in needed}
-        sizes = self.sizes(seq, past, batch)
+        sizes = self.sizes(seq, past, batch, sides)
         drawn = draw_inputs(roles, sizes, np.random.default_rng(seed), Kinds(padding=padding))
         for name, role in roles.items():
             if positions is not None and role.kind == POSITIONS:

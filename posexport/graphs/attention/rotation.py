@@ -27,6 +27,9 @@ TABLE, SIDES, NOT_EVALUATED = "rotation-by-table", "rotations-differ", "not-eval
 GRID = (5, 7)
 """Rows and columns of the positions that a rotation over a grid is tried on."""
 
+MOST_PREFIX = 16
+"""Tokens before the patches of an image, at most."""
+
 
 def unknown(name: str, reason: Reason, **known: Any) -> Encoding:
     """An encoding of which only so much is known, with the reason."""
@@ -103,24 +106,35 @@ def _listed(frequencies: Any) -> list[Any]:
 
 
 def _on_a_grid(measure: Measure, rotary: Rotary) -> tuple[Encoding, int] | None:
-    """The encoding of tokens that are patches: of positions on a grid, or of an image without positions."""
+    """The encoding of tokens that are patches: of positions on a grid, or of an image without positions.
+
+    Where images may have any size, that of another size must have the same parameters.
+    """
     probe = AngleProbe(measure, rotary)
-    most_prefix = 0
+    hidden = max(rotary.cos.prefix, rotary.sin.prefix)  # tokens that the turns leave out
     if probe.axes is None:
         turns = probe.places(GRID[0] * GRID[1])
-        most_prefix = min(16, len(turns) - 4)
-    elif probe.axes == 2:
-        turns = probe.at([[column, row] for row in range(GRID[0]) for column in range(GRID[1])])
-    else:
+        sides = measure.other_sides()
+        found = _of_grid(turns, rotary.pairs, len(turns) - 4, follows=sides is not None)
+        if found is None or sides is None:
+            return None if found is None else (found[0], max(found[1], hidden))
+        again = _of_grid(probe.places(GRID[0] * GRID[1], sides=sides), rotary.pairs, len(turns) - 4, follows=True)
+        return (found[0], max(found[1], hidden)) if again == found else None
+    if probe.axes != 2:
         return None
-    grid = grid_turning(turns, max(most_prefix, 0))
+    turns = probe.at([[column, row] for row in range(GRID[0]) for column in range(GRID[1])])
+    found = _of_grid(turns, rotary.pairs, 0, follows=True)
+    return None if found is None else (found[0], max(found[1], hidden, probe.prefix))
+
+
+def _of_grid(turns: Any, pairs: Pairs, most_prefix: int, *, follows: bool) -> tuple[Encoding, int] | None:
+    """The encoding of turns [S, P] of the cells of some grid, and the tokens before them.
+
+    `follows`: the grid is that of the tokens, and no parameter.
+    """
+    grid = grid_turning(turns, max(min(MOST_PREFIX, most_prefix), 0))
     if grid is None:
         return None
-    hidden = max(rotary.cos.prefix, rotary.sin.prefix)  # tokens that the turns leave out
-    prefix = max(grid.prefix, hidden, probe.prefix)
-    if grid.starts_at_zero:
-        found = axes_parameters(grid.steps, 1.0, 1e-6, rotary.pairs)
-        if found is not None:
-            return found, prefix
-    found = dinov3_parameters(grid, by_grid=probe.axes is not None)
-    return None if found is None else (found, prefix)
+    found = axes_parameters(grid.steps, 1.0, 1e-6, pairs) if grid.starts_at_zero else None
+    found = found or dinov3_parameters(grid, by_grid=follows)
+    return None if found is None else (found, grid.prefix)

@@ -24,6 +24,7 @@ from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.attention.recognise import may_hold_attention
+from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
@@ -117,7 +118,7 @@ def _checked(
     model: ir.Model, rewritten: Rewritten, view: View, options: RewriteOptions
 ) -> tuple[Rewritten, WholeGraph | None]:
     """The rewritten model with the evidence for its whole; the original, if the two differ."""
-    buffers = [name for name, role in view.roles.items() if role.kind == "past"]
+    buffers = [name for name, role in view.roles.items() if role.kind == "past" and SLOTS not in role.axes]
     cases = cases_of(view.roles, options.seed)
     evidence = whole_evidence(model, rewritten.model, cases, buffers if options.kv_cache is not None else ())
     if evidence.problem is None:

@@ -15,6 +15,7 @@ from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.recognise import may_hold_attention
+from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions
@@ -78,6 +79,7 @@ def rewrite_model(
     kept = DOMAIN if form == "function" else None
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
     view = view_of(before, roles, seed, kept=kept)
+    shared = shared and not _has_buffers(view)
     reasons: dict[str, Reason] = {}
     chosen: list[Attention] = []
     for one in view.attentions:
@@ -145,6 +147,12 @@ def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:
                 attention=UnknownAttention(name=name, layer=count, reason=reason), state=KEPT, reason=reason
             )
             count += 1
+
+
+def _has_buffers(view: View) -> bool:
+    """Whether all caches of the graph are buffers of a fixed length already."""
+    pasts = [role for role in view.roles.values() if role.kind == "past"]
+    return bool(pasts) and all(SLOTS in role.axes for role in pasts)
 
 
 def _check_shared(view: View, chosen: Sequence[Attention]) -> None:

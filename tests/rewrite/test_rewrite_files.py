@@ -300,6 +300,12 @@ def test_shared_caches_are_buffers(tmp_path: Path) -> None:
     for grown, buffer in zip(before[1:], after[1:], strict=True):
         assert buffer.shape[2] == 11
         np.testing.assert_allclose(buffer[:, :, :8], grown, atol=2e-6)
+    twice = tmp_path / "twice.onnx"
+    again = helpers.rewritten(out, twice, form="contrib", target="ort", kv_cache="shared")
+    assert again.is_complete and not again.changed
+    assert twice.read_bytes() == out.read_bytes()
+    other = helpers.rewritten(out, tmp_path / "native.onnx", form="native", target="ort", kv_cache="shared")
+    assert other.is_complete and other.changed and other.whole is not None
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,10 @@ class SharedCache:
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """The new values of one attention, by the names of the values that they replace."""
+    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new ones."""
 
     replaced: Mapping[str, ir.Value]
+    keys: ir.Value
 
 
 class SiteWriter:
@@ -106,7 +107,7 @@ class SiteWriter:
         for side, present in zip((attention.k, attention.v), results[1:], strict=False):
             assert side.cache is not None
             replaced[side.cache.present.name or ""] = present
-        return Site(replaced=replaced)
+        return Site(replaced=replaced, keys=k)
 
     def _read(self, value: ir.Value) -> ir.Value:
         """The value of this name in the graph that is written to, with its dtype."""

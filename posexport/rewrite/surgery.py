@@ -12,6 +12,7 @@ from posexport.graphs.attention.attention import Attention
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
+from posexport.rewrite.key_lengths import move_lengths
 from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 
@@ -121,6 +122,12 @@ def write_sites(
     if refused:
         return refused
     _move_shapes(view, values, attentions)
+    for attention, site in zip(attentions, sites, strict=True):
+        total = None if lengths is None else lengths.total
+        if not move_lengths(view, attention, site, values, nodes, total):
+            refused[attention.name] = RequestError("its mask or bias is computed from what it computes itself.")
+    if refused:
+        return refused
     put(model, sites, nodes)
     if lengths is not None:
         redirect(model, attentions, nodes, lengths)

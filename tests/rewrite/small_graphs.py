@@ -46,9 +46,13 @@ class Graph:
 
 
 def decoder(
-    *, layers: int = 1, rope: bool = True, cache: bool = True, opset: int = 18, seed: int = 0
+    *, layers: int = 1, rope: bool = True, cache: bool = True, opset: int = 18, seed: int = 0, length_of: str = "mask"
 ) -> onnx.ModelProto:
-    """Tokens to logits: attention with grouped heads, RoPE of the layout half, padding, causal, and a cache."""
+    """Tokens to logits: attention with grouped heads, RoPE of the layout half, padding, causal, and a cache.
+
+    Causality counts the keys by what `length_of` says: the padding `mask`, the `keys` behind the cache, or those keys
+    `repeated` for all heads.
+    """
     g = Graph(seed)
     inputs = [_info("input_ids", TensorProto.INT64, "batch", "seq")]
     inputs.append(_info("attention_mask", TensorProto.INT64, "batch", "total" if cache else "seq"))
@@ -56,13 +60,13 @@ def decoder(
     outputs = [_info("logits", TensorProto.FLOAT, "batch", "seq", VOCABULARY)]
     x = g.op("Gather", g.random("embed.weight", VOCABULARY, HIDDEN), "input_ids")
     cos, sin = _angles(g) if rope else ("", "")
-    seen = _seen(g, cache)
+    seen = _seen(g, cache) if length_of == "mask" else ""
     for layer in range(layers):
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")] if cache else []
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
         inputs += [_info(name, TensorProto.FLOAT, "batch", KV_HEADS, "past", SIZE) for name in past]
         outputs += [_info(name, TensorProto.FLOAT, "batch", KV_HEADS, "total", SIZE) for name in present[: len(past)]]
-        x = g.op("Add", x, _attention(g, x, layer, (cos, sin) if rope else None, seen, past, present))
+        x = g.op("Add", x, _attention(g, x, layer, (cos, sin) if rope else None, seen or length_of, past, present))
     g.op("MatMul", x, g.random("head.weight", HIDDEN, VOCABULARY), name="logits")
     return _model(g, inputs, outputs, opset)
 
@@ -106,9 +110,9 @@ def _angles(g: Graph) -> tuple[str, str]:
     return g.op("Cos", angles), g.op("Sin", angles)
 
 
-def _seen(g: Graph, cache: bool) -> str:
-    """0 where a token sees a key and the least number elsewhere, [B, 1, S, T]."""
-    seq, total = g.length("input_ids", 1), g.length("attention_mask", 1)
+def _seen(g: Graph, cache: bool, keys_of: str | None = None) -> str:
+    """0 where a token sees a key and the least number elsewhere, [B, 1, S, T]; `keys_of` [B, K, T, D] counts keys."""
+    seq, total = g.length("input_ids", 1), g.length(keys_of, 2) if keys_of else g.length("attention_mask", 1)
     zero, one = g.constant(0), g.constant(1)
     keys = g.op("Range", zero, g.op("Squeeze", total), one)
     queries = g.op("Range", zero, g.op("Squeeze", seq), one)
@@ -134,7 +138,9 @@ def _attention(
     if past:
         k = g.op("Concat", past[0], k, axis=2, name=present[0])
         v = g.op("Concat", past[1], v, axis=2, name=present[1])
+    seen = _seen(g, bool(past), k) if seen == "keys" else seen
     k, v = (_repeated(g, value) for value in (k, v))
+    seen = _seen(g, bool(past), k) if seen == "repeated" else seen
     scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
     scores = g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32))
     weights = g.op("Softmax", g.op("Add", scores, seen), axis=-1, name=f"attention_{layer}")

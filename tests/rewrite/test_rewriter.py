@@ -14,7 +14,7 @@ from small_graphs import decoder, no_attention, with_operator
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention, UnknownAttention
-from posexport.rewrite import site
+from posexport.rewrite import site, surgery
 from posexport.rewrite.evidence import LIMIT
 from posexport.rewrite.rewriter import ALREADY, KEPT, REWRITTEN, Rewritten, rewrite_model
 from posexport.rewrite.shared_cache import LENGTH_INPUT
@@ -232,3 +232,25 @@ def test_what_was_recognised() -> None:
         assert (side.rotary.pairs.interleaved, side.rotary.pairs.runs) == (False, (4,))
     assert attention.k.cache is not None
     assert attention.k.cache.name == "past_key_values.0.key"
+
+
+@pytest.mark.parametrize("kv_cache", [None, "shared"])
+@pytest.mark.parametrize("length_of", ["keys", "repeated"])
+def test_a_mask_may_count_the_keys_behind_the_cache(length_of: str, kv_cache: str | None) -> None:
+    model = decoder(length_of=length_of)
+    done, proto = rewritten(model, form="contrib", target="ort", kv_cache=kv_cache)
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    if kv_cache is None:
+        for shape in SHAPES:
+            expected, actual = (run(one, inputs(*shape)) for one in (model, proto))
+            for name, want in expected.items():
+                assert np.abs(want - actual[name]).max() < 1e-5
+
+
+def test_a_mask_that_is_computed_from_keys_behind_the_cache_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surgery, "move_lengths", lambda *_: False)
+    done, _ = rewritten(decoder(length_of="keys"), form="contrib", target="ort")
+    (one,) = done.sites
+    assert one.state == KEPT
+    assert one.reason is not None
+    assert "what it computes itself" in one.reason.text

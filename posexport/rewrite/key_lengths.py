@@ -1,0 +1,92 @@
+"""The number of keys behind a cache, as masks ask for it: by the shape of the keys [B, K, P + S, D], or of those keys
+repeated and laid out otherwise. An operator that has the cache inside gives these keys, and needs the mask before: so
+the shape is written anew, from that of the cache and of the new keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.nodes import Nodes
+from posexport.graphs.view import View
+from posexport.rewrite.site import Site
+
+_LAYOUTS = {"Identity", "Cast", "Unsqueeze", "Squeeze", "Expand", "Tile", "Reshape", "Transpose"}
+"""Operators through which keys go on their way to the product."""
+
+
+def move_lengths(
+    view: View, attention: Attention, site: Site, values: Mapping[str, ir.Value], nodes: Nodes, total: ir.Value | None
+) -> bool:
+    """Write anew the shapes of keys and values that the site's mask, bias or angles are computed from.
+
+    `values` are those of the graph that is written to, before anything was put there; `total` [1] is the number of keys
+    where caches are buffers. False where something else that they are computed from is the site's own result.
+    """
+    if not _is_its_own_source(attention, values, site):
+        return True
+    before = {value.name: value for node in view.model.graph for value in node.outputs}
+    for side in (attention.k, attention.v):
+        if side.cache is None:
+            continue
+        past, present = (values[value.name or ""] for value in (side.cache.past, side.cache.present))
+        batch = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=0, end=1)
+        length = _sum_of_lengths(nodes, past, site.keys) if total is None else total
+        rows, _, keys, _ = view.probe.shape(side.cache.present)
+        for node, value in _shapes_below(present):
+            sizes = view.probe.shape(before[value.name])
+            parts = [nodes.constant([size]) for size in sizes]
+            if sizes[0] == rows:
+                parts[0] = batch
+            if keys in sizes:  # heads, of which there may be as many, stand before
+                parts[len(sizes) - 1 - sizes[::-1].index(keys)] = length
+            chosen = parts[_part(node)]
+            shape = nodes.one("Concat", *chosen, axis=0) if len(chosen) > 1 else chosen[0]
+            ir.convenience.replace_all_uses_with(node.outputs[0], shape)
+            node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+    return not _is_its_own_source(attention, values, site)
+
+
+def _shapes_below(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Every Shape of a value, or of what layouts make of it, with that value."""
+    pending = [value]
+    for one in pending:
+        for node, index in [(use.node, use.idx) for use in one.uses()]:
+            if node.op_type == "Shape":
+                yield node, one
+            elif node.op_type in _LAYOUTS and index == 0:
+                pending.append(node.outputs[0])
+
+
+def _part(node: ir.Node) -> slice:
+    """The axes that a Shape gives."""
+    ends = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
+    return slice(*ends)
+
+
+def _sum_of_lengths(nodes: Nodes, past: ir.Value, keys: ir.Value) -> ir.Value:
+    """The number [1] of cached keys [B, K, P, D] and of new ones [B, S, K*D]."""
+    cached = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=2, end=3)
+    return nodes.one("Add", cached, nodes.one("Shape", keys, dtype=ir.DataType.INT64, start=1, end=2))
+
+
+def _is_its_own_source(attention: Attention, values: Mapping[str, ir.Value], site: Site) -> bool:
+    """Whether a mask, a bias or angles depend on values that the site replaces."""
+    replaced = {values[name] for name in site.replaced}
+    rotations = [side.rotary for side in (attention.q, attention.k) if side.rotary is not None]
+    read = [term.value for term in attention.terms] + [scale for scale, _ in attention.head_scales]
+    read += [angles.value for rotary in rotations for angles in (rotary.cos, rotary.sin)]
+    pending = list(dict.fromkeys(values[value.name or ""] for value in read))
+    seen = set(pending)
+    for value in pending:
+        if value in replaced:
+            return True
+        node = value.producer()
+        for source in node.inputs if node is not None else ():
+            if source is not None and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return False

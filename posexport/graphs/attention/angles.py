@@ -17,7 +17,7 @@ import numpy as np
 from posexport.errors import RequestError
 from posexport.graphs.attention.measure import Measure, Positions, angles_in
 from posexport.graphs.attention.rotary import Rotary
-from posexport.graphs.axes import PAST, SEQ
+from posexport.graphs.axes import BATCH, PAST, SEQ
 from posexport.graphs.draw import FAR
 
 Array = np.ndarray
@@ -66,6 +66,10 @@ class NotLinear(Exception):
     """Angles are no multiples of positions."""
 
 
+class OtherRows(Exception):
+    """Rows don't turn by their own positions."""
+
+
 class AngleProbe:
     """The turns of the pairs of one rotation at chosen positions, as complex numbers."""
 
@@ -110,6 +114,22 @@ class AngleProbe:
         """Complex [S, P] of the tokens of a row behind `past` others, or of an image with these `sides`."""
         return self._turns(*self._measure.run(self._values, seq=seq, past=past, sides=sides)[0])
 
+    def check_rows(self) -> None:
+        """Raise OtherRows unless each row of several turns by its own positions."""
+        assert self.axes is not None
+        seq = self._room(4)
+        rows = [[[(3 * row + place + 1) % self.limit] * self.axes for place in range(seq)] for row in range(3)]
+        if self._measure.sizes(seq, batch=len(rows))[BATCH] != len(rows):
+            return
+        values = self._measure.run(self._values, batch=len(rows), seq=seq, positions=rows)[0]
+        angles = [angles_in(*pair) for pair in zip((self._rotary.cos, self._rotary.sin), values, strict=True)]
+        for number, row in enumerate(rows):
+            own = self._measure.run(self._values, seq=seq, positions=row)[0]
+            alone = [angles_in(*pair) for pair in zip((self._rotary.cos, self._rotary.sin), own, strict=True)]
+            for several, single in zip(angles, alone, strict=True):
+                if len(several) != len(rows) or (several[number] - single[0]).abs().max() > STILL:
+                    raise OtherRows
+
     def _room(self, wanted: int) -> int:
         return self._measure.sizes(wanted)[SEQ]
 
@@ -125,10 +145,11 @@ class AngleProbe:
 
 
 def turning_of(measure: Measure, rotary: Rotary) -> Turning:
-    """The frequencies of a rotation over positions that are inputs or places; raises NotLinear."""
+    """The frequencies of a rotation over positions that are inputs or places; raises NotLinear and OtherRows."""
     probe = AngleProbe(measure, rotary)
     if probe.axes is None:
         return _by_places(measure, rotary, probe)
+    probe.check_rows()
     axes = probe.axes
     found = []
     for axis in range(axes):

@@ -30,8 +30,8 @@ ROWS, PLACES, NOT_MEASURED, SHAPE = "bias-by-row", "bias-of-places", "not-evalua
 ROW, FAR_KEYS = 320, 1024
 """Tokens of a row, and keys of one query behind a cache, in which a bias is measured."""
 
-SHORTEST = 8
-"""Tokens of the shortest row in which a bias is measured."""
+LENGTHS = (ROW, 160, 80, 40, 20, 12, 9, 8, 6, 4)
+"""Tokens of rows in which a bias is measured where longer ones can't be."""
 
 LARGEST_WINDOW, GRID = 64, 6
 """Columns of a window on a grid, at most, and those of a grid of which nothing is known."""
@@ -73,20 +73,18 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
 
 def _row(added: AddedToScores) -> Logits:
     """A row as long as the graph takes; RequestError where it takes none."""
-    seq = ROW
-    while True:
+    for seq in LENGTHS[:-1]:
         try:
             return added.at(seq=seq)
         except RequestError:  # beyond the end of a table
-            seq //= 2
-            if seq < SHORTEST:
-                raise
+            continue
+    return added.at(seq=LENGTHS[-1])
 
 
 def _far(added: AddedToScores) -> list[Logits]:
     """One query behind as many keys as the graph takes."""
     past = FAR_KEYS - 1
-    while past > SHORTEST:
+    while past > 8:
         try:
             return [added.at(seq=1, past=past)]
         except RequestError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import attrs
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -16,6 +17,7 @@ from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.axes import AXES, BATCH, HEIGHT, PAST, SEQ, WIDTH
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
 from posexport.graphs.view import View
 from posexport.runtimes.tensors import to_torch
@@ -23,8 +25,14 @@ from posexport.runtimes.tensors import to_torch
 Positions = Sequence[Sequence[int]]
 """Positions of the tokens of one row, a number for each axis."""
 
+Rows = Sequence[Positions]
+"""Those of several rows."""
+
 POSITIONS = "position_ids"
 """The role of inputs with positions."""
+
+_CACHED = ("past", "past_length", "write_indices", "cache_position")
+"""Roles of inputs without which nothing is cached."""
 
 
 class Measure:
@@ -81,26 +89,38 @@ class Measure:
         seq: int,
         past: int = 0,
         padding: str = "none",
-        positions: Positions | None = None,
+        positions: Positions | Rows | None = None,
         sides: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> tuple[list[torch.Tensor], DrawnInputs]:
         """Values on inputs of these sizes, as near as the graph allows, and the inputs.
 
-        `padding` is as in posexport.graphs.draw; `positions`, for one row of `seq` tokens, are those of every row;
-        `sides` are the height and the width of images, the model's own by default.
+        `padding` is as in posexport.graphs.draw; `positions` are those of `batch` rows of `seq` tokens, or of every
+        row; `sides` are the height and the width of images, the model's own by default.
         """
         needed = self.inputs_of(values)
         roles = {name: role for name, role in self._view.roles.items() if name in needed}
         sizes = self.sizes(seq, past, batch, sides)
-        drawn = draw_inputs(roles, sizes, np.random.default_rng(seed), Kinds(padding=padding))
+        drawn = draw_inputs(self._sized(roles), sizes, np.random.default_rng(seed), Kinds(padding=padding))
         for name, role in roles.items():
             if positions is not None and role.kind == POSITIONS:
                 drawn.arrays[name][...] = _positions(drawn.arrays[name].shape, role.axes, positions)
-        arrays = {name: to_torch(array) for name, array in drawn.arrays.items()}
+        arrays = {name: to_torch(drawn.arrays[name]) for name in roles}
         names = [value.name or "" for value in values]
         results = self._evaluator.run(arrays, [*dict.fromkeys(names)])
         return [results[name] for name in names], drawn
+
+    def _sized(self, roles: Mapping[str, Role]) -> dict[str, Role]:
+        """The roles, and that of a cache of the graph, without which nothing would be cached, as a small input."""
+        caches = [role for role in self._view.roles.values() if role.kind in _CACHED]
+        if not caches or any(role.kind in _CACHED for role in roles.values()):
+            return dict(roles)
+        one = caches[0]
+        pairs = [
+            (1, 1) if isinstance(axis, int) else (dim, axis) for dim, axis in zip(one.shape, one.axes, strict=True)
+        ]
+        shape, axes = zip(*pairs, strict=True) if pairs else ((), ())
+        return {**roles, one.name: attrs.evolve(one, shape=shape, axes=axes)}
 
     def _inputs_of(self, value: ir.Value) -> frozenset[str]:
         if value not in self._inputs:
@@ -120,13 +140,14 @@ class Measure:
         return self._inputs[value]
 
 
-def _positions(shape: tuple[int, ...], axes: Sequence[str | int], positions: Positions) -> np.ndarray:
-    """An array of this shape with positions [seq, axes] in every row."""
-    table = np.asarray(positions, np.int64).reshape(len(positions), -1)
+def _positions(shape: tuple[int, ...], axes: Sequence[str | int], positions: Positions | Rows) -> np.ndarray:
+    """An array of this shape with positions [batch, seq, axes], or [seq, axes] in every row."""
+    table = np.asarray(positions, np.int64)
+    table = table if table.ndim == 3 else table[None]
     if AXES not in axes:
-        return np.broadcast_to(table[:, 0], shape)
+        return np.broadcast_to(table[..., 0] if len(shape) > 1 else table[0, :, 0], shape)
     if axes.index(AXES) == 0:
-        return np.broadcast_to(table.T[:, None], shape)
+        return np.broadcast_to(np.moveaxis(table, -1, 0), shape)
     return np.broadcast_to(table, shape)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posexport.errors import Reason, RequestError
-from posexport.graphs.attention.angles import AngleProbe, NotLinear, Turning, turning_of
+from posexport.graphs.attention.angles import AngleProbe, NotLinear, OtherRows, Turning, turning_of
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.rotary import Pairs, Rotary
 from posexport.graphs.fits.axes import axes_parameters
@@ -21,7 +21,7 @@ from posexport.graphs.fits.rope import nearest_theta, rope_parameters
 if TYPE_CHECKING:
     Encoding = dict[str, Any]
 
-TABLE, SIDES, NOT_EVALUATED = "rotation-by-table", "rotations-differ", "not-evaluated"
+TABLE, SIDES, ROWS, NOT_EVALUATED = "rotation-by-table", "rotations-differ", "rotation-by-row", "not-evaluated"
 """Codes of reasons why a rotation has no parameters."""
 
 GRID = (5, 7)
@@ -46,6 +46,9 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
     try:
         turning = turning_of(measure, q)
         other = turning if _same_angles(q, k) else turning_of(measure, k)
+    except OtherRows:
+        reason = Reason(ROWS, "rows don't turn by their own positions")
+        return unknown("rotary", reason, layout=layout, **width), 0
     except NotLinear:
         found = _on_a_grid(measure, q)
         if found is not None and _same_angles(q, k):

@@ -139,7 +139,7 @@ def _kerple(behind: Array, ahead: Array) -> Parameters | None:
         return None
     distances = np.arange(behind.shape[1], dtype=float)
     power = np.log(behind[:, 2] / behind[:, 1]) / math.log(2)
-    if _near(behind[:, 1:2] * distances ** power[:, None], behind):
+    if power.min() > 0 and _near(behind[:, 1:2] * distances ** power[:, None], behind):
         return {"name": "kerple", "kernel": "power"}
     made = []
     for row in behind:

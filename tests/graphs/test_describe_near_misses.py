@@ -1,0 +1,64 @@
+"""Attention that is wrong in one way is described otherwise than the right one: faults of rotations, masks and scores.
+
+What no description holds may change without a trace: which weights are read, and the size of an epsilon.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from near_miss_masks import MASKS
+from near_miss_models import MODELS
+from near_miss_rotations import ROTATIONS
+from near_miss_scores import SCORES
+from near_misses import difference, near_miss
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.describe import Describer
+from posexport.graphs.view import view_of
+
+NOT_DESCRIBED = {"queries_of_another_layer", "norm_epsilon"}
+
+QUICK = [*ROTATIONS][::3] + [*MASKS][::3]
+
+
+@functools.cache
+def right() -> tuple[ir.Model, list[Any], list[dict[str, Any]]]:
+    """A decoder with a window, a cap, norms and RoPE; inputs; and what is said of it."""
+    model, feeds = MODELS["decoder"]()
+    return model, feeds, said_of(model)
+
+
+def said_of(model: ir.Model) -> list[dict[str, Any]]:
+    """What is said of all attention, but for names."""
+    view = view_of(model.clone())
+    records = map(Describer(view).describe, view.attentions)
+    return [{key: value for key, value in one.items() if key not in ("name", "nodes", "runtimes")} for one in records]
+
+
+def test_the_right_one_has_a_name() -> None:
+    assert [one["encoding"] for one in right()[2]] == [{"name": "rope", "layout": "half", "theta": 16.0}] * 2
+    assert {one["mask"]["kind"] for one in right()[2]} == {"window"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.slow)
+        for fault in (*ROTATIONS, *MASKS, *SCORES)
+        if fault not in NOT_DESCRIBED
+    ],
+)
+def test_a_fault_shows(fault: str) -> None:
+    model, feeds, before = right()
+    for seed in range(3):
+        changed = near_miss(model, fault, seed)
+        if changed is None or not difference(model, changed, feeds) > 1e-3:
+            continue
+        try:
+            assert said_of(changed) != before, seed
+        except RequestError:  # a graph that no longer runs
+            continue

@@ -71,7 +71,7 @@ def rewrite_into(
         check_known("attention of --only", name, names)
     whole = None
     if rewritten.changed:
-        _finish(rewritten)
+        _finish(model, rewritten)
         rewritten = _unless_equal(model, rewritten)
     if rewritten.changed and rewritten.view is not None:
         progress("comparing the whole graph with the original")
@@ -141,9 +141,13 @@ def _kept(model: ir.Model, rewritten: Rewritten, reason: Reason) -> Rewritten:
     return attrs.evolve(rewritten, model=model, changed=False, sites=tuple(sites))
 
 
-def _finish(rewritten: Rewritten) -> None:
-    """The version of the file's format that its operators need, and metadata of posexport's own that stay true."""
+def _finish(original: ir.Model, rewritten: Rewritten) -> None:
+    """Domains and the version of the file's format as its operators need them, and metadata of posexport's own that
+    stay true."""
     model = rewritten.model
+    used = {node.domain for node in model.graph.all_nodes()} | {*original.opset_imports}
+    for domain in [domain for domain in model.opset_imports if domain not in used]:
+        model.opset_imports.pop(domain)  # which the converter of opsets adds
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     lowest = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
     model.ir_version = max(model.ir_version, lowest, 8 if model.functions else 0)

@@ -45,6 +45,7 @@ def test_a_decoder_computes_the_same_in_each_form(form: str, tmp_path: Path) -> 
     assert [one["state"] for one in result.attentions] == ["rewritten", "rewritten"]
     model = onnx.load(out)
     onnx.checker.check_model(model)
+    assert {entry.domain for entry in model.opset_import} == {"", OPERATORS[form][1]}
     assert small_graphs.with_operator(model, *OPERATORS[form])
     for batch, seq, past in ((1, 5, 0), (3, 1, 9), (2, 4, 7)):
         inputs = helpers.feeds(batch, seq, past, layers=2)

@@ -49,9 +49,6 @@ NUM_KV_HEADS: Any = Derived("past.shape[1]", "num_kv_heads")
 HEAD_DIM: Any = Derived("weight.shape[0]", "head_dim")
 SCALE: Any = Derived("head_dim**-0.5", "head_dim", lambda head_dim: head_dim**-0.5)
 
-VARYING = ("B", "S", "T", "past")
-"""The names of axes whose sizes may vary in a graph."""
-
 _FLOATS = (torch.float32, torch.float64)
 _DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {"int64": (torch.int64,), "float32": _FLOATS}
 _ARG = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)$", re.MULTILINE)
@@ -73,7 +70,6 @@ class Axis:
         size, _, one = text.strip().partition("|")
         self.text, self._broadcast = text.strip(), bool(one)
         self._terms = [[factor.strip() for factor in term.split("*")] for term in size.split("+")]
-        self._varies = size in VARYING
 
     def unknown(self, sizes: Sizes) -> list[str]:
         """The names whose sizes are not known."""
@@ -83,21 +79,17 @@ class Axis:
     def problem(self, size: Any, sizes: Sizes) -> str | None:
         """Why the axis can't have this size; a name that it makes known goes into `sizes`.
 
-        In an export, sizes may vary: they become equal, or fixed, here as torch's own operators would make them.
+        In an export, sizes that may vary are not compared: a comparison would fix them.
         """
-        if type(size) is not int:
-            if torch.compiler.is_dynamo_compiling():
-                return None
-            size = size if self._varies else int(size)
+        if type(size) is not int or torch.compiler.is_dynamo_compiling():
+            return None
         if self._broadcast and type(size) is int and size == 1:
             return None
         unknown = self.unknown(sizes)
         if unknown:
             return self._solve(size, unknown, sizes)
         expected = self._value(self._terms, sizes)
-        # sums, such as the length of a grown cache, are inputs of their own in a graph
-        known = _is_plain(size) and _is_plain(expected)
-        return f"{self.text} is {expected}" if known and size != expected else None
+        return f"{self.text} is {expected}" if type(expected) is int and size != expected else None
 
     def _value(self, terms: Sequence[Sequence[str]], sizes: Sizes) -> Any:
         values = [[int(factor) if factor.isdigit() else sizes[factor] for factor in term] for term in terms]
@@ -113,11 +105,6 @@ class Axis:
             return f"{'*'.join(factors)} is {divisor}, which doesn't divide {size}"
         sizes[unknown[0]] = size // divisor if factors else size
         return None
-
-
-def _is_plain(size: Any) -> bool:
-    """Whether a size is a number, or one that varies by itself."""
-    return type(size) is int or size.node.expr.is_symbol
 
 
 class Kind(NamedTuple):

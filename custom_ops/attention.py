@@ -171,11 +171,11 @@ def attend_cached(
     chunk: int = 0,
     softcap: float = 0.0,
 ) -> Three:
-    """`attend` over cached keys and new ones, T = past + S of them, with the new ones last.
+    """`attend` over cached keys and new ones, T = past + new of them, with the new ones last.
 
     Args:
         q: [B, S, num_heads*head_dim].
-        k, v: [B, S, num_kv_heads*head_dim], in q's dtype: the new keys and values.
+        k, v: [B, new, num_kv_heads*head_dim], in q's dtype: the new keys and values.
         past_key, past_value: [B, num_kv_heads, past, head_dim], in q's dtype: the cached ones.
         bias: float32 [B|1, num_heads|1, S, T], added to the logits.
         mask: int64 [B, T], 0 for keys that are hidden, such as padding.

@@ -121,15 +121,23 @@ def export_any(
         progress("tracing the module")
         with exporter.quiet():
             shapes = axes.shapes
-            program = torch.export.export(module, bound.args, bound.kwargs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                module,
+                bound.args,
+                bound.kwargs,
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,  # as torch.onnx.export has it
+            )
         progress("writing the graph")
         model = exporter.capture(program, functions)
-    operators = sum(node.domain == DOMAIN and node.op_type.startswith(_ATTENTION) for node in model.graph)
+    calls = [node.op_type for node in model.graph if node.domain == DOMAIN]
+    operators = sum(name.startswith(_ATTENTION) for name in calls)
     exporter.finish(model, form)
     axes.name_dimensions(model)
     _name_values(model, inputs, results)
     rewritten = None
-    if not operators:
+    if not calls:  # a module with posexport's operators has its form from them
         progress("looking for attention")
         rewritten = _rewritten(model, form, target, opset)
         model = rewritten.model

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from posexport import temporary
 from posexport.errors import plain, shown
+from posexport.files import staged
 from posexport.graphs.runner import inlined
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
@@ -158,8 +159,10 @@ class _Search:
         onnx.load_external_data_for_model(proto, str(self._job.path.parent))
         have = {output.name for output in proto.graph.output}
         proto.graph.output.extend(_output(name) for name in names if name not in have)
-        path.write_bytes(proto.SerializeToString())
+        data = proto.SerializeToString()
         del proto
+        with staged() as files:
+            files.write(path, lambda file: file.write(data))
         run = self._job.runs[self._row.name]
         answer = result(self._job.pool.submit(self._row, path, [self._case.arrays], run.options))
         path.unlink()

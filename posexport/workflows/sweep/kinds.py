@@ -138,7 +138,17 @@ KINDS: dict[str, Kind] = {
         artifact=True,
         names={"runtime": RUNTIMES, "require": RUNTIMES},
         files=("inputs", "weights", "trust"),
-        excluded=("project", "allow-outside", "from", "layer", "prefix-tokens", "junit", "markdown"),
+        excluded=(
+            "project",
+            "allow-outside",
+            "from",
+            "layer",
+            "prefix-tokens",
+            "junit",
+            "markdown",
+            "against",
+            "module",
+        ),
         check=lambda values: _check_fields(VerifyOptions, _first_values(values)),
     ),
     "bench": Kind(

@@ -71,7 +71,7 @@ class AddedToScores:
         )
         total: torch.Tensor = torch.zeros((1, 1, 1, 1), dtype=torch.float64)
         for term, value in zip(self.terms, values, strict=True):
-            total = total + self._four_axes(term, self._added(term, value))
+            total = _sum(total, self._four_axes(term, self._added(term, value)))
         seen = total > HIDDEN
         keys = self._keys(total.shape[-1], drawn)
         bias = torch.where(seen, total, 0.0)
@@ -98,7 +98,7 @@ class AddedToScores:
             return value.reshape(-1, self._attention.num_heads, *value.shape[1:])
         while value.dim() < 4:
             value = value.unsqueeze(0)
-        return value
+        return value.flatten(0, value.dim() - 4)  # windows of an image are rows
 
     @staticmethod
     def _keys(width: int, drawn: DrawnInputs) -> Array | None:
@@ -110,3 +110,12 @@ class AddedToScores:
         if width == drawn.sizes.get(SLOTS):
             return np.pad(drawn.keys, ((0, 0), (0, width - total)))
         return None
+
+
+def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum of two terms; RequestError where they don't fit each other."""
+    try:
+        return one + other
+    except RuntimeError:
+        shapes = f"{list(one.shape)} and {list(other.shape)}"
+        raise RequestError(f"what is added to the scores has the shapes {shapes}, which don't fit.") from None

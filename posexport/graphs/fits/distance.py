@@ -81,7 +81,7 @@ def _t5(behind: Array, ahead: Array, tables: Sequence[int]) -> Parameters | None
         side = buckets if causal else buckets // 2
         if not 2 <= buckets <= MOST_BUCKETS or buckets % (2 if causal else 4) or not 2 <= len(starts) <= side:
             continue
-        for distance in _max_distances(starts, side, behind.shape[1]):
+        for distance in _max_distances(starts, side):
             made = np.array(t5_buckets(buckets, distance, not causal))  # of keys from `distance` behind to ahead
             back, forth = made[: distance + 1][::-1], made[distance:]
             exact = _exact_edges(side, distance)
@@ -116,22 +116,19 @@ def _has_buckets(side: Array, buckets: Array, exact: set[int]) -> bool:
     )
 
 
-def _max_distances(starts: list[int], side: int, count: int) -> Iterator[int]:
-    """Those with which the last bucket begins where it does; where it begins farther away, usual ones."""
+def _max_distances(starts: list[int], side: int) -> Iterator[int]:
+    """Those with which the last bucket begins where it does, usual ones first; where it begins farther away than was
+    looked, or some buckets have no distance, any that may be."""
     exact = side // 2
     wide = side - exact
-    if len(starts) < side or starts[-1] < 2:
-        yield from (distance for distance in DISTANCES if distance > max(exact, starts[-1]))
-        return
-    if wide < 2:
-        yield from (distance for distance in DISTANCES if distance > exact)
-        return
-    least, most = (
-        math.exp((wide * math.log(edge) - math.log(exact)) / (wide - 1)) for edge in (starts[-1] - 1, starts[-1])
-    )
-    if most < 2**20:
-        fitting = range(max(int(least), exact + 1), int(most) + 2)
-        yield from sorted(fitting, key=lambda distance: (distance not in DISTANCES, len(str(distance).rstrip("0"))))
+    last = starts[-1]
+    if len(starts) == side and last >= 2 and wide >= 2:
+        least, most = (math.exp((wide * math.log(edge) - math.log(exact)) / (wide - 1)) for edge in (last - 1, last))
+        fitting = range(max(int(least), exact + 1), min(int(most) + 2, 2**20))
+    else:
+        fitting = range(exact + 1, max(2 * last, exact) + 2)
+        yield from (distance for distance in DISTANCES if distance > fitting[-1])
+    yield from sorted(fitting, key=lambda distance: (distance not in DISTANCES, len(str(distance).rstrip("0"))))
 
 
 def _kerple(behind: Array, ahead: Array) -> Parameters | None:

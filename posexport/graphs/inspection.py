@@ -92,17 +92,16 @@ def inspected(
     graph: GraphFile, given: Mapping[str, str], progress: Progress = silent, *, attention: bool = True
 ) -> Inspection:
     """`inspect_graph` in this process."""
-    from posexport.graphs.attention.recognise import may_hold_attention
+    from onnx_ir.passes.common import InlinePass
+
     from posexport.graphs.axes import HEIGHT, WIDTH
     from posexport.graphs.load import model_of
     from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
     from posexport.graphs.sizes import side_of
-    from posexport.graphs.view import inline
 
     model = model_of(graph)
-    holds = attention and may_hold_attention(model)
-    plain = model.clone() if model.functions else model
-    inline(plain)
+    holds = attention and _may_hold_attention(model)
+    plain = InlinePass()(model.clone()).model if model.functions else model
     kinds = guessed_roles(plain, given)
     found = Inspection(roles=kinds)
     try:
@@ -123,6 +122,12 @@ def inspected(
         return found
     progress("looking for attention")
     return _described(model, given, found, progress)
+
+
+def _may_hold_attention(model: ir.Model) -> bool:
+    from posexport.graphs.attention.recognise import may_hold_attention  # loads torch
+
+    return may_hold_attention(model)
 
 
 def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:

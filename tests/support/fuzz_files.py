@@ -99,6 +99,8 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
             )
         return made
 
+    inspect_in_process()
+
     def read(path: Path) -> None:
         from posexport.artifact.graph_shape import read_graph_shape
         from posexport.artifact.loaded import load_artifact
@@ -115,7 +117,22 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
     return "mutant.onnx", make, read
 
 
+def inspect_in_process() -> None:
+    """Let `inspect` do without its child process, which takes seconds to start, and without what loads an engine."""
+    from posexport.graphs import inspection
+    from posexport.processes import explain
+
+    def inspect(graph: Any, *_: Any, **__: Any) -> Any:
+        try:
+            return inspection.inspected(graph, {}, attention=False)
+        except Exception as error:  # as the child reports it
+            return inspection.Inspection(roles={}, reason=explain(error))
+
+    inspection.inspect_graph = inspect
+
+
 def manifest_reader(folder: Path) -> tuple[str, Make, Read]:
+    inspect_in_process()
     data = json.loads((folder / "sound.onnx.json").read_bytes())
     name = "mutant.onnx"
     (folder / name).write_bytes((folder / "sound.onnx").read_bytes())

@@ -329,6 +329,13 @@ def test_what_is_no_onnx_file_is_refused(kind: str, tmp_path: Path) -> None:
     assert "out.onnx" not in helpers.names_of(tmp_path)
 
 
+def test_a_file_of_more_than_two_gigabytes(decoder: Path) -> None:
+    os.truncate(decoder, 2**31 + 10)
+    result = cli("rewrite", "in.onnx", "-o", "out.onnx")
+    assert result.exit_code == 2
+    assert "it is larger than 2,048 MiB, the most that is read" in result.stderr
+
+
 def test_a_file_that_is_cut_short(decoder: Path) -> None:
     data = decoder.read_bytes()
     for size in range(0, len(data), len(data) // 12):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from attention_graphs import HEADS, SIZE, Add, attention, by_distance, chunks, constant_bias, padding, rotation, visible
 
 from posexport.graphs.attention.describe import KEYS, Describer
+from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.origins import call_sites
 from posexport.graphs.view import view_of
 
@@ -255,3 +258,14 @@ def test_layers_that_share_a_mask_are_measured_once(monkeypatch: pytest.MonkeyPa
     one = view.attentions[0]
     assert describer.describe(one)["mask"] == describer.describe(one)["mask"]
     assert len(calls) == 1
+
+
+def test_windows_of_a_term_are_rows() -> None:
+    measure: Any = None
+    site: Any = SimpleNamespace(terms=(), num_heads=2)
+    term: Any = SimpleNamespace(level=SimpleNamespace(name="level"))
+    added = AddedToScores(measure, site, {"level": 5})
+    value = torch.arange(3.0 * 4 * 5 * 5).reshape(3, 4, 1, 5, 5)
+    rows = added._four_axes(term, value)
+    assert rows.shape == (12, 1, 5, 5)
+    assert torch.equal(rows[7], value[1, 3])

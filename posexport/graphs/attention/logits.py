@@ -93,7 +93,7 @@ class AddedToScores:
         return value.double() * term.factor
 
     def _four_axes(self, term: Term, value: torch.Tensor) -> torch.Tensor:
-        """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one."""
+        """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one, of five windows too."""
         if self._levels[term.level.name or ""] == 3 and value.dim() == 3 and value.shape[0] != 1:
             return value.reshape(-1, self._attention.num_heads, *value.shape[1:])
         while value.dim() < 4:

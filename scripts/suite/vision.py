@@ -97,7 +97,7 @@ VISION = [
     image("swinv2", "Swinv2", "offset mlp", SWIN, sites=4, attention="eager"),
     image("beit", "Beit", "offset table", {**COMMON, **BIASED}),
     image("data2vec_vision", "Data2VecVision", "offset table", {**COMMON, **BIASED}, attention="eager"),
-    image("siglip_vision", "SiglipVision", "learned", COMMON, sites=3, notes="the head has an attention of its own"),
+    image("siglip_vision", "SiglipVision", "learned", COMMON, notes="without its head, whose result is not exported"),
     image("clip_vision", "CLIPVision", "learned", COMMON),
     image("pixtral_vision", "PixtralVision", "rope2d", COMMON, rope="2d half", attention="eager"),
     image(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_graphs import HEADS, SIZE, Add, attention, by_distance, chunks, constant_bias, padding, rotation, visible
 
+from posexport.errors import RequestError
 from posexport.graphs.attention.describe import KEYS, Describer
 from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.origins import call_sites
@@ -269,3 +270,18 @@ def test_windows_of_a_term_are_rows() -> None:
     rows = added._four_axes(term, value)
     assert rows.shape == (12, 1, 5, 5)
     assert torch.equal(rows[7], value[1, 3])
+
+
+@pytest.mark.parametrize(("error", "code"), [(RequestError("odd."), "not-evaluated"), (IndexError("odd"), "failed")])
+def test_what_cant_be_measured_leaves_what_was_recognised(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    from posexport.graphs.attention import describe
+
+    def broken(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(describe, "rotary_encoding", broken)
+    found = described(attention(rotate=rotation(PLAIN), key_heads=2))
+    assert (found["state"], found["num_kv_heads"], found["operator"]) == ("recognised", 2, "Softmax")
+    assert found["encoding"]["reason"]["code"] == found["mask"]["reason"]["code"] == code

@@ -33,13 +33,8 @@ Data = dict[str, Any]
 
 T = TypeVar("T")
 
-FEATURES, SIDE, ROTATION, POSITIONS, NOT_MEASURED = (
-    "scores-of-features",
-    "one-side-rotates",
-    "rotation-unknown",
-    "positions-unknown",
-    "not-evaluated",
-)
+FEATURES, SIDE, ROTATION, POSITIONS = "scores-of-features", "one-side-rotates", "rotation-unknown", "positions-unknown"
+NOT_MEASURED, FAILED = "not-evaluated", "failed"
 """Codes of reasons why an encoding, a bias or a mask is not known."""
 
 KEYS = (
@@ -100,7 +95,7 @@ class Describer:
             "head_scales": bool(attention.head_scales),
             "qk_norm": self._norms(attention),
             "cache": cache_of(self.view, attention, self._outputs),
-            **self._positions(attention),
+            **self._measured(attention),
             **self._carrier(attention),
         }
         return data
@@ -115,6 +110,17 @@ class Describer:
             origin = self._origins.of(node)
             data |= {"operator": origin.operator, "nodes": {"softmax": origin.name}}
         return data
+
+    def _measured(self, attention: Attention) -> Data:
+        """The mask, and how positions act, or why that is not known."""
+        try:
+            return self._positions(attention)
+        except PosexportError as error:
+            reason = Reason(NOT_MEASURED, str(error).rstrip("."))
+        except Exception as error:  # whatever a strange graph makes torch or numpy raise
+            reason = Reason(FAILED, f"it can't be measured ({type(error).__name__}: {error})")
+        data: Data = dict.fromkeys(("bias", "query_factor", "input_encoding", "prefix_tokens"))
+        return {**data, "mask": _no_mask(reason), "encoding": unknown("unknown", reason)}
 
     def _positions(self, attention: Attention) -> Data:
         """The mask, and how positions act."""
@@ -169,7 +175,7 @@ class Describer:
     def _measured_terms(self, attention: Attention, ranks: tuple[int, ...]) -> tuple[Data, Data | None]:
         if any(term.value in self.view.flow.content for term in attention.terms):
             reason = Reason(FEATURES, "what is added to its scores is computed from features")
-            return unknown("unknown", reason, kind="other", padding=[]), unknown("unknown", reason)
+            return _no_mask(reason), unknown("unknown", reason)
         levels = {term.level.name or "": rank for term, rank in zip(attention.terms, ranks, strict=True)}
         added = AddedToScores(self._measure, attention, levels)
         try:
@@ -177,7 +183,7 @@ class Describer:
             return mask, bias_of(added, self._measure, attention.sinks is not None)
         except PosexportError as error:
             reason = Reason(NOT_MEASURED, str(error).rstrip("."))
-            return unknown("unknown", reason, kind="other", padding=[]), unknown("unknown", reason)
+            return _no_mask(reason), unknown("unknown", reason)
 
     def _rotation(self, attention: Attention) -> tuple[Data | None, int]:
         """The rotation of queries and keys, or another way in which positions act on them, None for none; and how many
@@ -280,6 +286,12 @@ def _sides(attention: Attention) -> tuple[tuple[str, Side, int], ...]:
         ("keys", attention.k, attention.head_dim),
         ("values", attention.v, attention.value_dim),
     )
+
+
+def _no_mask(reason: Reason) -> Data:
+    """A mask of which nothing is known, and why."""
+    mask: Data = {"kind": "other", "window": None, "chunk": None, "padding": [], "tested": 0}
+    return {**mask, "reason": {"code": reason.code, "text": reason.text}}
 
 
 def _is_cosine(norms: Data | None) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
 
-from posexport.bench.tune.request import read_tune_request
+from posexport.bench.tune.file_request import FileTuneRequest, read_file_request
+from posexport.bench.tune.request import TuneRequest, read_tune_request
 from posexport.bench.tune.result import SAME_GRAPH, Result, Row
 from posexport.bench.tune.space import OBJECTIVES, RUNTIMES
 from posexport.cli import console
@@ -16,10 +18,13 @@ from posexport.cli.options import (
     block_options,
     encoding_option,
     field_options,
+    input_roles,
+    roles_option,
     sign_option,
     signing_key,
     source_options,
 )
+from posexport.errors import RequestError
 from posexport.export.layer_pattern import parameters_of
 from posexport.files import write_json
 from posexport.machine import describe_cpu
@@ -31,6 +36,7 @@ _COUNTED = ("kernels", "attention")
 
 
 @click.command()
+@click.argument("file", required=False)
 @source_options
 @encoding_option
 @click.option("--for", "runtime", metavar="NAME", help=f"one of: {', '.join(RUNTIMES)}  [default: ort-cpu]")
@@ -42,13 +48,20 @@ _COUNTED = ("kernels", "attention")
 @click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
 @field_options([field.name for field in attrs.fields(Spec) if field.name != "dtype"])
 @block_options
-@click.option("--output", "-o", metavar="FILE", help="the artifact to write  [default: <encoding>.onnx, or .plan]")
+@roles_option
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="the artifact to write  [default: <encoding>.onnx or .plan; <file>-tuned.onnx]",
+)
 @click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
 @click.option("--cache", metavar="DIR", help="keep what was found out in .posexport-tune in here  [default: beside it]")
 @click.option("--resume/--no-resume", default=True, help="use what the cache holds  [default: yes]")
 @sign_option
 @click.option("--json", "as_json", is_flag=True, help="print the whole result as JSON")
 def tune(
+    file: str | None,
     config: str | None,
     preset: str | None,
     parameters: tuple[str, ...],
@@ -56,15 +69,19 @@ def tune(
     cache: str | None,
     resume: bool,
     sign: str | None,
+    roles: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> int:
     """Find the fastest form, dtype, opset and runtime options for a block, and write it.
 
+    With FILE, an .onnx that anyone wrote: as it is, and with its attention rewritten into each form, on ONNX Runtime.
+    What is written computes what FILE does.
+
     Exits 1 where nothing that was tried is verified; then nothing is written.
     """
     key = signing_key(sign)
-    request = read_tune_request(config, preset, parameters_of(parameters), given, save)
+    request = _request(file, config, preset, parameters, roles, given, save)
     with console.steps("loading torch") as progress:
         result = request.run(None if cache is None else Path(cache), resume, progress, key)
     try:
@@ -78,6 +95,23 @@ def tune(
     if result.winner is None:
         return console.fail("nothing that was tried is verified, so nothing was written: see the reasons.", 1)
     return 0
+
+
+def _request(
+    file: str | None,
+    config: str | None,
+    preset: str | None,
+    parameters: tuple[str, ...],
+    roles: tuple[str, ...],
+    given: Mapping[str, Any],
+    save: str | None,
+) -> TuneRequest | FileTuneRequest:
+    if file is not None:
+        every = {"config": config, "preset": preset, "set": parameters, **given}
+        return read_file_request(file, every, input_roles(roles), save)
+    if roles:
+        raise RequestError("--input was given without a file: it is about an ONNX file, so give that too.")
+    return read_tune_request(config, preset, parameters_of(parameters), given, save)
 
 
 def show_tuning(result: Result, output: Path) -> None:

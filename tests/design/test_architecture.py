@@ -233,7 +233,7 @@ FLAGS: dict[str, list[str]] = {
     ],
     "build": ["NAMES", "--project", "--allow-outside", "--check", "--force", "--sign", "--json"],
     "tune": [
-        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
+        "FILE", "--input", "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--for", "--scenario", "--objective", "--form", "--target", "--opset",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",

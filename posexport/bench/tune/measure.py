@@ -74,7 +74,7 @@ class CandidateTimer:
     def _options(self, row: Row) -> dict[str, Any]:
         """The options that the engine is opened with."""
         if self._programs.request.runtime.startswith("ort"):
-            return {"io_binding": False, **row.options}
+            return {"io_binding": False, **self._programs.prepared[row.program].engine, **row.options}
         return {**row.options, **({"profile": self._programs.profile(row)} if "profile" in row.options else {})}
 
     def _time(self, names: Sequence[str], rounds: int, seed: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class CandidateTimer:
                 prepared, options = programs.prepared[row.program], self._options(row)
                 path = str(real_path(programs.path(row.program)))
                 if processes.ask(name, "open", runtime_name=request.runtime, options=options, path=path, threads=None):
-                    asked: dict[str, Any] = {"spec": prepared.spec, "seed": request.seed, **prepared.sizes}
+                    asked: dict[str, Any] = {**prepared.inputs, "seed": request.seed, **prepared.sizes}
                     ready = processes.ask(name, "shape", warmup=WARMUP, **asked)
                     if ready is not None:
                         memory[name] = ready["memory"] if ready["gpu_memory"] is None else ready["gpu_memory"]

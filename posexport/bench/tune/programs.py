@@ -7,9 +7,9 @@ is temporary, and is tried again the next time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -19,7 +19,7 @@ from posexport.artifact.signing import SigningKey
 from posexport.bench.shapes import load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.result import Row
-from posexport.bench.tune.space import NARROW, Program, Request
+from posexport.bench.tune.space import NARROW, Program, Request, other_opsets, programs
 from posexport.errors import Reason, RequestError
 from posexport.export import exporter, support
 from posexport.files import real_path
@@ -57,17 +57,51 @@ class Block:
     key: SigningKey | None = None
     fixed: dict[str, int] = attrs.field(factory=dict)
 
+    @property
+    def title(self) -> str:
+        """What results call it."""
+        return next(iter(self.specs.values())).encoding.name
+
+    def programs(self, request: Request, store: Store, progress: Progress) -> Programs:
+        """Its programs for one request."""
+        return Programs(self, request, store, progress)
+
+
+class Tunable(Protocol):
+    """What can be tuned: a block, or a file (posexport.bench.tune.file_programs)."""
+
+    @property
+    def title(self) -> str:
+        """What results call it."""
+
+    @property
+    def key(self) -> SigningKey | None:
+        """The key that signs what is written."""
+
+    def programs(self, request: Request, store: Store, progress: Progress) -> Programs:
+        """Its programs for one request."""
+
 
 @attrs.frozen(kw_only=True)
 class PreparedProgram:
     """A program that can be timed: the sha256 of its file with its external data (`content`), its size in bytes, sizes
-    of the scenario, requests for a profile up to that shape and tuned for it, and its spec."""
+    of the scenario, requests for a profile up to that shape and tuned for it, and its spec.
+
+    A file without a spec has the `roles` of its inputs as data, and options of its own of the `engine`.
+    """
 
     sha256: str
     size: int
     sizes: Mapping[str, int]
     profile: tuple[str, ...]
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any] = attrs.field(factory=dict)
+    roles: tuple[Mapping[str, Any], ...] = ()
+    engine: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a worker draws its inputs from, beside the sizes."""
+        return {"roles": list(self.roles)} if self.roles else {"spec": self.spec}
 
 
 class Programs:
@@ -76,18 +110,30 @@ class Programs:
     `prepared` holds those that can be timed; `prepare` comes before every other question about a program.
     """
 
+    against: Path | None = None
+    """The file that all programs must compute; None: what the spec says."""
+
+    roles: Mapping[str, str] = {}
+    """Roles of inputs that the user knows, by name."""
+
     def __init__(self, block: Block, request: Request, store: Store, progress: Progress) -> None:
-        self.request, self.store, self.progress = request, store, progress
-        self.prepared: dict[Program, PreparedProgram] = {}
+        self._prepare_for(block.key, request, store, progress)
         self._block = block
+
+    def _prepare_for(self, key: SigningKey | None, request: Request, store: Store, progress: Progress) -> None:
+        self.request, self.store, self.progress, self.key = request, store, progress, key
+        self.prepared: dict[Program, PreparedProgram] = {}
         self._worker = Worker("posexport.bench.tune.worker")
         self._made: set[Path] = set()
         self.engines = versions(ENGINES)
 
-    @property
-    def key(self) -> SigningKey | None:
-        """The key that signs what is written."""
-        return self._block.key
+    def candidates(self) -> Iterator[Program]:
+        """The programs to begin with."""
+        return programs(self.request.runtime, self._block.specs, self.request.limits)
+
+    def others(self, best: Program) -> list[Program]:
+        """The best program in the opsets that were not tried."""
+        return other_opsets(best, self.request.limits)
 
     def __enter__(self) -> Programs:
         return self

@@ -13,7 +13,7 @@ from posexport.artifact.manifest import OnnxManifest, PlanManifest, add_manifest
 from posexport.artifact.signing import signature_path
 from posexport.bench.tune.programs import TOOLS, Programs
 from posexport.bench.tune.result import Result, Row
-from posexport.files import HashingFile, open_file, staged
+from posexport.files import HashingFile, open_file, sha256_of, staged
 from posexport.jsondata import unstructure
 from posexport.machine import kept_to, versions
 from posexport.runtimes import RUNTIMES, Runtime
@@ -31,7 +31,7 @@ def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None
     runtime = attrs.evolve(runtime, options={**runtime.options, **options})
 
     def find() -> dict[str, Any]:
-        state, reason = _verify(programs.path(row.program), runtime)
+        state, reason = _verify(programs, programs.path(row.program), runtime)
         return {"state": state, "reason": reason}
 
     key = {
@@ -41,6 +41,7 @@ def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None
         "options": options,
         "engines": programs.engines,
         "tools": versions(TOOLS),
+        **({} if programs.against is None else {"against": sha256_of(programs.against), "roles": dict(programs.roles)}),
     }
     fact = programs.store.get(key, find, lambda fact: fact["state"] == PASSED)
     return (None if fact["state"] == PASSED else str(fact["reason"])), runtime.name
@@ -80,7 +81,7 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
         plan = folder / output.name
         manifest, _ = compile_plan(onnx, plan, BuildOptions(runtime=runtime, profile=tuple(options["profile"])))
         if RUNTIMES[runtime].missing() is None:
-            state, reason = _verify(plan, RUNTIMES[runtime])
+            state, reason = _verify(programs, plan, RUNTIMES[runtime])
             if state != PASSED:
                 return f"its plan did not verify on {runtime}: {reason}"
     data = result.to_dict()
@@ -98,11 +99,13 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
     return attrs.evolve(winner, file=output.name, sha256=manifest.sha256)
 
 
-def _verify(path: Path, row: Runtime) -> tuple[str, str]:
-    """(the state of its verdict, why it isn't passed)."""
+def _verify(programs: Programs, path: Path, row: Runtime) -> tuple[str, str]:
+    """(the state of its verdict, why it isn't passed). A file is held against that which is tuned, which itself is held
+    against its own evaluation in float64."""
     from posexport.verify.verifier import verify
 
-    report = verify([path], runtimes={row.name: row})
+    against = None if programs.against == path else programs.against
+    report = verify([path], runtimes={row.name: row}, against=against, roles=programs.roles)
     if report.unreadable:
         return FAILED, report.unreadable[0].error
     return report.verdicts[0].state, report.verdicts[0].reason or "its outputs differ"

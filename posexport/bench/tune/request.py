@@ -132,7 +132,7 @@ def read_tune_request(
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"
     output = Path(f"{preset or first.encoding.name}{ending}" if options.output is None else options.output)
     saved = None if save is None else Path(save)
-    _check_files(output, ending, options.runtime, saved)
+    check_files(output, ending, options.runtime, saved)
     return TuneRequest(
         options=options,
         block_options=merged,
@@ -144,7 +144,7 @@ def read_tune_request(
     )
 
 
-def _check_files(output: Path, ending: str, runtime: str, save: Path | None) -> None:
+def check_files(output: Path, ending: str, runtime: str, save: Path | None) -> None:
     """RequestError where the files can't be written, or would replace one another."""
     if output.suffix != ending:
         raise RequestError(f"output {str(output)!r} must end in {ending} for {runtime}: name it like x{ending}.")
@@ -181,15 +181,20 @@ def specs_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[
     return specs
 
 
+def one_scenario(text: str) -> Scenario:
+    """The scenario of a text that names one size; RequestError for several."""
+    scenario, *others = read_scenario(text)
+    if others or scenario.swept:
+        raise RequestError(
+            f"--scenario {text!r} is {1 + len(others)} sizes: tune for one, such as {scenario.kind}:512."
+        )
+    return scenario
+
+
 def _scenario(options: TuneOptions, spec: Spec) -> Scenario:
     """The one that was given; else a prompt, or a step where there is a cache, of a usual length that the block has."""
     if options.scenario is not None:
-        scenario, *others = read_scenario(options.scenario)
-        if others or scenario.swept:
-            count = 1 + len(others)
-            raise RequestError(
-                f"--scenario {options.scenario!r} is {count} sizes: tune for one, such as {scenario.kind}:512."
-            )
+        scenario = one_scenario(options.scenario)
         if scenario.kind == "decode" and spec.kv_cache is None:
             raise RequestError(
                 f"--scenario {options.scenario} is a step over a cache, and this block has none: give --kv-cache too, "

@@ -20,11 +20,11 @@ import attrs
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import MAX_ROUNDS
 from posexport.bench.tune.measure import WARMUP, CandidateTimer
-from posexport.bench.tune.programs import Block, Programs
+from posexport.bench.tune.programs import Tunable
 from posexport.bench.tune.publish import publish, verified
 from posexport.bench.tune.ranking import METHOD, TimeRanking, rank_by_kernels
 from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, SAME_GRAPH, WON, Cost, Result, Row
-from posexport.bench.tune.space import Options, Program, Request, options_of, other_opsets, plain_options, programs
+from posexport.bench.tune.space import Options, Program, Request, options_of, plain_options
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.machine import machine
 from posexport.processes import REFUSED as REFUSED_BY_ENGINE
@@ -50,7 +50,7 @@ def check_there(name: str) -> bool:
     return False
 
 
-def tune(block: Block, request: Request, output: Path, store: Store, progress: Progress = silent) -> Result:
+def tune(block: Tunable, request: Request, output: Path, store: Store, progress: Progress = silent) -> Result:
     """Tune, and write the winner to `output` (.onnx, or .plan with its .onnx beside it) with its manifest.
 
     Where nothing verifies, nothing is written and the result has no winner. RequestError for what can't be tuned;
@@ -74,11 +74,11 @@ def tune(block: Block, request: Request, output: Path, store: Store, progress: P
 class Tuning:
     """One tuning under way: the rows of all candidates in the order in which they came up."""
 
-    def __init__(self, block: Block, request: Request, store: Store, progress: Progress) -> None:
+    def __init__(self, block: Tunable, request: Request, store: Store, progress: Progress) -> None:
         self.request, self.block = request, block
         self.machine = machine()
         self._by_kernels = check_there(request.runtime)
-        self.programs = Programs(block, request, store, progress)
+        self.programs = block.programs(request, store, progress)
         self.timer = CandidateTimer(self.programs, self.machine)
         self._ranking = TimeRanking(self.programs, self.timer)
         self.rows: dict[str, Row] = {}
@@ -95,7 +95,7 @@ class Tuning:
     def search(self) -> list[Row]:
         """The best candidates, the winner first; RequestError where there is none at all."""
         request = self.request
-        first = self.distinct(programs(request.runtime, self.block.specs, request.limits))
+        first = self.distinct(self.programs.candidates())
         if not first:
             reasons = [row.reason for row in self.rows.values() if row.state in (REFUSED, FAILED)]
             raise RequestError(f"nothing can be tuned for {request.runtime}: {reasons[0]}.")
@@ -153,7 +153,7 @@ class Tuning:
             if not order:
                 return []
             best = order[0].program
-        others = self.distinct(other_opsets(best, self.request.limits))
+        others = self.distinct(self.programs.others(best))
         opsets = [program for program in others if program not in self._wrong]
         if opsets:
             order = self._rank([(program, plain) for program in (best, *opsets)], FEW) + order
@@ -196,10 +196,9 @@ class Tuning:
         rows, request = list(self.rows.values()), self.request
         if won is not None:
             self._ranking.note_ratios(rows, won.name)
-        spec = next(iter(self.block.specs.values()))
         distinct = len(self._distinct) * max(self._options.values(), default=0)
         return Result(
-            encoding=spec.encoding.name,
+            encoding=self.block.title,
             target=request.runtime,
             scenario=str(request.scenario),
             objective=request.objective,

@@ -22,6 +22,9 @@ from posexport.spec.spec import DTYPES, Spec
 RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")
 """What can be tuned for."""
 
+ORIGINAL = "original"
+"""In place of a form: the file that is tuned, as it is."""
+
 OBJECTIVES = ("latency", "memory", "size")
 
 Options = Mapping[str, Any]
@@ -33,7 +36,7 @@ NARROW = "scenario"
 
 @attrs.frozen(kw_only=True)
 class Program:
-    """One file that `posexport export` can write."""
+    """One file that `posexport export` or `posexport rewrite` can write; with the form ORIGINAL, one that is there."""
 
     form: str
     dtype: str
@@ -46,7 +49,8 @@ class Program:
     @property
     def plainness(self) -> tuple[int, ...]:
         """Smaller is simpler and more portable: the target, the form as FORMS has them, the opset, the dtype."""
-        return (tuple(TARGETS).index(self.target), tuple(FORMS).index(self.form), self.opset, DTYPES.index(self.dtype))
+        forms, dtype = (ORIGINAL, *FORMS), DTYPES.index(self.dtype) if self.dtype in DTYPES else len(DTYPES)
+        return (tuple(TARGETS).index(self.target), forms.index(self.form), self.opset, dtype)
 
 
 def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:

@@ -1,0 +1,190 @@
+"""The programs of a tuning of a file that anyone wrote: the file as it is, and its attention rewritten into each form.
+
+A rewritten program is one of which at least one attention was rewritten; all have the inputs and outputs of the file,
+and each is verified against it. The file's dtype stays, and so do its opset, where a form takes it, and its caches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport import __version__
+from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.graph_writer import copy_graph
+from posexport.artifact.manifest import OnnxManifest, add_manifest, tensors_of
+from posexport.artifact.rewrite_record import RewriteRecord, RewriteSource
+from posexport.artifact.signing import SigningKey
+from posexport.bench.timed_graph import TimedGraph
+from posexport.bench.tune.fact_cache import Store
+from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, content
+from posexport.bench.tune.space import ORIGINAL, Program, Request
+from posexport.errors import RequestError
+from posexport.files import staged
+from posexport.machine import versions
+from posexport.progress import Progress
+from posexport.rewrite.draft import draft
+from posexport.rewrite.request import RewriteOptions
+from posexport.runtimes import RUNTIMES
+from posexport.spec.forms import FORM_OPSETS, FORMS, unsupported_opset
+
+
+@attrs.frozen(kw_only=True)
+class TunedFile:
+    """What is tuned: a file, read for bench, and `roles` of its inputs that the user knows; `key` signs the winner."""
+
+    graph: TimedGraph
+    roles: Mapping[str, str] = attrs.field(factory=dict)
+    key: SigningKey | None = None
+
+    @property
+    def title(self) -> str:
+        """What results call it."""
+        return self.graph.path.name
+
+    def programs(self, request: Request, store: Store, progress: Progress) -> FilePrograms:
+        """Its programs for one request."""
+        return FilePrograms(self, request, store, progress)
+
+
+class FilePrograms(Programs):
+    """Programs made from one file."""
+
+    def __init__(self, tuned: TunedFile, request: Request, store: Store, progress: Progress) -> None:
+        self._prepare_for(tuned.key, request, store, progress)
+        self._tuned, self._file = tuned, tuned.graph.graph
+        self.against, self.roles = self._file.path, tuned.roles
+
+    def candidates(self) -> Iterator[Program]:
+        """The file itself, and every form for every target, in the file's opset or the lowest that the form takes."""
+        limits, runtime = self.request.limits, self.request.runtime
+        common = {"dtype": self._tuned.graph.dtype}
+        if not limits.forms and not limits.opsets:
+            yield Program(form=ORIGINAL, opset=self._file.opset, **common)
+        targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
+        for form, target in product(limits.forms or FORMS, targets):
+            for opset in limits.opsets or (max(self._file.opset, FORM_OPSETS[form][0]),):
+                yield Program(form=form, target=target, opset=opset, **common)
+
+    def others(self, best: Program) -> list[Program]:
+        """Another opset is a conversion of the whole file, which is not tuning: none."""
+        return []
+
+    def refusal(self, program: Program) -> str | None:
+        """Why a program can't be made or run, known without making it."""
+        unsupported_dtype = RUNTIMES[self.request.runtime].unsupported_dtypes.get(program.dtype)
+        opset = None if program.form == ORIGINAL else unsupported_opset(program.form, program.target, program.opset)
+        return unsupported_dtype or (None if opset is None else str(opset))
+
+    def prepare(self, program: Program) -> PreparedProgram | str:
+        """The program, written and sized; or why it can't be had."""
+        made = self._exported(program)
+        if "refused" in made:
+            return str(made["refused"])
+        graph = self._tuned.graph
+        try:
+            sizes = graph.scenario_sizes(self.request.scenario)
+        except RequestError as error:
+            return str(error).rstrip(".")
+        request = graph.request(sizes)
+        roles = tuple(request.pop("roles"))
+        engine = graph.engine_options(RUNTIMES[self.request.runtime], [sizes])
+        self.prepared[program] = PreparedProgram(**made, sizes=request, profile=(), roles=roles, engine=engine)
+        return self.prepared[program]
+
+    def path(self, program: Program) -> Path:
+        """Its file; that of the original is the file itself."""
+        return self._file.path if program.form == ORIGINAL else super().path(program)
+
+    def write(self, program: Program, path: Path) -> OnnxManifest:
+        """Write it to `path` with its manifest, as `posexport rewrite` would; returns the manifest."""
+        if program.form == ORIGINAL:
+            return _copied(self._file, path, self.key)
+        made = self._rewritten(program, path)
+        if isinstance(made, str):
+            raise RequestError(f"{program} can't be written again, {made}: tune again.")
+        return made
+
+    def is_same(self, program: Program, manifest: OnnxManifest) -> bool:
+        """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""
+        if program.form != ORIGINAL:
+            return super().is_same(program, manifest)
+        return read_graph(self._file.path).sha256 == self._file.sha256
+
+    def _exported(self, program: Program) -> dict[str, Any]:
+        if program.form == ORIGINAL:
+            return {"sha256": _content(self._file), "size": _size(self._file)}
+        key = {
+            "what": "export",
+            "program": str(program),
+            "file": self._file.sha256,
+            "data": self._file.external_sha256,
+            "roles": dict(self.roles),
+            "tools": versions(TOOLS),
+        }
+        return self.store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
+
+    def _export(self, program: Program) -> dict[str, Any]:
+        self.progress(f"rewriting to {program}")
+        path = self._path(program)
+        manifest = self._rewritten(program, path)
+        if isinstance(manifest, str):
+            return {"refused": manifest}
+        self._made.add(path)
+        data = [path, *(path.with_name(name) for name in manifest.external_data)]
+        return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
+
+    def _rewritten(self, program: Program, path: Path) -> OnnxManifest | str:
+        """Rewrite the file to `path`; its manifest, or why no attention could be rewritten."""
+        options = RewriteOptions(
+            form=program.form, target=program.target, opset=program.opset, roles=self.roles, seed=self.request.seed
+        )
+        try:
+            with draft(self._file.path, path, options) as made:
+                if made.result.changed:
+                    return made.publish(self.key)
+        except RequestError as error:
+            return str(error).rstrip(".")
+        reasons = [one["reason"]["text"] for one in made.result.attentions if one["reason"] is not None]
+        return f"no attention was rewritten: {reasons[0] if reasons else 'none was found'}".rstrip(".")
+
+
+def _content(file: GraphFile) -> str:
+    if not file.external_files():
+        return file.sha256
+    return hashlib.sha256(f"{file.sha256} {file.external_sha256}".encode()).hexdigest()
+
+
+def _size(file: GraphFile) -> int:
+    return sum(part.stat().st_size for part in (file.path, *map(file.path.with_name, file.external_files())))
+
+
+def _copied(file: GraphFile, path: Path, key: SigningKey | None) -> OnnxManifest:
+    """A copy of the file with a manifest that says so, as that of a file of which nothing was rewritten."""
+    with staged() as files:
+        hashes = copy_graph(file, path, files)
+        manifest = OnnxManifest(
+            file=path.name,
+            sha256=hashes.pop(path.name),
+            external_data=hashes,
+            version=__version__,
+            form="decomposed",
+            inputs=tensors_of(file.inputs()),
+            outputs=tensors_of(file.outputs()),
+            opset=file.opset,
+            domains=file.domains(),
+            tools=versions(TOOLS),
+            rewrite=RewriteRecord(
+                source=RewriteSource(file=file.path.name, sha256=file.sha256, external_data=file.external_sha256),
+                seed=0,
+                changed=False,
+                attentions=(),
+                whole=None,
+            ),
+        )
+        return add_manifest(files, path, manifest, key)

@@ -1,0 +1,115 @@
+"""What `posexport tune FILE` is asked for: an ONNX file that anyone wrote, its scenario, and what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.artifact.paths import check_artifact
+from posexport.bench.scenarios import Scenario
+from posexport.bench.tune.request import USUAL_TOKENS, check_files, one_scenario
+from posexport.bench.tune.space import Limits, Request
+from posexport.errors import RequestError, located
+from posexport.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from posexport.artifact.signing import SigningKey
+    from posexport.bench.timed_graph import TimedGraph
+    from posexport.bench.tune.result import Result
+
+OPTIONS = ("runtime", "scenario", "objective", "form", "target", "opset", "output")
+"""The options of a tuning that a file takes; the others describe a block, and a file is one already."""
+
+
+@attrs.frozen(kw_only=True)
+class FileTuneRequest:
+    """A tuning of a file that can start: the file was not read yet."""
+
+    file: Path
+    roles: Mapping[str, str]
+    runtime: str
+    scenario: Scenario | None
+    objective: str
+    limits: Limits
+    output: Path
+    save: Path | None
+
+    def run(
+        self, cache: Path | None, resume: bool, progress: Progress = silent, key: SigningKey | None = None
+    ) -> Result:
+        """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`.
+
+        What is written is signed with a `key`. RequestError for a file that can't be tuned.
+        """
+        from posexport.artifact.graph_file import read_graph
+        from posexport.bench.timed_graph import timed_graph
+        from posexport.bench.tune.fact_cache import Store
+        from posexport.bench.tune.file_programs import TunedFile
+        from posexport.bench.tune.search import check_there, tune
+
+        check_there(self.runtime)
+        progress(f"reading {self.file.name}")
+        graph = timed_graph(read_graph(self.file), self.roles)
+        with located(repr(str(self.file))):
+            graph.check_roles(self.roles)
+        scenario = usual_scenario(graph) if self.scenario is None else self.scenario
+        graph.scenario_sizes(scenario)
+        request = Request(scenario=scenario, runtime=self.runtime, objective=self.objective, limits=self.limits)
+        tuned = TunedFile(graph=graph, roles=self.roles, key=key)
+        return tune(tuned, request, self.output, Store(cache or self.output.parent, resume), progress)
+
+
+def read_file_request(
+    file: str, given: Mapping[str, Any], roles: Mapping[str, str], save: str | None
+) -> FileTuneRequest:
+    """The request that options stand for, None and () where they aren't given; RequestError for what is wrong with it,
+    before anything is read."""
+    path = Path(file)
+    check_artifact(path)
+    others = [name for name, value in given.items() if value not in (None, ()) and name not in OPTIONS]
+    if others:
+        raise RequestError(
+            f"--{others[0].replace('_', '-')} was given with the file {file!r}, which is a graph already: drop it, or "
+            "leave the file out."
+        )
+    runtime = given.get("runtime") or "ort-cpu"
+    if path.suffix != ".onnx" or runtime.startswith("tensorrt"):
+        raise RequestError(
+            f"{file!r} can't be tuned for {runtime}: of a file, sessions of ONNX Runtime are tuned (--for ort-cpu or "
+            "ort-cuda), so give an .onnx and one of these; 'posexport compile' makes plans."
+        )
+    limits = Limits(forms=_all(given, "form"), targets=_all(given, "target"), opsets=_all(given, "opset"))
+    scenario = None if given.get("scenario") is None else one_scenario(given["scenario"])
+    usual = Scenario("prefill", USUAL_TOKENS)
+    checked = Request(
+        scenario=scenario or usual, runtime=runtime, objective=given.get("objective") or "latency", limits=limits
+    )
+    output = Path(f"{path.stem}-tuned.onnx" if given.get("output") is None else given["output"])
+    saved = None if save is None else Path(save)
+    check_files(output, ".onnx", runtime, saved)
+    return FileTuneRequest(
+        file=path,
+        roles=roles,
+        runtime=checked.runtime,
+        scenario=scenario,
+        objective=checked.objective,
+        limits=limits,
+        output=output,
+        save=saved,
+    )
+
+
+def _all(given: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    values: Sequence[Any] = given.get(name) or ()
+    return tuple(values)
+
+
+def usual_scenario(graph: TimedGraph) -> Scenario:
+    """A step where there is a cache, else a prompt, or a batch where there are no tokens, of a usual size that fits."""
+    usual = graph.default_sizes()[-1]
+    if usual.past_seq is not None:
+        return Scenario("decode", usual.past_seq or 1)
+    return Scenario("batch", usual.batch) if usual.seq is None else Scenario("prefill", usual.seq)

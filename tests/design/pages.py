@@ -41,7 +41,7 @@ COVERED = {
 """Commands that a page shows and this doesn't run: how they begin, and why."""
 
 MAY_EXIT = {
-    r"bench .*--baseline": (1, r"(?m)^\d+ of \d+ got slower\.$"),  # noise may look like a change
+    r"bench .*--(baseline|against)": (1, r"(?m)^\d+ of \d+ got slower\.$"),  # noise may look like a change
     r"tensorrt_run\.py": (3, "not run: no GPU"),
 }
 """Exit codes other than 0 that are fine: a pattern of the command, the code, and what the output must then hold."""
@@ -73,7 +73,11 @@ class Block:
     def file(self) -> str | None:
         """The name of the file that it holds; None for anything else."""
         named = re.match(r"# ([\w-]+\.(?:toml|py))\n", self.text)
-        return named[1] if named and named[1].endswith({"toml": ".toml", "python": ".py"}.get(self.language, " ")) else None
+        return (
+            named[1]
+            if named and named[1].endswith({"toml": ".toml", "python": ".py"}.get(self.language, " "))
+            else None
+        )
 
     def commands(self) -> list[str]:
         """The commands of a bash block, one each."""

@@ -26,7 +26,9 @@ FORBIDDEN_CALLS = {
 }
 SAFE_ARGUMENTS = {"allow_pickle": False, "trust_remote_code": False, "weights_only": True, "shell": False}
 ALLOWED = {
-    *(("posexport.runtimes.module_file", call) for call in ("exec", "compile")),  # the file of --module, whose code it is
+    *(
+        ("posexport.runtimes.module_file", call) for call in ("exec", "compile")
+    ),  # the file of --module, whose code it is
     ("posexport.workflows.sweep.ray", "socket.create_connection"),  # to the head of a cluster, with --ray
     ("posexport.report.drawing", "xml.etree"),  # of a picture that matplotlib has just drawn
     ("posexport.verify.junit", "xml.etree"),  # it writes a report, and reads none

@@ -83,12 +83,15 @@ class Drawer:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--count", default=360, show_default=True, help="near misses to make")
 @click.option("--seed", default=0, show_default=True)
-def main(folder: Path, count: int, seed: int) -> None:
+@click.option("--add", is_flag=True, help="keep those that are there, and draw on with another seed")
+def main(folder: Path, count: int, seed: int, add: bool) -> None:
     """Draw near misses of the suite in FOLDER."""
     place = folder / "near_misses"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    if not add:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
     drawer, made = Drawer(folder, seed), list[dict[str, Any]]()
+    made += json.loads((place / "index.json").read_text(encoding="utf-8")) if add else []
     faults = list(drawer.orders)
     while len(made) < count and faults:
         for fault in list(faults):

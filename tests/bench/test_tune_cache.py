@@ -117,7 +117,7 @@ def test_only_a_passed_verdict_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Any] = []
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
-    monkeypatch.setattr(publish, "_verify", lambda path, row: (rows.append(row), ("passed", ""))[1])
+    monkeypatch.setattr(publish, "_verify", lambda programs, path, row: (rows.append(row), ("passed", ""))[1])
     options = {"graph_level": "basic", "threads": 1, "io_binding": True}
     won = Row.of(PROGRAM, {**options, "cuda_graph": True})
     with programs(Store(tmp_path)) as each:
@@ -190,7 +190,7 @@ def winner(
     monkeypatch.setattr(Programs, "write", made_anew)
     monkeypatch.setattr("posexport.export.compile.compile_plan", compiled)
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "tensorrt-rtx": there})
-    monkeypatch.setattr(publish, "_verify", lambda path, row: (state, f"{path.read_text()} is wrong"))
+    monkeypatch.setattr(publish, "_verify", lambda programs, path, row: (state, f"{path.read_text()} is wrong"))
     row = attrs.evolve(CANDIDATE, state="won")
     tuned = programs(Store(tmp_path / "cache"), "ort-cpu" if ending == ".onnx" else "tensorrt-rtx")
     tuned.prepared[PROGRAM] = attrs.evolve(PREPARED, sha256=hashlib.sha256(verified.encode()).hexdigest())

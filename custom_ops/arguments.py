@@ -12,7 +12,8 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +50,24 @@ NUM_KV_HEADS: Any = Derived("past.shape[1]", "num_kv_heads")
 HEAD_DIM: Any = Derived("weight.shape[0]", "head_dim")
 SCALE: Any = Derived("head_dim**-0.5", "head_dim", lambda head_dim: head_dim**-0.5)
 
+VARYING = ("B", "S", "T", "past", "new")
+"""The names of axes whose sizes may vary in a graph; the others are fixed."""
+
+_related: list[bool] = []
+"""Not empty inside `related_sizes`."""
+
+
+@contextmanager
+def related_sizes() -> Iterator[None]:
+    """In an export inside it, sizes become equal or fixed where docstrings say that they are: for axes of which nobody
+    said how they vary. Otherwise sizes that vary are not compared, since that would contradict what was said."""
+    _related.append(True)
+    try:
+        yield
+    finally:
+        _related.pop()
+
+
 _FLOATS = (torch.float32, torch.float64)
 _DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {"int64": (torch.int64,), "float32": _FLOATS}
 _ARG = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)$", re.MULTILINE)
@@ -69,6 +88,7 @@ class Axis:
     def __init__(self, text: str) -> None:
         size, _, one = text.strip().partition("|")
         self.text, self._broadcast = text.strip(), bool(one)
+        self._varies = size.strip() in VARYING
         self._terms = [[factor.strip() for factor in term.split("*")] for term in size.split("+")]
 
     def unknown(self, sizes: Sizes) -> list[str]:
@@ -77,19 +97,20 @@ class Axis:
         return [factor for factor in factors if not factor.isdigit() and sizes.get(factor) is None]
 
     def problem(self, size: Any, sizes: Sizes) -> str | None:
-        """Why the axis can't have this size; a name that it makes known goes into `sizes`.
-
-        In an export, sizes that may vary are not compared: a comparison would fix them.
-        """
-        if type(size) is not int or torch.compiler.is_dynamo_compiling():
+        """Why the axis can't have this size; a name that it makes known goes into `sizes`."""
+        traced = torch.compiler.is_dynamo_compiling()  # where sizes that vary look like numbers
+        if type(size) is not int and (traced or not _related):
             return None
+        size = size if self._varies else int(size)
         if self._broadcast and type(size) is int and size == 1:
             return None
         unknown = self.unknown(sizes)
         if unknown:
             return self._solve(size, unknown, sizes)
+        if traced:
+            return None
         expected = self._value(self._terms, sizes)
-        return f"{self.text} is {expected}" if type(expected) is int and size != expected else None
+        return f"{self.text} is {expected}" if _is_plain(size) and _is_plain(expected) and size != expected else None
 
     def _value(self, terms: Sequence[Sequence[str]], sizes: Sizes) -> Any:
         values = [[int(factor) if factor.isdigit() else sizes[factor] for factor in term] for term in terms]
@@ -105,6 +126,11 @@ class Axis:
             return f"{'*'.join(factors)} is {divisor}, which doesn't divide {size}"
         sizes[unknown[0]] = size // divisor if factors else size
         return None
+
+
+def _is_plain(size: Any) -> bool:
+    """Whether a size is a number, or one that varies by itself; not a sum, such as the length of a grown cache."""
+    return type(size) is int or (bool(_related) and size.node.expr.is_symbol)
 
 
 class Kind(NamedTuple):

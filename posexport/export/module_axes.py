@@ -20,13 +20,13 @@ _WORD, _UNUSUAL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"\W")
 class Axes:
     """The axes of a call's tensors: `shapes` is what torch.export takes, made of a user's `dynamic_shapes`.
 
-    There, a name does for a torch.export.Dim. Without `dynamic_shapes` torch finds out which axes can vary; `fixed` are
-    those that can't because they have the size 1 in the call, as `name[axis]`.
+    There, a name does for a torch.export.Dim. Without `dynamic_shapes`, torch finds out which axes can vary (`found`);
+    `fixed` are those that can't because they have the size 1 in the call, as `name[axis]`.
     """
 
     def __init__(self, bound: Bound, dynamic_shapes: Any = None) -> None:
         self._names: dict[str, dict[int, str]] = {}
-        self._auto = dynamic_shapes is None
+        self.found = dynamic_shapes is None
         given = dynamic_shapes
         if isinstance(given, list | tuple):
             if len(given) != len(bound.arguments):
@@ -37,13 +37,13 @@ class Axes:
         self.shapes: dict[str, Any] = self._walk(dict(bound.arguments), given, "")
         self._tensors = tensors_of(bound)
         sizes = {(name, axis): t.shape[axis] for name, t in self._tensors.items() for axis in range(t.dim())}
-        self.fixed = tuple(f"{name}[{axis}]" for (name, axis), size in sizes.items() if size == 1 and self._auto)
+        self.fixed = tuple(f"{name}[{axis}]" for (name, axis), size in sizes.items() if size == 1 and self.found)
 
     def _walk(self, value: Any, shape: Any, name: str) -> Any:
         """The shapes of a value: those that are given, or else each tensor's default."""
         if isinstance(value, torch.Tensor):
             if shape is None:
-                return dict.fromkeys(range(value.dim()), Dim.AUTO) if self._auto else None
+                return dict.fromkeys(range(value.dim()), Dim.AUTO) if self.found else None
             return self._axes(value, shape, name)
         if isinstance(value, Mapping):
             if shape is not None and (not isinstance(shape, Mapping) or not {*shape} <= {*value}):

@@ -10,7 +10,7 @@ example, and those that something in the module fixes, such as the size of a wei
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,6 +22,7 @@ from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
 from posexport.artifact.onnx_artifact import module_metadata
 from posexport.custom_ops import attend, attend_cached, attend_shared
+from posexport.custom_ops.arguments import related_sizes
 from posexport.errors import RequestError, shown
 from posexport.export import exporter, support
 from posexport.export.module_axes import Axes
@@ -119,15 +120,16 @@ def export_any(
         inputs = _names("input_names", input_names, tensors_of(bound))
         results = _names("output_names", output_names, outputs)
         progress("tracing the module")
-        with exporter.quiet():
-            shapes = axes.shapes
+        with exporter.quiet(), related_sizes() if axes.found else nullcontext():
             program = torch.export.export(
                 module,
                 bound.args,
                 bound.kwargs,
-                dynamic_shapes=shapes,
+                dynamic_shapes=axes.shapes,
                 strict=False,
-                prefer_deferred_runtime_asserts_over_guards=True,  # as torch.onnx.export has it
+                # comparisons of sizes that are said to vary are left for run time, as torch.onnx.export does; others
+                # fix sizes, or make them equal
+                prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
         progress("writing the graph")
         model = exporter.capture(program, functions)

@@ -56,6 +56,7 @@ def evidence_of(
     """The evidence for each site, by name. `shared`: the caches of `after` are buffers."""
     old, new = Evaluator(before), Evaluator(after)
     found = {attention.name: Evidence() for attention in attentions}
+    caches = {side.cache.present.name for one in attentions for side in (one.k, one.v) if side.cache is not None}
     for index, case in enumerate(cases):
         arrays = {name: torch.from_numpy(array) for name, array in case.arrays.items()}
         features: dict[str, torch.Tensor] = {}
@@ -63,6 +64,7 @@ def evidence_of(
             side.source.value.name or "": _drawn(side.source.value.name or "", index, features)
             for attention in attentions
             for side in (attention.q, attention.k, attention.v)
+            if side.source.value.name not in caches  # of another site, which gives them
         }
         names = {attention.name: _outputs(attention) for attention in attentions}
         logits = {attention.name: attention.logits.name or "" for attention in attentions}

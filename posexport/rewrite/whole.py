@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,10 @@ def whole_evidence(
     missing = [name for name in outputs if name not in {value.name for value in after.graph.outputs}]
     if missing:
         return WholeEvidence(problem=_differs(f"it has no output {missing[0]!r}"))
+    names = Counter(value.name for node in after.graph for value in node.outputs if value.name)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:  # which runtimes refuse
+        return WholeEvidence(problem=_differs(f"two of its nodes give {twice!r}"))
     with_length = any(value.name == LENGTH_INPUT for value in after.graph.inputs)
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
     computable: set[str] = set()

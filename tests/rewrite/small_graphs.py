@@ -46,12 +46,19 @@ class Graph:
 
 
 def decoder(
-    *, layers: int = 1, rope: bool = True, cache: bool = True, opset: int = 18, seed: int = 0, length_of: str = "mask"
+    *,
+    layers: int = 1,
+    rope: bool = True,
+    cache: bool = True,
+    opset: int = 18,
+    seed: int = 0,
+    length_of: str = "mask",
+    one_cache: bool = False,
 ) -> onnx.ModelProto:
     """Tokens to logits: attention with grouped heads, RoPE of the layout half, padding, causal, and a cache.
 
     Causality counts the keys by what `length_of` says: the padding `mask`, the `keys` behind the cache, or those keys
-    `repeated` for all heads.
+    `repeated` for all heads. With `one_cache` all layers read the keys and values of the first.
     """
     g = Graph(seed)
     inputs = [_info("input_ids", TensorProto.INT64, "batch", "seq")]
@@ -62,8 +69,9 @@ def decoder(
     cos, sin = _angles(g) if rope else ("", "")
     seen = _seen(g, cache) if length_of == "mask" else ""
     for layer in range(layers):
-        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")] if cache else []
-        present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
+        owner = 0 if one_cache else layer
+        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")] if cache and owner == layer else []
+        present = [f"present.{owner}.{kind}" for kind in ("key", "value")]
         inputs += [_info(name, TensorProto.FLOAT, "batch", KV_HEADS, "past", SIZE) for name in past]
         outputs += [_info(name, TensorProto.FLOAT, "batch", KV_HEADS, "total", SIZE) for name in present[: len(past)]]
         x = g.op("Add", x, _attention(g, x, layer, (cos, sin) if rope else None, seen or length_of, past, present))
@@ -138,6 +146,8 @@ def _attention(
     if past:
         k = g.op("Concat", past[0], k, axis=2, name=present[0])
         v = g.op("Concat", past[1], v, axis=2, name=present[1])
+    elif layer and present[0].startswith("present.0."):
+        k, v = present
     seen = _seen(g, bool(past), k) if seen == "keys" else seen
     k, v = (_repeated(g, value) for value in (k, v))
     seen = _seen(g, bool(past), k) if seen == "repeated" else seen

@@ -254,3 +254,21 @@ def test_a_mask_that_is_computed_from_keys_behind_the_cache_is_a_reason(monkeypa
     assert one.state == KEPT
     assert one.reason is not None
     assert "what it computes itself" in one.reason.text
+
+
+@pytest.mark.parametrize("form", OPERATORS)
+def test_layers_may_share_the_cache_of_one(form: str) -> None:
+    model = decoder(layers=3, one_cache=True)
+    done, proto = rewritten(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN] * 3
+    if form == "function":
+        assert sum(node.op_type.startswith("CachedAttention") for node in proto.graph.node) == 1
+    for shape in SHAPES:
+        expected, actual = (run(one, inputs(*shape)) for one in (model, proto))
+        for name, want in expected.items():
+            assert np.abs(want - actual[name]).max() < 1e-5
+
+
+def test_buffers_are_refused_where_layers_share_a_cache() -> None:
+    done, _ = rewritten(decoder(layers=2, one_cache=True), form="contrib", target="ort", kv_cache="shared")
+    assert [one.state for one in done.sites] == [KEPT, KEPT]

@@ -50,7 +50,34 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
         except PosexportError as error:
             reason = Reason("not-evaluated", str(error).rstrip("."))
             found.append(UnknownAttention(name=name, layer=layer, reason=reason))
-    return found
+    return _with_caches_of_their_own(found)
+
+
+def _with_caches_of_their_own(found: Sequence[Found]) -> list[Found]:
+    """The attentions, of which one alone has a cache: others that read it, as layers that share it do, read its keys
+    and values as any others."""
+    taken: set[ir.Value] = set()
+    settled: list[Found] = []
+    for one in found:
+        if isinstance(one, Attention) and one.k.cache is not None and one.v.cache is not None:
+            presents = {one.k.cache.present, one.v.cache.present}
+            if presents & taken or len(presents) < 2:
+                one = _behind_caches(one)
+            else:
+                taken |= presents
+        settled.append(one)
+    return settled
+
+
+def _behind_caches(one: Attention) -> Attention:
+    """The attention with the whole of its caches as keys and values."""
+    if one.k.source.factor != 1.0 or one.k.cache is None or one.v.cache is None:
+        return one.near or one
+    k, v = (
+        Side(source=Source(value=cache.present, layout=Layout(tuple("bhsd")), heads=one.num_kv_heads))
+        for cache in (one.k.cache, one.v.cache)
+    )
+    return attrs.evolve(one, k=k, v=v)
 
 
 def _operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason | None:

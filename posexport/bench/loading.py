@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from posexport.bench.shapes import load_for_bench
 from posexport.errors import RequestError, check_known
-from posexport.graphs.roles import ROLES
 
 if TYPE_CHECKING:
     from posexport.artifact.signing import TrustedKey
@@ -21,6 +20,8 @@ def load_timed(paths: Sequence[Path], trusted: Sequence[TrustedKey], roles: Mapp
     RequestError for what can't be timed, for a role of no input or of an input that needs none, and for an input whose
     role can't be guessed. One of the `trusted` keys must have signed each file.
     """
+    from posexport.graphs.roles import ROLES
+
     for name, role in roles.items():
         check_known(f"role of the input {name!r}", role, ROLES)
     files = [_load(path, trusted, roles) for path in paths]

@@ -14,7 +14,7 @@ from posexport.bench.scenarios import Scenario
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, check_known
 from posexport.spec.contract import graph_inputs, resolved, within
-from posexport.spec.fields import integer
+from posexport.spec.fields import integer, whole_number
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 BUFFER, ENCODER_TOKENS = 1024, 512
 """Places in a shared cache, where they suffice, and tokens of an encoder."""
+
+_NEVER_EMPTY = ("batch", "seq", "max_seq", "encoder_seq")
+"""Dimensions of at least 1; those that a file names itself may be tokens in a cache."""
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +172,8 @@ def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch",
 
 
 def pairs_of(text: str) -> dict[str, str]:
-    """The sizes in `batch=1,seq=128` as they stand there, by dimension; RequestError for other text."""
+    """The sizes in `batch=1,seq=128` as they stand there, by dimension; RequestError for other text, and for what is no
+    size. Whether a file has such dimensions, it says itself."""
     given: dict[str, str] = {}
     for part in text.split(","):
         dim, equals, value = (piece.strip() for piece in part.partition("="))
@@ -177,6 +181,7 @@ def pairs_of(text: str) -> dict[str, str]:
             raise RequestError(f"--shape {text!r} is not like batch=1,seq=128: write each dimension as NAME=SIZE.")
         if dim in given:
             raise RequestError(f"--shape {text!r} gives {dim} twice: give it once.")
+        whole_number(dim, value, at_least=0 if dim not in _NEVER_EMPTY else 1)
         given[dim] = value
     return given
 

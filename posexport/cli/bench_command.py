@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from posexport.artifact.paths import check_artifact
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
 from posexport.cli.options import (
@@ -105,7 +104,6 @@ def bench(
     for name, given_alone in (("--max-regression", max_regression is not None), ("--strict", strict)):
         if given_alone and baseline is None and against is None:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
-    check_artifact(Path(file))
     with console.steps("reading the artifact") as progress:
         from posexport.bench.gate import bench_file, exit_code
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from posexport.artifact.paths import check_artifact
 from posexport.cli import console
 from posexport.cli.options import sign_option, signing_key, trust_option, trusted_keys
 from posexport.errors import RequestError
@@ -53,7 +52,6 @@ def package(
     path, repository = Path(file), Path("model_repository" if output is None else output)
     if not triton:
         raise RequestError("what to package for was not given: give --triton, the only server so far.")
-    check_artifact(path)
     key, trusted = signing_key(sign), trusted_keys(trust)
     with console.steps("loading") as progress:
         from posexport.export.triton.package import PackageOptions, package_triton

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
-from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import Manifest, manifest_path
 from posexport.artifact.profiles import ShapeProfiles
 from posexport.errors import Reason, RequestError
-from posexport.graphs.roles import Role
 from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from posexport.artifact.graph_file import GraphFile
+    from posexport.graphs.roles import Role
 
 BACKENDS = {"onnxruntime": ("onnxruntime_onnx", "model.onnx"), "tensorrt": ("tensorrt_plan", "model.plan")}
 """Backend to (platform, file name)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from results import machine_line, table
@@ -171,17 +171,39 @@ def _names(names: Iterable[str], most: int = 6) -> str:
 
 
 def _near_misses(rows: Sequence[NearMiss]) -> list[str]:
-    verdicts = ("left alone", "rewritten, the same", "corrected", "broken", "crashed")
-    faults: dict[str, list[NearMiss]] = defaultdict(list)
+    """Counts by the first word of the fault: what it concerns."""
+    columns = (
+        "fault of",
+        "kinds",
+        "made",
+        "left alone",
+        "rewritten in part",
+        "rewritten",
+        "corrected",
+        "broken",
+        "crashed",
+    )
+    groups: dict[str, list[NearMiss]] = defaultdict(list)
     for one in rows:
-        faults[one.fault.replace("_", " ")].append(one)
-    counts = [
-        (name, str(len(group)), *(str(sum(one.verdict == verdict for one in group)) for verdict in verdicts))
-        for name, group in [("all", list(rows)), *sorted(faults.items())]
+        groups[one.fault.partition("_")[0]].append(one)
+    cells = [
+        (name, str(len({one.fault for one in group})), *(str(count) for count in _verdicts(group)))
+        for name, group in [("all", list(rows)), *sorted(groups.items())]
     ]
-    files = len({one.of for one in rows})
-    head = f"{len(rows)} near misses of {files} files, {len(faults)} kinds of faults."
-    return ["## Near misses", "", head, "", *table(("fault", "made", *verdicts), counts)]
+    faults, files = len({one.fault for one in rows}), len({one.of for one in rows})
+    head = f"{len(rows)} near misses of {files} files, {faults} kinds of faults."
+    kinds = ", ".join(sorted({one.fault.replace("_", " ") for one in rows}))
+    return ["## Near misses", "", head, "", *table(columns, cells), "", *textwrap.wrap(f"The kinds: {kinds}.", 120)]
+
+
+def _verdicts(rows: Sequence[NearMiss]) -> Iterator[int]:
+    """How many were made, and what became of them."""
+    yield len(rows)
+    yield sum(one.verdict == "left alone" for one in rows)
+    for whole in (False, True):
+        yield sum(one.verdict == "rewritten, the same" and whole != bool(one.kept) for one in rows)
+    for verdict in ("corrected", "broken", "crashed"):
+        yield sum(one.verdict == verdict for one in rows)
 
 
 def _speed(speed: Speed) -> list[str]:

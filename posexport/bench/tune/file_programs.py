@@ -173,7 +173,6 @@ def _copied(file: GraphFile, path: Path, key: SigningKey | None) -> OnnxManifest
             sha256=hashes.pop(path.name),
             external_data=hashes,
             version=__version__,
-            form="decomposed",
             inputs=tensors_of(file.inputs()),
             outputs=tensors_of(file.outputs()),
             opset=file.opset,

@@ -21,7 +21,7 @@ def length_frequencies(positions: Tensor, short: Tensor, long: Tensor, limit: in
     section 3.3, with the switch of transformers).
 
     Args:
-        positions: int64 [B, S].
+        positions: int64 [B, S] or [B, S, axes].
         short, long: frequencies of `sinusoids`, or turns of `exact_sinusoids`, of one shape.
         limit: the length up to which `short` holds.
 
@@ -48,7 +48,7 @@ def ntk_frequencies(
     theta (factor length / limit - factor + 1)^(dim / (dim - 2)) (dynamic NTK, as transformers computes it).
 
     Args:
-        positions: int64 [B, S]; the length is the largest + 1.
+        positions: int64 [B, S] or [B, S, axes]; the length is the largest + 1.
         frequencies: float32 [P].
         theta: the base of `frequencies`.
         factor: of the scaling.
@@ -89,7 +89,7 @@ def position_temperature(q: Tensor, positions: Tensor, floor_scale: int, attn_sc
 
     Args:
         q: [B, S, D].
-        positions: int64 [B, S].
+        positions: int64 [B, S] or [B, S, axes].
         floor_scale: positions up to which q stays as it is.
         attn_scale: weight of the logarithm.
 

@@ -34,6 +34,10 @@ ROLES, NOT_EVALUATED, TIME, FAILED = "roles-unknown", "not-evaluated", "time", "
 """Codes of reasons why attention was not looked for or not described, beside those of posexport.processes."""
 
 
+NOT_STARTED = "not-started"
+"""The code of the reason that the child process can't be started."""
+
+
 @attrs.frozen(kw_only=True)
 class Inspection:
     """The role of each input by name, None where it can't be guessed, and the attentions as data (docs/reference/
@@ -61,6 +65,10 @@ def inspect_graph(
     Without `attention`, only inputs are looked at. RequestError for roles that the inputs can't have.
     """
     worker = Worker("posexport.graphs.inspection")
+    try:
+        worker.start()
+    except RequestError as error:  # no folder for temporary files
+        return Inspection(roles=dict.fromkeys(graph.inputs()), reason=Reason(NOT_STARTED, str(error).rstrip(".")))
     try:
         request = {"path": str(graph.path.absolute()), "sha256": graph.sha256, "attention": attention}
         reply = worker.ask({**request, "roles": dict(roles or {})}, LONGEST_STEP, progress)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from posexport.errors import PosexportError, RequestError, shown, system_error
-from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.files import TEXT_LIMIT, read_bytes, real_path
 from posexport.runtimes.module_reference import module_parts
 
 SEED = 0
@@ -97,7 +97,7 @@ def _run(path: Path) -> tuple[ModuleType, str]:
     """The file as a Python module, and the sha256 of what was run."""
     source = read_bytes(path, TEXT_LIMIT)
     file = ModuleType(f"posexport_file_{path.stem}")
-    file.__file__ = str(path.resolve())
+    file.__file__ = str(real_path(path))
     sys.modules[file.__name__] = file  # dataclasses look their modules up
     with user_code(path, f"running {str(path)!r}"):
         exec(compile(source, file.__file__, "exec"), vars(file))
@@ -110,7 +110,7 @@ def user_code(path: Path, what: str) -> Iterator[None]:
 
     What it raises becomes a RequestError that names the line, sys.exit included.
     """
-    folder = str(path.resolve().parent)
+    folder = str(real_path(path).parent)
     sys.path.insert(0, folder)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -138,7 +138,7 @@ def described(error: BaseException, path: Path) -> str:
 
 def _line(error: BaseException, path: Path) -> int | None:
     """The last line of the file at `path` that an error came through."""
-    real = str(path.resolve())
+    real = str(real_path(path))
     if isinstance(error, SyntaxError) and error.filename == real:
         return error.lineno
     line, trace = None, error.__traceback__

@@ -41,21 +41,33 @@ def progression(dim: int, theta: float) -> Callable[[torch.dtype], Tensor]:
 
 def angle_constant(spec: Spec, dtype: torch.dtype, frequencies: Callable[[torch.dtype], Tensor]) -> Tensor:
     """The constant for `cos_sin`: `frequencies` in radians per position, in `dtype`; or with exact angles, except in
-    the float64 reference, int64 [2, ...] in the units of `custom_ops.exact_sinusoids`: the angles of 4096 positions and
-    of one position, without whole turns."""
+    the float64 reference, `exact_turns` of them."""
     import torch
-
-    from posexport.custom_ops.angles import HALF_TURN, SPLIT
 
     if spec.angles != "exact" or dtype == torch.float64:
         return frequencies(dtype)
-    exact, whole = frequencies(torch.float64), 2 * HALF_TURN
-    if float(exact.max()) > 1.001:
+    exact = frequencies(torch.float64)
+    if float(exact.max()) > FASTEST:
         raise RequestError(
             f"the fastest pair turns by {float(exact.max()):.3g} radians per position with angles exact: at most 1 "
             "is supported, so give a theta or factors of 1 or more."
         )
-    low = torch.round(torch.remainder(exact / (2 * math.pi), 1.0) * whole).to(torch.int64) % whole
+    return exact_turns(exact)
+
+
+FASTEST = 1.001
+"""Radians per position that exact angles support."""
+
+
+def exact_turns(frequencies: Tensor) -> Tensor:
+    """Float64 `frequencies` [...] in radians per position as int64 [2, ...] in the units of
+    `custom_ops.exact_sinusoids`: the angles of 4096 positions and of one position, without whole turns."""
+    import torch
+
+    from posexport.custom_ops.angles import HALF_TURN, SPLIT
+
+    whole = 2 * HALF_TURN
+    low = torch.round(torch.remainder(frequencies / (2 * math.pi), 1.0) * whole).to(torch.int64) % whole
     return torch.stack((low * SPLIT % whole, low))
 
 

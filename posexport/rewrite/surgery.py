@@ -9,6 +9,7 @@ from onnx_ir.passes import common
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
@@ -29,19 +30,23 @@ def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
     values = values_of(model)
     model.graph.extend(nodes.nodes)
     replaced: list[ir.Value] = []
+    done: set[str] = set()  # several attentions may read the same keys
     for site in sites:
         for name, new in site.replaced.items():
+            if name in done:
+                continue
+            done.add(name)
             old = values[name]
             replaced.append(old)
             new.shape, new.type = old.shape, old.type or new.type
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
             old.name = f"{PREFIX}/old/{name}"
             new.name = name
-    _remove_unused(model, [*replaced, *(value for node in nodes.nodes for value in node.outputs)])
+    remove_unused(model, [*replaced, *(value for node in nodes.nodes for value in node.outputs)])
     model.graph.sort()
 
 
-def _remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
+def remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
     """Remove the nodes and initializers that only computed these values."""
     pending = list(values)
     while pending:
@@ -140,9 +145,7 @@ def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequenc
     Else they would keep the rotation that is replaced.
     """
     for one in attentions:
-        for rotary in (one.q.rotary, one.k.rotary):
-            if rotary is None:
-                continue
+        for rotary in rotations(one):
             source = values[rotary.source.name or ""]
             for node in view.flow.between(rotary.source, rotary.target):
                 for inner in node.outputs:
@@ -153,16 +156,22 @@ def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequenc
                             use.node.replace_input_with(use.idx, source)
 
 
+def rotations(one: Attention) -> list[Rotary]:
+    """All rotations of queries and keys."""
+    whole = [side.rotary for side in (one.q, one.k) if side.rotary is not None]
+    return whole + [turn.rotary for turn in one.turns]
+
+
 def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:
     """Every value that the sites read."""
     values: list[ir.Value] = []
     for one in attentions:
         for side in (one.q, one.k, one.v):
             values.append(side.source.value)
-            if side.rotary is not None:
-                values += [side.rotary.cos.value, side.rotary.sin.value]
             if side.cache is not None:
                 values.append(side.cache.past)
+        values += [value for rotary in rotations(one) for value in (rotary.cos.value, rotary.sin.value)]
+        values += [turn.rotary.source for turn in one.turns]
         values += [term.value for term in one.terms] + [scale for scale, _ in one.head_scales]
         values += [] if one.sinks is None else [one.sinks]
     return list(dict.fromkeys(values))

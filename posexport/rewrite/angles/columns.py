@@ -1,0 +1,98 @@
+"""Which pair's cosine or sine each feature of a value is, so that the value can be computed from those of all pairs.
+
+Graphs lay cosines and sines out for the rotation that they write: each of the P twice, as two halves or alternating,
+some negative, both in one value. Each feature is compared with all of them at positions that were put into the graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import torch
+
+from posexport.graphs.attention.rotary import AngleSource
+from posexport.rewrite.angles.parameters import ExactAngles
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+_BLOCK = 64
+"""Features that are compared at a time."""
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """For each feature of a value the pair, whether it is its sine, and whether it is the negative of that."""
+
+    pairs: tuple[int, ...]
+    sines: tuple[bool, ...]
+    negative: tuple[bool, ...]
+
+    def of(self, cos: Array, sin: Array) -> Array:
+        """The features [..., F] made of cosines and sines [..., P]."""
+        pairs = list(self.pairs)
+        chosen = np.where(np.asarray(self.sines), sin[..., pairs], cos[..., pairs])
+        return np.asarray(np.where(np.asarray(self.negative), -chosen, chosen))
+
+
+def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> list[Columns] | float:
+    """The columns of values [n, F] at positions [n]; by how much of what rounding explains they differ, where they do.
+
+    Values of as many features have the same pairs: a slow pair's sine is known where its cosine is 1 all along.
+    """
+    parts = [_misfits(value, exact, positions) for value in values]
+    joint = len(values) == 2 and parts[0].shape == parts[1].shape and _is_of_one_kind(parts[0], parts[1])
+    together = [parts[0].min(0) + parts[1].min(0)] * 2 if joint else [part.min(0) for part in parts]
+    found, worst = [], 0.0
+    for part, misfits in zip(parts, together, strict=True):
+        pairs = misfits.argmin(1)
+        own = part[:, np.arange(len(pairs)), pairs]  # [4, F]
+        kinds = own.argmin(0)
+        worst = max(worst, float(own.min(0).max()))
+        found.append(
+            Columns(
+                pairs=tuple(pairs.tolist()),
+                sines=tuple((kinds >= 2).tolist()),
+                negative=tuple((kinds % 2 == 1).tolist()),
+            )
+        )
+    return found if worst <= 1.0 else worst
+
+
+def _misfits(value: Array, exact: ExactAngles, positions: Array) -> Array:
+    """[4, F, P]: how far features are from cosines, their negatives, sines and theirs, in what rounding explains."""
+    cos, sin = exact.cos_sin(positions)
+    tolerance = exact.tolerance(positions)
+    parts = []
+    for start in range(0, value.shape[1], _BLOCK):
+        features = value[:, start : start + _BLOCK, None]
+        parts.append(
+            np.stack([(np.abs(features - one[:, None]) / tolerance[:, None]).max(0) for one in (cos, -cos, sin, -sin)])
+        )
+    return np.nan_to_num(np.concatenate(parts, 1), nan=np.inf)
+
+
+def _is_of_one_kind(first: Array, second: Array) -> bool:
+    """Whether one value has cosines and the other sines."""
+    kinds = [set((part.min(2).argmin(0) // 2).tolist()) for part in (first, second)]
+    return kinds == [{0}, {1}]
+
+
+def by_token(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
+    """A value that holds cosines or sines as [B or 1, S, F]."""
+    kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+    dropped = [axis for axis in range(value.dim()) if axis not in kept]
+    flat = value.permute([*dropped, *kept]).reshape([value.shape[axis] for axis in kept])
+    return flat if source.batch is not None else flat.unsqueeze(0)
+
+
+def as_in(source: AngleSource, features: torch.Tensor, rank: int) -> torch.Tensor:
+    """[B or 1, S, F] laid out as the value of so many axes is."""
+    kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+    flat = features if source.batch is not None else features[0]
+    flat = flat.permute([kept.index(axis) for axis in sorted(kept)])
+    for axis in (axis for axis in range(rank) if axis not in kept):
+        flat = flat.unsqueeze(axis)
+    return flat

@@ -1,0 +1,271 @@
+"""A graph whose recognised rotations have exact angles, and is otherwise as it was: what is rewritten is held to it.
+
+Each value that is replaced is tested. On inputs drawn by role, cosines and sines of the new graph are those of the old,
+but for what rounding of the old frequencies explains; at far positions, where they differ, the new ones are those of
+float64, in the graph's own dtypes. This is tested, with these bounds, and not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import attrs
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from posexport.errors import Reason, RequestError
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.rotary import AngleSource, Rotary
+from posexport.graphs.cases import cases_of
+from posexport.graphs.draw import DrawnInputs
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.expand import expand
+from posexport.graphs.view import View, inline, view_of
+from posexport.rewrite.angles.columns import by_token
+from posexport.rewrite.angles.plan import DIFFER, SHARED, AnglePlan, Planner, error_of
+from posexport.rewrite.angles.trial import Trial, far
+from posexport.rewrite.angles.write import Reader, Written, write_exact
+from posexport.rewrite.rewriter import converted
+
+EXACT, PARITY = "exact", "parity"
+"""States of angles: as exact as their dtype, or products in float32 as models in PyTorch have them."""
+
+
+@attrs.frozen(kw_only=True)
+class SiteAngles:
+    """The angles of one attention: `state` EXACT or PARITY, with the reason why they stay as they are.
+
+    `original_error` and `error` are the largest errors of cosines and sines against float64 before and after, up to
+    `positions`, the farthest that was tried; `cases` the sets of inputs on which both were compared.
+    """
+
+    state: str
+    reason: Reason | None = None
+    positions: int | None = None
+    original_error: float | None = None
+    error: float | None = None
+    cases: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ExactModel:
+    """A model with exact angles; `angles` by the name of the attention, of those that rotate. `changed` are the names
+    of the attentions whose angles were others before."""
+
+    model: ir.Model
+    angles: Mapping[str, SiteAngles]
+    changed: frozenset[str]
+
+
+@attrs.define(kw_only=True)
+class _Test:
+    """What was found of one plan: why it can't stand, its error, and the number of cases."""
+
+    problem: str | None = None
+    error: float = 0.0
+    cases: int = 0
+
+
+def exact_model(
+    model: ir.Model,
+    *,
+    form: str = "decomposed",
+    target: str = "portable",
+    opset: int | None = None,
+    roles: Mapping[str, str] | None = None,
+    only: Sequence[str] = (),
+    shared: bool = False,
+    seed: int = 0,
+    without: Mapping[str, Reason] | None = None,
+) -> ExactModel:
+    """A copy of the model, in an opset that the form has, with exact angles in all attentions where that can be done.
+
+    `only` and `shared` are as in posexport.rewrite.rewriter.rewrite_model; `without` names attentions whose angles
+    stay, with the reason. RequestError as `rewrite_model` raises it.
+    """
+    view = view_of(converted(model, form, target, opset, shared), roles, seed)
+    planner = Planner(view)
+    sites = {one.name: one for one in view.attentions if isinstance(one, Attention) and (not only or one.name in only)}
+    plans: dict[str, tuple[AnglePlan, ...]] = {}
+    angles: dict[str, SiteAngles] = {}
+    for name, site in sites.items():
+        plan = planner.plan(site)
+        if isinstance(plan, Reason):
+            angles[name] = SiteAngles(state=PARITY, reason=plan)
+        elif plan is not None and without is not None and name in without:
+            angles[name] = SiteAngles(state=PARITY, reason=without[name])
+        elif plan is not None:
+            plans[name] = plan
+    cases = cases_of(view.roles, seed) if plans else []
+    while True:
+        _leave_shared(planner.owners, plans, angles)
+        changed = {name: plan for name, plan in plans.items() if not all(one.is_exact for one in plan)}
+        if not changed:
+            result, tests = model, {}
+        else:
+            result, tests = _written(view, model, sites, changed, cases, (form, target, opset, shared))
+        wrong = {name: test for name in changed if (test := _worst(tests, plans[name])).problem is not None}
+        for name, test in wrong.items():
+            angles[name] = SiteAngles(state=PARITY, reason=Reason(DIFFER, str(test.problem)))
+            del plans[name]
+        if not wrong:
+            break
+    angles |= {name: _site(plan, _worst(tests, plan)) for name, plan in plans.items()}
+    return ExactModel(model=result, angles=angles, changed=frozenset(changed))
+
+
+def _leave_shared(
+    owners: Mapping[str, str], plans: dict[str, tuple[AnglePlan, ...]], angles: dict[str, SiteAngles]
+) -> None:
+    """Leave the angles of attentions that share keys with one whose angles stay: scores are of the same angles."""
+    left = True
+    while left:
+        left = False
+        for reader, owner in owners.items():
+            for name, other in ((reader, owner), (owner, reader)):
+                if name in plans and other not in plans:
+                    reason = Reason(SHARED, f"its keys are those of {other}, whose angles stay")
+                    angles[name] = SiteAngles(state=PARITY, reason=reason)
+                    del plans[name]
+                    left = True
+
+
+def _worst(tests: Mapping[AnglePlan, _Test], plans: Collection[AnglePlan]) -> _Test:
+    """What was found of all plans of an attention."""
+    found = [tests[plan] for plan in plans if plan in tests]
+    problem = next((test.problem for test in found if test.problem is not None), None)
+    error = max((test.error for test in found), default=0.0)
+    return _Test(problem=problem, error=error, cases=min((test.cases for test in found), default=0))
+
+
+def _site(plans: Collection[AnglePlan], test: _Test) -> SiteAngles:
+    original = max(plan.error for plan in plans)
+    unchanged = max((plan.error for plan in plans if plan.is_exact), default=0.0)
+    return SiteAngles(
+        state=EXACT,
+        positions=min(plan.limit for plan in plans) - 1,
+        original_error=original,
+        error=max(test.error, unchanged),
+        cases=test.cases,
+    )
+
+
+def _written(
+    view: View,
+    model: ir.Model,
+    sites: Mapping[str, Attention],
+    plans: Mapping[str, tuple[AnglePlan, ...]],
+    cases: Sequence[DrawnInputs],
+    conversion: tuple[str, str, int | None, bool],
+) -> tuple[ir.Model, dict[AnglePlan, _Test]]:
+    """A copy of the model with these exact angles, and what was found of each."""
+    written = _places(view, sites, plans)
+    base = converted(model, *conversion)
+    inline(base)
+    expand(base, view.operator_shapes, _operators(view, written))
+    sources = [source for one in written for source in one.plan.sources]
+    dtypes, shapes = view.dtypes([source.value for source in sources]), view.shapes([one.value for one in sources])
+    ranks = {name: len(shape) for name, shape in shapes.items()}
+    moved = write_exact(base, written, dtypes, ranks, conversion[0])
+    tests = {plan: _Test() for plan in moved}
+    for plan, test in tests.items():
+        positions = far(plan.limit)
+        values = Trial(view, moved[plan], base, wide=False).at(plan.positions, positions)
+        test.error = error_of(values, plan.exact, plan.columns, positions)
+        if not test.error <= plan.bound:
+            test.problem = f"exact angles are off by {test.error:.2g} at far positions"
+    _compare(view, base, moved, cases, tests)
+    return base, tests
+
+
+def _places(view: View, sites: Mapping[str, Attention], plans: Mapping[str, tuple[AnglePlan, ...]]) -> list[Written]:
+    """Where the rotations of these attentions read cosines and sines, by plan."""
+    found: dict[AnglePlan, tuple[dict[Reader, None], dict[Reader, None]]] = {}
+    for name, of_site in plans.items():
+        for rotary in (sites[name].q.rotary, sites[name].k.rotary):
+            if rotary is None:
+                continue
+            plan = next(one for one in of_site if one.sources == (rotary.cos, rotary.sin))
+            places = found.setdefault(plan, ({}, {}))
+            for place, source in zip(places, plan.sources, strict=True):
+                place.update(dict.fromkeys(_readers(view, rotary, source)))
+    return [Written(plan=plan, cos=tuple(cos), sin=tuple(sin)) for plan, (cos, sin) in found.items()]
+
+
+def _readers(view: View, rotary: Rotary, source: AngleSource) -> list[Reader]:
+    nodes = view.flow.between(rotary.source, rotary.target)
+    return [
+        (node.outputs[0].name or "", at)
+        for node in nodes
+        for at, value in enumerate(node.inputs)
+        if value is source.value
+    ]
+
+
+def _operators(view: View, written: Sequence[Written]) -> set[str]:
+    """The operators that must be written out, so that angles have places in the graph."""
+    producers = {value.name: node for node in view.model.graph for value in node.outputs}
+    names = {name for one in written for name, _ in (*one.cos, *one.sin)}
+    names |= {value.name or "" for one in written for value in (one.plan.positions.value, *_values(one.plan))}
+    nodes = {producers[name].name for name in names if name in producers}
+    return {one.name for one in view.expanded if nodes & one.nodes}
+
+
+def _values(plan: AnglePlan) -> list[ir.Value]:
+    return [source.value for source in plan.sources]
+
+
+def _compare(
+    view: View,
+    model: ir.Model,
+    moved: Mapping[AnglePlan, tuple[AngleSource, AngleSource]],
+    cases: Sequence[DrawnInputs],
+    tests: Mapping[AnglePlan, _Test],
+) -> None:
+    """Compare old and new cosines and sines on inputs drawn by role, in float64."""
+    old, new = Evaluator(view.model), Evaluator(model)
+    before = {value.name or "" for plan in moved for value in (plan.positions.value, *_values(plan))}
+    after = {source.value.name or "" for sources in moved.values() for source in sources}
+    for case in cases:
+        arrays = {name: torch.from_numpy(array) for name, array in case.arrays.items()}
+        try:
+            expected = old.run(arrays, sorted(before))
+            actual = new.run(arrays, sorted(after))
+        except RequestError:
+            continue  # the model takes no such inputs, or not before some table ends
+        for plan, test in tests.items():
+            test.cases += 1
+            far_off = _misfit(plan, moved[plan], expected, actual, case)
+            if far_off is not None:
+                test.problem = test.problem or f"exact angles are others on {case.label}: {far_off}"
+    for test in tests.values():
+        if not test.cases:
+            test.problem = test.problem or "no drawn inputs gave angles that could be compared"
+
+
+def _misfit(
+    plan: AnglePlan,
+    moved: tuple[AngleSource, AngleSource],
+    expected: Mapping[str, torch.Tensor],
+    actual: Mapping[str, torch.Tensor],
+    case: DrawnInputs,
+) -> str | None:
+    """How new cosines and sines are no others than rounding explains; None where they are not."""
+    positions = plan.positions.read(expected[plan.positions.value.name or ""]).numpy()
+    known = positions >= 0  # padding may have any
+    if known.shape == case.tokens.shape:
+        known = known & case.tokens
+    tolerance = plan.exact.tolerance(positions)
+    exact = plan.exact.cos_sin(positions)
+    for source, new, columns in zip(plan.sources, moved, plan.columns, strict=True):
+        want, have = expected[source.value.name or ""], actual[new.value.name or ""]
+        if want.shape != have.shape:
+            return f"shape {list(have.shape)} in place of {list(want.shape)}"
+        allowed = tolerance[..., list(columns.pairs)][known]
+        values = [by_token(source, one.double()).numpy()[known] for one in (want, have)]
+        if not (np.abs(values[0] - values[1]) <= allowed).all():
+            return f"they differ by {np.abs(values[0] - values[1]).max():.2g}"
+        if not np.abs(values[1] - columns.of(*exact)[known]).max(initial=0.0) <= plan.exact.scale * 1e-6:
+            return "they are not those of their positions"
+    return None

@@ -1,0 +1,89 @@
+"""Cosines and sines of a graph at positions that are put in place of its own, in float64 or in its own dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.rotary import AngleSource
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.view import View
+from posexport.rewrite.angles.columns import by_token
+from posexport.rewrite.angles.positions import PositionSource
+from posexport.runtimes.tensors import to_torch
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+MOST = 2**24
+"""Positions end here: as far as posexport.custom_ops.exact_sinusoids is exact."""
+
+
+class Trial:
+    """The values of `sources` in `model`, a copy of the model of a view, on the view's inputs."""
+
+    def __init__(self, view: View, sources: Sequence[AngleSource], model: ir.Model, *, wide: bool = True) -> None:
+        self._sources = sources
+        self._names = [source.value.name or "" for source in sources]
+        self._evaluator = Evaluator(model, wide=wide)
+        self._arrays = {name: to_torch(array) for name, array in view.inputs.arrays.items()}
+        self._view = view
+
+    def at(self, source: PositionSource, positions: Array) -> list[Array]:
+        """Each value as [n, F] at positions [n]; RequestError where the graph takes none of them."""
+        shape = self._view.probe.shape(source.value)
+        rows = 1 if source.batch is None else shape[source.batch]
+        room = rows * shape[source.tokens]
+        parts: list[list[Array]] = [[] for _ in self._names]
+        for start in range(0, len(positions), room):
+            part = positions[start : start + room]
+            filled = np.concatenate((part, np.repeat(part[-1:], room - len(part))))
+            for found, value in zip(parts, self._run(source, filled.reshape(rows, -1), shape), strict=True):
+                found.append(value[: len(part)])
+        return [np.concatenate(part) for part in parts]
+
+    def limit(self, source: PositionSource) -> int:
+        """The number of positions, MOST at most, that the graph takes: a table may end before; 0 for none."""
+        low, high = 0, MOST
+        while low < high:
+            middle = high if high == MOST else (low + high + 1) // 2
+            try:
+                self.at(source, np.array([middle - 1]))
+                low = middle
+            except RequestError:
+                high = middle - 1
+        return low
+
+    def _run(self, source: PositionSource, positions: Array, shape: Sequence[int]) -> list[Array]:
+        def put(value: torch.Tensor) -> torch.Tensor:
+            return source.laid_out(torch.from_numpy(positions), shape).to(value.dtype)
+
+        overrides = {source.value.name or "": put}
+        values = self._evaluator.run(self._arrays, [*dict.fromkeys(self._names)], overrides=overrides)
+        return [
+            by_token(one, values[name].double()).reshape(-1, values[name].shape[one.features]).numpy()
+            for one, name in zip(self._sources, self._names, strict=True)
+        ]
+
+
+def near_and_far(limit: int, seed: int = 0) -> Array:
+    """Positions below a limit: the first, drawn ones up to each power of two, and the last."""
+    rng = np.random.default_rng(seed)
+    found = [*range(min(limit, 6))]
+    for power in range(3, MOST.bit_length()):
+        top = min(2**power, limit)
+        found += rng.integers(0, top, 8).tolist() if top > 6 else []
+    return np.array(sorted({*found, limit - 1}), np.int64)
+
+
+def far(limit: int, seed: int = 0) -> Array:
+    """Positions at which errors are stated: the last quarter before the limit, of 2^20 and above where it allows."""
+    rng = np.random.default_rng((seed, 1))
+    start = min(2**20, limit * 3 // 4)
+    found = {start, limit - 1, limit // 2} | set(rng.integers(start, limit, 40).tolist())
+    return np.array(sorted(found), np.int64)

@@ -1,0 +1,87 @@
+"""Whether a rotation takes its angles from two values of the graph alone: tried with other angles put in their place.
+
+A graph may keep angles in more values than those that were recognised, such as the negative sine; exact angles in some
+of them and rounded ones in others would be neither the one function nor the other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from posexport.graphs.attention.layouts import Layout, Sizes, layouts_of
+from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.view import View
+from posexport.rewrite.angles.columns import Columns, as_in
+from posexport.rewrite.angles.parameters import ExactAngles
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+EXACT = 1e-9
+"""Part of the largest value that the rotation by other angles may differ by in float64."""
+
+_ROOM = 2**20
+"""Positions that are tried, from 0."""
+
+
+def turning_error(
+    view: View, evaluator: Evaluator, rotary: Rotary, exact: ExactAngles, columns: tuple[Columns, Columns], dim: int
+) -> float:
+    """How far the graph's rotation with exact angles of drawn positions is from what it must be, as a part of the
+    largest value; infinite where it is no rotation of heads of `dim` features at all."""
+    batch, tokens, _ = rotary.solved[0].shape
+    heads = math.prod(view.probe.shape(rotary.source)) // (batch * tokens * dim)
+    sizes = (batch, heads, tokens, dim)
+    source = rotary.layout.to_heads(still := view.probe.random_like(rotary.source), sizes)
+    target = _layout(view, rotary, sizes)
+    if target is None:
+        return math.inf
+    rng = np.random.default_rng(tokens)
+    prefix = rotary.cos.prefix
+    rows = 1 if rotary.cos.batch is None else batch
+    positions = rng.integers(0, _ROOM, (rows, tokens - prefix))
+    cos, sin = exact.cos_sin(positions)
+    known = _known(view, rotary) | {rotary.source.name or "": still}
+    for angles, one in zip((rotary.cos, rotary.sin), columns, strict=True):
+        rank = len(view.probe.shape(angles.value))
+        known[angles.value.name or ""] = as_in(angles, torch.from_numpy(one.of(cos, sin)), rank)
+    name = rotary.target.name or ""
+    moved = target.to_heads(evaluator.run(known, [name])[name], sizes)
+    kept = ((0, 0), (prefix, 0), (0, 0))
+    full = (np.pad(cos, kept, constant_values=1.0), np.pad(sin, kept))
+    expected = turned(source, *map(torch.from_numpy, full), rotary)
+    return float((moved - expected).abs().max()) / max(float(expected.abs().max()), 1e-300)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """x [B, H, S, D], the pairs of which are turned by angles [B or 1, S, P]."""
+    first, second = rotary.pairs.indices()
+    result, a, b = x.clone(), x[..., first], x[..., second]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    result[..., first], result[..., second] = a * cos - b * sin, a * sin + b * cos
+    return result
+
+
+def _layout(view: View, rotary: Rotary, sizes: Sizes) -> Layout | None:
+    """How the result of the rotation is laid out."""
+    still = view.probe.random_like(rotary.source)
+    moved = view.probe.through(rotary.source, [rotary.target], still)[0]
+    expected = turned(rotary.layout.to_heads(still, sizes), *rotary.solved, rotary)
+    limit = EXACT * max(float(expected.abs().max()), 1e-300)
+    for layout in layouts_of(tuple(moved.shape), sizes):
+        if float((layout.to_heads(moved, sizes) - expected).abs().max()) <= limit:
+            return layout
+    return None
+
+
+def _known(view: View, rotary: Rotary) -> dict[str, torch.Tensor]:
+    """What the nodes of a rotation read, on the probe's inputs."""
+    nodes = view.flow.between(rotary.source, rotary.target)
+    computed = {value for node in nodes for value in node.outputs}
+    read = {value for node in nodes for value in node.inputs if value is not None}
+    return {value.name or "": view.probe.get(value) for value in read - computed if value not in view.flow.constant}

@@ -24,7 +24,7 @@ class Functions:
     """
 
     def __init__(self, opset: int, form: str, target: str) -> None:
-        self.opset, self._form, self._target = opset, form, target
+        self.opset, self.form, self._target = opset, form, target
         self.for_target_only = False
         self._calls: dict[tuple[object, ...], ir.Function] = {}
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
@@ -55,9 +55,9 @@ class Functions:
                 ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(shape)) if shape is not None else None
                 for name, v, shape in zip(operator.inputs, inputs, shapes, strict=True)
             ]
-            chosen = operator.body_for(self._form, self._target)
+            chosen = operator.body_for(self.form, self._target)
             function = self._build(operator, chosen, values, attributes)
-            common = operator.body_for(self._form, "portable")
+            common = operator.body_for(self.form, "portable")
             if chosen is not common and not self.for_target_only:
                 self.for_target_only = _differ(function, lambda: self._build(operator, common, values, attributes))
             body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))

@@ -66,6 +66,8 @@ def evidence_of(
             for side in (attention.q, attention.k, attention.v)
             if side.source.value.name not in caches  # of another site, which gives them
         }
+        turned = [turn.rotary.source.name or "" for attention in attentions for turn in attention.turns]
+        overrides |= {name: _drawn(name, index, features) for name in turned if name not in overrides}
         names = {attention.name: _outputs(attention) for attention in attentions}
         logits = {attention.name: attention.logits.name or "" for attention in attentions}
         wanted = [name for outputs in names.values() for name in outputs]
@@ -97,6 +99,11 @@ def _inputs(
 
 
 def _outputs(attention: Attention) -> list[str]:
+    """The names of what a site gives: its result, caches, and what is turned in its place."""
+    return [*_results(attention), *(turn.rotary.target.name or "" for turn in attention.turns)]
+
+
+def _results(attention: Attention) -> list[str]:
     caches = [side.cache.present.name or "" for side in (attention.k, attention.v) if side.cache is not None]
     return [attention.output.value.name or "", *caches]
 
@@ -111,7 +118,7 @@ def _compare(
     evidence.cases += 1
     for index, name in enumerate(_outputs(attention)):
         want, have = expected[name], actual[name]
-        if index > 0:  # of a buffer, the part that a grown cache has
+        if 0 < index < len(_results(attention)):  # of a buffer, the part that a grown cache has
             have = have[:, :, : want.shape[2]]
         if want.shape != have.shape:
             evidence.problem = f"it gives {name} with shape {list(have.shape)} in place of {list(want.shape)}"

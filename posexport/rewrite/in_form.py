@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from posexport.custom_ops.rotary import Layout, has_operator
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.expand import Expanded, domain_of
@@ -55,9 +54,7 @@ def is_in_form(view: View, attention: Attention, form: str, target: str) -> bool
         return False
     cores = _CORES[form, "ort" if target == "ort" else ""]
     takes = cores.get((domain_of(core.node), core.node.op_type), _never)
-    return takes(core) and all(
-        _rotates_in_form(view, side, form, attention.head_dim) for side in (attention.q, attention.k)
-    )
+    return takes(core) and all(_rotates_in_form(view, side, form) for side in (attention.q, attention.k))
 
 
 def operator_of(view: View, name: str) -> Expanded | None:
@@ -67,18 +64,15 @@ def operator_of(view: View, name: str) -> Expanded | None:
 
 def _operators(view: View, side: Side) -> list[Expanded]:
     """The operators that a rotation is made of."""
-    if side.rotary is None:
-        return []
-    nodes = {node.name or "" for node in view.flow.between(side.rotary.source, side.rotary.target)}
+    rotations = [*([] if side.rotary is None else [side.rotary]), *(turn.rotary for turn in side.turns)]
+    between = (node for rotary in rotations for node in view.flow.between(rotary.source, rotary.target))
+    nodes = {node.name or "" for node in between}
     return [one for one in view.expanded if nodes & one.nodes]
 
 
-def _rotates_in_form(view: View, side: Side, form: str, head_dim: int) -> bool:
-    if side.rotary is None:
+def _rotates_in_form(view: View, side: Side, form: str) -> bool:
+    if side.rotary is None and not side.turns:
         return True
-    pairs = side.rotary.pairs
-    if not has_operator(3, Layout(head_dim, pairs.interleaved, pairs.runs)):
-        return True  # the form writes it in standard operators too
     operators = _operators(view, side)
     return bool(operators) and all(_is_sound(view, one, form) for one in operators)
 

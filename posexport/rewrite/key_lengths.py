@@ -5,7 +5,7 @@ the shape is written anew, from that of the cache and of the new keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -75,10 +75,17 @@ def _sum_of_lengths(nodes: Nodes, past: ir.Value, keys: ir.Value) -> ir.Value:
 
 def _is_its_own_source(attention: Attention, values: Mapping[str, ir.Value], site: Site) -> bool:
     """Whether a mask, a bias or angles depend on values that the site replaces."""
+    turned = {values[turn.rotary.target.name or ""] for turn in attention.turns}
     replaced = {values[name] for name in site.replaced}
-    rotations = [side.rotary for side in (attention.q, attention.k) if side.rotary is not None]
     read = [term.value for term in attention.terms] + [scale for scale, _ in attention.head_scales]
-    read += [angles.value for rotary in rotations for angles in (rotary.cos, rotary.sin)]
+    read += [angles for side in (attention.q, attention.k) if side.rotary for angles in side.rotary.angle_values]
+    turns = [angles for turn in attention.turns for angles in turn.rotary.angle_values]
+    # a mask may be computed from what is turned in its place, such as its shape
+    return _depend(read, values, replaced - turned) or _depend(turns, values, replaced)
+
+
+def _depend(read: Iterable[ir.Value], values: Mapping[str, ir.Value], replaced: Collection[ir.Value]) -> bool:
+    """Whether any of the values that are read, by name in the graph, is computed from a replaced one."""
     pending = list(dict.fromkeys(values[value.name or ""] for value in read))
     seen = set(pending)
     for value in pending:

@@ -10,6 +10,7 @@ Everything is looked up by name in the graph that is written to, which may be a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -17,8 +18,10 @@ import numpy as np
 import onnx_ir as ir
 
 from posexport.custom_ops import attend, attend_cached, attend_shared, rotate
+from posexport.custom_ops.rotary import Layout, has_operator
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
+from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
@@ -104,6 +107,11 @@ class SiteWriter:
         results = self._call(operator, shaped, attributes)
         out = from_tokens(nodes, results[0], attention.output.layout, heads, attention.value_dim)
         replaced = {attention.output.value.name or "": out}
+        for turn in attention.turns:
+            rotary = turn.rotary
+            tokens = to_tokens(nodes, self._read(rotary.source), rotary.layout, turn.heads, turn.dim)
+            turned = self._rotated(rotary, tokens, turn.heads, turn.dim)
+            replaced[rotary.target.name or ""] = from_tokens(nodes, turned, turn.layout, turn.heads, turn.dim)
         for side, present in zip((attention.k, attention.v), results[1:], strict=False):
             assert side.cache is not None
             replaced[side.cache.present.name or ""] = present
@@ -125,15 +133,50 @@ class SiteWriter:
         return tokens if rotary is None else self._rotated(rotary, tokens, source.heads, dim)
 
     def _rotated(self, rotary: Rotary, x: ir.Value, heads: int, dim: int) -> ir.Value:
+        """Queries or keys [B, S, heads*dim], turned by one operator, or run by run where they have no operator."""
         pairs = rotary.pairs
+        if pairs.sorted:
+            split = self._nodes.shaped(x, 0, 0, heads, pairs.count, 2)
+            halves = self._nodes.one("Transpose", split, perm=[0, 1, 2, 4, 3])
+            x = self._nodes.shaped(halves, 0, 0, heads * dim)
         cos, sin = (self._angles(one, x, fill) for one, fill in ((rotary.cos, 1.0), (rotary.sin, 0.0)))
+        whole = Layout(dim, pairs.interleaved, pairs.runs)
+        if not pairs.start and (has_operator(3, whole) or self._functions.form in ("decomposed", "function")):
+            return self._turned(x, (cos, sin), heads, dim, pairs)
+        nodes = self._nodes
+        runs = [Pairs(interleaved=pairs.interleaved, runs=(run,)) for run in pairs.runs]
+        ends = [0, pairs.start, *(pairs.start + 2 * sum(pairs.runs[: at + 1]) for at in range(len(runs))), dim]
+        split = nodes.shaped(x, 0, 0, heads, dim)
+        parts, angle = list[ir.Value](), 0
+        for run, (first, last) in zip((None, *runs, None), pairwise(ends), strict=True):
+            if first == last:
+                continue
+            part = self._slice(split, 3, first, last)
+            if run is not None:
+                turns = tuple(self._slice(one, 2, angle, angle + run.count) for one in (cos, sin))
+                flat = nodes.shaped(part, 0, 0, heads * (last - first))
+                turned = self._turned(flat, (turns[0], turns[1]), heads, last - first, run)
+                part, angle = nodes.shaped(turned, 0, 0, heads, last - first), angle + run.count
+            parts.append(part)
+        return nodes.shaped(nodes.one("Concat", *parts, axis=-1), 0, 0, heads * dim)
+
+    def _turned(self, x: ir.Value, angles: tuple[ir.Value, ir.Value], heads: int, dim: int, pairs: Pairs) -> ir.Value:
         shape = ("batch", "seq", pairs.count)
         attributes = {"head_dim": dim, "interleaved": pairs.interleaved, "runs": pairs.runs}
-        shaped = [(x, ("batch", "seq", heads * dim)), (cos, shape), (sin, shape)]
+        shaped: list[Shaped] = [(x, ("batch", "seq", heads * dim)), *((one, shape) for one in angles)]
         return self._call(rotate, shaped, attributes)[0]
+
+    def _slice(self, value: ir.Value, axis: int, first: int, last: int) -> ir.Value:
+        """The places `first` to `last` of an axis."""
+        return self._nodes.one("Slice", value, *(self._nodes.constant([end]) for end in (first, last, axis)))
 
     def _angles(self, source: AngleSource, x: ir.Value, fill: float) -> ir.Value:
         """Cosines or sines [B, S, P]."""
+        parts = [self._angles_of(part, x, fill) for part in source.parts]
+        return parts[0] if len(parts) == 1 else self._nodes.one("Concat", *parts, axis=-1)
+
+    def _angles_of(self, source: AngleSource, x: ir.Value, fill: float) -> ir.Value:
+        """The same, of those that one value holds."""
         nodes, value = self._nodes, self._read(source.value)
         rank = len(self._shapes[value.name or ""])
         kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]

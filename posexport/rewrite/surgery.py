@@ -170,7 +170,7 @@ def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:
             values.append(side.source.value)
             if side.cache is not None:
                 values.append(side.cache.past)
-        values += [value for rotary in rotations(one) for value in (rotary.cos.value, rotary.sin.value)]
+        values += [value for rotary in rotations(one) for value in rotary.angle_values]
         values += [turn.rotary.source for turn in one.turns]
         values += [term.value for term in one.terms] + [scale for scale, _ in one.head_scales]
         values += [] if one.sinks is None else [one.sinks]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from posexport.graphs.attention.angles import Turning
-from posexport.graphs.attention.rotary import Pairs
+from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.fits.axes import axes_parameters
 from posexport.graphs.fits.decay import xpos_decay
 from posexport.graphs.fits.distance import distance_parameters

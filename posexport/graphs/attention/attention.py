@@ -10,6 +10,7 @@ import onnx_ir as ir
 from posexport.errors import Reason
 from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.scores import Term
+from posexport.graphs.attention.turned_parts import Turn
 
 RECOGNISED, UNKNOWN = "recognised", "unknown"
 
@@ -45,6 +46,11 @@ class Attention:
     near: Attention | None = None
 
     state = RECOGNISED
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Rotations above queries and keys that are written anew in their place."""
+        return (*self.q.turns, *self.k.turns)
 
     @property
     def scale(self) -> float:

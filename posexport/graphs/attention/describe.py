@@ -188,7 +188,7 @@ class Describer:
     def _rotation(self, attention: Attention) -> tuple[Data | None, int]:
         """The rotation of queries and keys, or another way in which positions act on them, None for none; and how many
         tokens at the beginning don't turn."""
-        q, k = attention.q.rotary, attention.k.rotary
+        q, k = _rotary(attention.q), _rotary(attention.k)
         if q is not None and k is None and attention.k.cache is None:
             written = written_keys(self.view, attention, self._outputs)
             k = None if written is None else written.rotary
@@ -198,7 +198,7 @@ class Describer:
         if q is not None or k is not None:
             which = "queries" if q is not None else "keys"
             return unknown("rotary", Reason(SIDE, f"only its {which} are known to be rotated")), 0
-        if attention.q.rotates or attention.k.rotates:
+        if attention.turns or attention.q.rotates or attention.k.rotates:
             reason = Reason(
                 ROTATION, "its queries or keys are turned or scaled by numbers that are no values of the graph"
             )
@@ -274,6 +274,11 @@ class Describer:
 
 def _name(dtype: Any) -> str:
     return "unknown" if dtype is None else _DTYPES.get(dtype.name, dtype.name.lower())
+
+
+def _rotary(side: Side) -> Rotary | None:
+    """The rotation of a side, of whole heads or of a part of them; None where there is none, or several."""
+    return side.turns[0].rotary if side.rotary is None and len(side.turns) == 1 else side.rotary
 
 
 def _key(rotary: Rotary) -> Hashable:

@@ -15,27 +15,8 @@ import torch
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, factor, layouts_of, repeated
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.rotary import Rotary, rotation_of
-
-MISSES = 6
-"""Values that may fail one after the other before the search ends: views with more axes lie between others."""
-
-_BARRIERS = {
-    *("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "LayerNormalization", "RMSNormalization"),
-    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Attention"),
-    *(
-        "MultiHeadAttention",
-        "GroupQueryAttention",
-        "ReduceMean",
-        "Gather",
-        "MatMulInteger",
-        "Sqrt",
-        "Pow",
-        "Loop",
-        "If",
-    ),
-}
-"""Operators above which no layout of the same numbers can lie."""
+from posexport.graphs.attention.rotary import BARRIERS, MISSES, Rotary, farthest_rotation
+from posexport.graphs.attention.turned_parts import Turn
 
 
 @attrs.frozen(kw_only=True)
@@ -60,12 +41,14 @@ class Cache:
 
 @attrs.frozen(kw_only=True)
 class Side:
-    """One operand of attention: its source, a rotation, and a cache. `rotates` where a rotation was left as it is."""
+    """One operand of attention: its source, a rotation, and a cache. `rotates` where a rotation was left as it is;
+    `turns` are rotations above the source that are written anew in their place."""
 
     source: Source
     rotary: Rotary | None = None
     cache: Cache | None = None
     rotates: bool = False
+    turns: tuple[Turn, ...] = ()
 
 
 def side_of(
@@ -94,7 +77,8 @@ def side_of(
         source = attrs.evolve(above, factor=above.factor * source.factor)
     if not rotated:
         return Side(source=source, cache=cache)
-    rotary, rotates = _rotation(flow, probe, source, (batch, source.heads, tokens, features))
+    inner = (batch, source.heads, tokens, features)
+    rotary, rotates = farthest_rotation(flow, probe, source.value, source.layout, inner)
     if rotary is not None:
         source = attrs.evolve(source, value=rotary.source, layout=rotary.layout)
     return Side(source=source, rotary=rotary, cache=cache, rotates=rotates)
@@ -116,7 +100,7 @@ def plain_source(
         else:
             misses += 1
         node = value.producer()
-        if misses > MISSES or node is None or node.op_type in _BARRIERS:
+        if misses > MISSES or node is None or node.op_type in BARRIERS:
             break
     if best is None:
         raise LookupError
@@ -141,29 +125,6 @@ def _as_source(
         if number is not None:
             return Source(value=value, layout=layout, heads=own_heads, factor=number)
     return None
-
-
-def _rotation(flow: Dataflow, probe: Probe, source: Source, sizes: Sizes) -> tuple[Rotary | None, bool]:
-    """The rotation before a source that begins farthest up, and whether there is one, if only one of unknown angles."""
-    best: Rotary | None = None
-    rotates = False
-    misses = 0
-    above = flow.dominators(source.value)
-    next(above)
-    node = source.value.producer()
-    if node is None or node.op_type in _BARRIERS:
-        return None, False
-    for value in above:
-        if probe.get(value).numel() == probe.get(source.value).numel():
-            found, is_one = rotation_of(flow, probe, value, source.value, source.layout, sizes)
-            rotates |= is_one
-            best, misses = (found, 0) if found is not None else (best, misses + 1)
-        else:
-            misses += 1
-        node = value.producer()
-        if misses > MISSES or node is None or node.op_type in _BARRIERS:
-            break
-    return best, rotates
 
 
 def _grown(flow: Dataflow, probe: Probe, source: Source) -> tuple[Cache, ir.Value] | None:

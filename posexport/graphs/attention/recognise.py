@@ -17,6 +17,7 @@ from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
+from posexport.graphs.attention.turned_parts import turned_parts
 
 _WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
 """What may stand between a softmax and the product with values."""
@@ -205,11 +206,26 @@ def _attention(
         weights=softmax.outputs[0],
     )
     whole = _whole(flow, probe, near, operands)
-    if whole is not None:
-        return whole
-    if k.source.heads != v.source.heads:
+    if whole is None and k.source.heads != v.source.heads:
         raise Declined("heads", f"{shown(name)} has {k.source.heads} key heads and {v.source.heads} of values")
-    return near
+    return _with_turns(flow, probe, near if whole is None else whole, (rows, queries, keys))
+
+
+def _with_turns(flow: Dataflow, probe: Probe, one: Attention, lengths: tuple[int, int, int]) -> Attention:
+    """The attention with rotations inside what its queries and keys are made of, where those are not rotated whole.
+
+    `lengths` are the numbers of rows, queries and keys.
+    """
+    rows, *tokens = lengths
+    sides = [
+        side
+        if side.rotary is not None
+        else attrs.evolve(side, turns=tuple(turned_parts(flow, probe, side.source.value, rows, tokens)))
+        for side in (one.q, one.k)
+    ]
+    if not any(side.turns for side in sides):
+        return one
+    return attrs.evolve(one, q=sides[0], k=sides[1], near=one)
 
 
 def _whole(

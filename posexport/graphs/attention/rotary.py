@@ -2,49 +2,50 @@
 
     (a, b) -> (a cos - b sin, a sin + b cos) for pairs of features of each head
 
-The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of equal runs of features. For each hypothesis
-the cosines and sines of every token follow from one probe, and another probe must confirm them. The angles are then
-looked for among the values that the nodes in between multiply with, and are still computed by the same nodes.
+The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of runs of features. For each pairing the cosines
+and sines of every token follow from one probe, and another probe must confirm them. The angles are then looked for
+among the values that the nodes in between multiply with, and are still computed by the same nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 import attrs
 import onnx_ir as ir
 import torch
 
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.layouts import EXACT, FLAT, Layout, Sizes, layouts_of
+from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of
+from posexport.graphs.attention.pairings import Pairs, pairings
 from posexport.graphs.attention.probe import Probe
+
+MOST_PARTS = 4
+"""Values that hold the cosines or sines of a rotation, at most."""
 
 _TOLERANCE = 1e-9
 """Of a cosine or sine that was solved for."""
 
 
-@attrs.frozen(kw_only=True)
-class Pairs:
-    """Which of the first 2P features of a head form pairs: interleaved, or halves of `runs`."""
+MISSES = 6
+"""Values that may fail one after the other before the search ends: views with more axes lie between others."""
 
-    interleaved: bool
-    runs: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        """P, the number of pairs."""
-        return sum(self.runs)
-
-    def indices(self) -> tuple[list[int], list[int]]:
-        """The features a and b of each pair, in the order of the angles."""
-        if self.interleaved:
-            return [2 * i for i in range(self.count)], [2 * i + 1 for i in range(self.count)]
-        first, second, start = list[int](), list[int](), 0
-        for run in self.runs:
-            first += range(start, start + run)
-            second += range(start + run, start + 2 * run)
-            start += 2 * run
-        return first, second
+BARRIERS = {
+    *("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "LayerNormalization", "RMSNormalization"),
+    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Attention"),
+    *(
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "ReduceMean",
+        "Gather",
+        "MatMulInteger",
+        "Sqrt",
+        "Pow",
+        "Loop",
+        "If",
+    ),
+}
+"""Operators above which no layout of the same numbers can lie."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +53,8 @@ class AngleSource:
     """Cosines or sines [B or 1, S, P]: the elements `indices` of the axis `features` of a value of the graph.
 
     `batch` and `tokens` are its other axes, None for a value that is the same for all rows; `sign` is -1 where it holds
-    the negative. The first `prefix` tokens have no angles in it: they are not rotated.
+    the negative. The first `prefix` tokens have no angles in it: they are not rotated. `rest` has the angles of the
+    pairs behind these, where several values hold them.
     """
 
     value: ir.Value
@@ -62,6 +64,12 @@ class AngleSource:
     indices: tuple[int, ...]
     sign: int
     prefix: int
+    rest: AngleSource | None = None
+
+    @property
+    def parts(self) -> tuple[AngleSource, ...]:
+        """The sources of all pairs, in their order."""
+        return (self, *(() if self.rest is None else self.rest.parts))
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +87,36 @@ class Rotary:
     sin: AngleSource
     solved: tuple[torch.Tensor, torch.Tensor] = attrs.field(eq=False, repr=False)
 
+    @property
+    def angle_values(self) -> list[ir.Value]:
+        """The values that hold its cosines and sines."""
+        return [part.value for source in (self.cos, self.sin) for part in source.parts]
+
+
+def farthest_rotation(
+    flow: Dataflow, probe: Probe, target: ir.Value, layout: Layout, sizes: Sizes
+) -> tuple[Rotary | None, bool]:
+    """The rotation to `target` that begins farthest up, and whether there is one, if only one of unknown angles."""
+    best: Rotary | None = None
+    rotates = False
+    misses = 0
+    above = flow.dominators(target)
+    next(above)
+    node = target.producer()
+    if node is None or node.op_type in BARRIERS:
+        return None, False
+    for value in above:
+        if probe.get(value).numel() == probe.get(target).numel():
+            found, is_one = rotation_of(flow, probe, value, target, layout, sizes)
+            rotates |= is_one
+            best, misses = (found, 0) if found is not None else (best, misses + 1)
+        else:
+            misses += 1
+        node = value.producer()
+        if misses > MISSES or node is None or node.op_type in BARRIERS:
+            break
+    return best, rotates
+
 
 def rotation_of(
     flow: Dataflow, probe: Probe, source: ir.Value, target: ir.Value, layout: Layout, sizes: Sizes
@@ -93,9 +131,15 @@ def rotation_of(
         if source_layout.groups == FLAT:
             continue
         still = [source_layout.to_heads(draw, sizes) for draw in draws]
-        for pairs in _hypotheses(still, moved):
+
+        def run(zeros: Sequence[int], source_layout: Layout = source_layout) -> torch.Tensor:
+            draw = probe.random_like(source)
+            source_layout.to_heads(draw, sizes)[..., list(zeros)] = 0  # a view
+            return layout.to_heads(probe.through(source, [target], draw)[0], sizes)
+
+        for pairs in pairings(still, moved, run):
             solved = _solve(still, moved, pairs)
-            if solved is None:
+            if solved is None or float(solved[1].abs().max()) <= _TOLERANCE:  # a factor, if nothing turns
                 continue
             fixed = _fixed_tokens(*solved)
             angles = [_find(flow, probe, source, target, one, sizes, fixed) for one in solved]
@@ -114,45 +158,31 @@ def rotation_of(
     return None, False
 
 
-def _hypotheses(still: list[torch.Tensor], moved: list[torch.Tensor]) -> Iterator[Pairs]:
-    """The pairings of the first features of a head, the others of which pass unchanged."""
-    changed = torch.zeros(still[0].shape[-1], dtype=torch.bool)
-    for before, after in zip(still, moved, strict=True):
-        if not torch.isfinite(after).all():
-            return
-        changed |= (after - before).abs().flatten(0, -2).amax(0) > EXACT * float(before.abs().max())
-    rotated = int(changed.nonzero().max()) + 1 if changed.any() else 0
-    widths = [rotated] if rotated % 2 == 0 else []
-    for width in widths:
-        if width == 0:
-            return
-        yield Pairs(interleaved=False, runs=(width // 2,))
-        yield Pairs(interleaved=True, runs=(width // 2,))
-        for runs in (2, 3, 4):
-            if width % (2 * runs) == 0:
-                yield Pairs(interleaved=False, runs=(width // (2 * runs),) * runs)
-
-
 def _solve(
     still: list[torch.Tensor], moved: list[torch.Tensor], pairs: Pairs
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Cosines and sines [B, S, P] that make `moved` of `still`, both [B, H, S, D] per probe; None where none do."""
-    first, second = pairs.indices()
+    sources, results = pairs.indices(), pairs.results()
     norm = cos = sin = torch.zeros(())
     for before, after in zip(still, moved, strict=True):
-        a, b, c, d = before[..., first], before[..., second], after[..., first], after[..., second]
+        (a, b), (c, d) = _both(before, sources), _both(after, results)
         norm = norm + (a * a + b * b).sum(1)
         cos = cos + (c * a + d * b).sum(1)
         sin = sin + (d * a - c * b).sum(1)
     cos, sin = cos / norm, sin / norm
     by_heads = (cos.unsqueeze(1), sin.unsqueeze(1))
     for before, after in zip(still, moved, strict=True):
-        a, b = before[..., first], before[..., second]
+        a, b = _both(before, sources)
         turned = before.clone()
-        turned[..., first], turned[..., second] = a * by_heads[0] - b * by_heads[1], a * by_heads[1] + b * by_heads[0]
+        turned[..., results[0]] = a * by_heads[0] - b * by_heads[1]
+        turned[..., results[1]] = a * by_heads[1] + b * by_heads[0]
         if float((turned - after).abs().max()) > _TOLERANCE * float(after.abs().max()):
             return None
     return cos, sin
+
+
+def _both(heads: torch.Tensor, features: tuple[list[int], list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return heads[..., features[0]], heads[..., features[1]]
 
 
 def _fixed_tokens(cos: torch.Tensor, sin: torch.Tensor) -> int:
@@ -165,16 +195,40 @@ def _find(
     flow: Dataflow, probe: Probe, source: ir.Value, target: ir.Value, angles: torch.Tensor, sizes: Sizes, fixed: int
 ) -> AngleSource | None:
     """Where cosines or sines [B, S, P] stand in the graph, among what the nodes in between read beside content."""
-    seen: set[ir.Value] = set()
-    for node in flow.between(source, target):
-        for value in node.inputs:
-            if value is not None and value not in flow.content and value not in seen:
-                seen.add(value)
-                for prefix in range(fixed + 1):
-                    found = _match(probe, value, angles[:, prefix:], prefix, (sizes[0], sizes[2] - prefix))
-                    if found is not None:
-                        return found
-    return None
+    values = {
+        value: None
+        for node in flow.between(source, target)
+        for value in node.inputs
+        if value is not None and value not in flow.content
+    }
+    for value in values:
+        for prefix in range(fixed + 1):
+            found = _match(probe, value, angles[:, prefix:], prefix, (sizes[0], sizes[2] - prefix))
+            if found is not None:
+                return found
+    return _find_parts(probe, values, angles, (sizes[0], sizes[2]))
+
+
+def _find_parts(
+    probe: Probe, values: Iterable[ir.Value], angles: torch.Tensor, sizes: tuple[int, int]
+) -> AngleSource | None:
+    """Cosines or sines [B, S, P] that up to MOST_PARTS values hold, each those of pairs that follow each other."""
+    parts, first, pairs = list[AngleSource](), 0, angles.shape[-1]
+    while first < pairs:
+        found, last = None, first
+        for value in values:
+            while last < pairs:
+                more = _match(probe, value, angles[..., first : last + 1], 0, sizes)
+                if more is None:
+                    break
+                found, last = more, last + 1
+        if found is None or len(parts) == MOST_PARTS:
+            return None
+        parts, first = [*parts, found], last
+    whole: AngleSource | None = None
+    for part in reversed(parts):
+        whole = attrs.evolve(part, rest=whole)
+    return whole
 
 
 def _match(

@@ -12,7 +12,8 @@ import numpy as np
 from posexport.errors import Reason, RequestError
 from posexport.graphs.attention.angles import AngleProbe, NotLinear, OtherRows, Turning, turning_of
 from posexport.graphs.attention.measure import Measure
-from posexport.graphs.attention.rotary import Pairs, Rotary
+from posexport.graphs.attention.pairings import Pairs
+from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.fits.axes import axes_parameters
 from posexport.graphs.fits.decay import xpos_decay
 from posexport.graphs.fits.grid import dinov3_parameters, grid_turning
@@ -43,6 +44,9 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
     if q.pairs != k.pairs:
         reason = Reason(SIDES, "queries and keys are paired in different ways")
         return unknown("rotary", reason, layout=layout), 0
+    if any(angles.rest is not None for angles in (q.cos, q.sin, k.cos, k.sin)):
+        reason = Reason(TABLE, "several values of the graph hold its cosines and sines")
+        return unknown("rotary", reason, layout=layout, **width), 0
     try:
         turning = turning_of(measure, q)
         other = turning if _same_angles(q, k) else turning_of(measure, k)
@@ -66,7 +70,7 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
 
 def layout_of(pairs: Pairs) -> str:
     """`interleaved`: pairs (2i, 2i + 1); `half`: (i, i + n/2) of the n features that turn, or of each run of them."""
-    return "interleaved" if pairs.interleaved else "half"
+    return "interleaved" if pairs.interleaved or pairs.sorted else "half"
 
 
 def _same_angles(q: Rotary, k: Rotary) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posexport.graphs.attention.rotary import Pairs
+from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.fits.progressions import EXACT, USUAL_THETA, Parameters, agree, progression, shortest
 from posexport.graphs.fits.rope import static_parameters
 

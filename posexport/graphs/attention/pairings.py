@@ -1,0 +1,134 @@
+"""Which features of a head a rotation mixes with which others, read off by probing.
+
+The usual pairings are tried first. For others, the features of a probe whose number has a certain bit are zero: from
+where the result is zero then, bit by bit, follows the partner of each feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import torch
+
+from posexport.graphs.attention.layouts import EXACT
+
+
+@attrs.frozen(kw_only=True)
+class Pairs:
+    """Which of the 2P features of a head from `start` on form pairs: interleaved, or halves of `runs`.
+
+    `sorted`: pairs (2i, 2i + 1) of all features become the halves of one run.
+    """
+
+    interleaved: bool
+    runs: tuple[int, ...]
+    start: int = 0
+    sorted: bool = False
+
+    @property
+    def count(self) -> int:
+        """P, the number of pairs."""
+        return sum(self.runs)
+
+    def indices(self) -> tuple[list[int], list[int]]:
+        """The features a and b of each pair, in the order of the angles."""
+        return attrs.evolve(self, interleaved=True).results() if self.sorted else self.results()
+
+    def results(self) -> tuple[list[int], list[int]]:
+        """The features that the turned a and b become."""
+        start = self.start
+        if self.interleaved:
+            return [start + 2 * i for i in range(self.count)], [start + 2 * i + 1 for i in range(self.count)]
+        first, second = list[int](), list[int]()
+        for run in self.runs:
+            first += range(start, start + run)
+            second += range(start + run, start + 2 * run)
+            start += 2 * run
+        return first, second
+
+
+Run = Callable[[Sequence[int]], torch.Tensor]
+"""Random features [B, H, S, D], but for these, which are zero, to what the graph makes of them."""
+
+
+def pairings(still: list[torch.Tensor], moved: list[torch.Tensor], run: Run) -> Iterator[Pairs]:
+    """The pairings by which `moved` may be made of `still` [B, H, S, D], the usual ones first."""
+    size = still[0].shape[-1]
+    changed = torch.zeros(size, dtype=torch.bool)
+    for before, after in zip(still, moved, strict=True):
+        if not torch.isfinite(after).all():
+            return
+        changed |= (after - before).abs().flatten(0, -2).amax(0) > EXACT * float(before.abs().max())
+    if not changed.any():
+        return
+    tried: set[Pairs] = set()
+    width = int(changed.nonzero().max()) + 1
+    for pairs in _usual(width, size) if changed[0] and width % 2 == 0 else ():
+        tried.add(pairs)
+        yield pairs
+    partners = _partners(run, size)
+    found = None if partners is None else _pairs(partners)
+    if found is not None and found not in tried:
+        yield found
+
+
+def _usual(width: int, size: int) -> Iterator[Pairs]:
+    yield Pairs(interleaved=False, runs=(width // 2,))
+    yield Pairs(interleaved=True, runs=(width // 2,))
+    for runs in (2, 3, 4):
+        if width % (2 * runs) == 0:
+            yield Pairs(interleaved=False, runs=(width // (2 * runs),) * runs)
+    if width == size > 2:
+        yield Pairs(interleaved=False, runs=(width // 2,), sorted=True)
+
+
+def _partners(run: Run, size: int) -> list[int] | None:
+    """The other feature that each feature depends on, itself where there is none; None where that isn't mutual."""
+    partners = [0] * size
+    for bit in range(max(size - 1, 1).bit_length()):
+        for on in (False, True):
+            # features with the bit `on` are zero; one of the other kind has a partner of them where ...
+            result = run([feature for feature in range(size) if bool(feature >> bit & 1) == on])
+            if result.shape[-1] != size or not torch.isfinite(result).all():
+                return None
+            sizes = result.abs().flatten(0, -2).amax(0)
+            limit = EXACT * max(float(sizes.max()), 1e-300)
+            for feature in range(size):
+                # ... a feature that is zero itself isn't zero afterwards
+                if bool(feature >> bit & 1) == on and sizes[feature] > limit:
+                    partners[feature] |= (not on) << bit
+                elif bool(feature >> bit & 1) == on:
+                    partners[feature] |= on << bit
+    mutual = all(partner < size and partners[partner] == at for at, partner in enumerate(partners))
+    return partners if mutual else None
+
+
+def _pairs(partners: list[int]) -> Pairs | None:
+    """Partners as one pairing; None where it has none of the known orders."""
+    lower = [at for at, partner in enumerate(partners) if partner > at]
+    if not lower:
+        return None
+    distances = {partners[at] - at for at in lower}
+    if distances == {1}:
+        start = lower[0]
+        if any((at - start) % 2 for at in lower):
+            return None
+        return Pairs(interleaved=True, runs=((lower[-1] + 2 - start) // 2,), start=start)
+    return _halves(partners, lower)
+
+
+def _halves(partners: list[int], lower: list[int]) -> Pairs | None:
+    """Halves of runs that follow each other; pairs in them may stand still."""
+    runs = list[int]()
+    start = end = -1
+    while lower:
+        half = partners[lower[0]] - lower[0]
+        first = min(lower[0], len(partners) - 2 * half) if end < 0 else end
+        inside = [at for at in lower if at < first + 2 * half]
+        if first < 0 or any(partners[at] - at != half or not first <= at < first + half for at in inside):
+            return None
+        runs.append(half)
+        start, end = (first if start < 0 else start), first + 2 * half
+        lower = lower[len(inside) :]
+    return Pairs(interleaved=False, runs=tuple(runs), start=start) if end <= len(partners) else None

@@ -1,0 +1,78 @@
+"""Rotations of parts of queries or keys, and of those that are normed afterwards: they are written anew in their place.
+
+    queries = concat(projection, rotation(another projection))    keys = norm(rotation(projection))
+
+From an operand of attention upwards, every value that has rows, tokens and features may be the result of a rotation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from itertools import permutations
+
+import attrs
+import onnx_ir as ir
+
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.layouts import Layout, Sizes
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.rotary import Rotary, farthest_rotation
+
+MOST_VALUES = 48
+"""Values that are looked at above an operand, at most."""
+
+_PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "Gather", "MatMulInteger", "Loop", "If"}
+"""Operators above which nothing belongs to the operand any more."""
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """A rotation whose result is laid out as `layout`, with `heads` heads of `dim` features."""
+
+    rotary: Rotary
+    layout: Layout
+    heads: int
+    dim: int
+
+
+def turned_parts(flow: Dataflow, probe: Probe, operand: ir.Value, batch: int, tokens: Collection[int]) -> list[Turn]:
+    """The rotations above an operand with `batch` rows, of as many tokens as one of `tokens`."""
+    found: list[Turn] = []
+    seen, pending = {operand}, [operand]
+    for value in pending:
+        node = value.producer()
+        if node is None or node.op_type in _PRODUCTS or len(seen) > MOST_VALUES:
+            continue
+        turn = _turn(flow, probe, value, batch, tokens)
+        if turn is not None:
+            found.append(turn)
+            continue
+        for source in flow.content_inputs(node):
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return found
+
+
+def _turn(flow: Dataflow, probe: Probe, value: ir.Value, batch: int, tokens: Collection[int]) -> Turn | None:
+    for layout, sizes in _layouts(probe.shape(value), batch, tokens):
+        rotary, _ = farthest_rotation(flow, probe, value, layout, sizes)
+        if rotary is not None:
+            return Turn(rotary=rotary, layout=layout, heads=sizes[1], dim=sizes[3])
+    return None
+
+
+def _layouts(shape: tuple[int, ...], batch: int, tokens: Collection[int]) -> Iterator[tuple[Layout, Sizes]]:
+    """The ways in which a value may have rows, heads, tokens and at least two features, which stand last."""
+    if math.prod(shape) == 0 or not shape or shape[-1] < 2:
+        return
+    if len(shape) == 4:
+        for order in permutations("bhs"):
+            sizes = dict(zip((*order, "d"), shape, strict=True))
+            if sizes["b"] == batch and sizes["s"] in tokens:
+                yield Layout((*order, "d")), (batch, sizes["h"], sizes["s"], sizes["d"])
+    if len(shape) == 3 and shape[0] == batch and shape[1] in tokens:
+        yield Layout(("b", "s", "hd")), (batch, 1, shape[1], shape[2])
+    if len(shape) == 3 and shape[0] % batch == 0 and shape[0] > batch and shape[1] in tokens:
+        yield Layout(("bh", "s", "d")), (batch, shape[0] // batch, shape[1], shape[2])

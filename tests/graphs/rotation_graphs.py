@@ -1,0 +1,82 @@
+"""Rotations of heads [batch, heads, seq, SIZE] as exporters write them. Nothing here imports posexport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from attention_graphs import Rotate, Writer
+from onnx import TensorProto
+
+Array = np.ndarray[Any, Any]
+
+
+def angles(g: Writer, frequencies: Array) -> tuple[str, str]:
+    """Cosines and sines [batch, 1, seq, P] of multiples of positions, which are an input."""
+    positions = g.op("Cast", g.input("position_ids", TensorProto.INT64, "batch", "seq"), to=g.type)
+    turns = g.op("Mul", g.op("Unsqueeze", positions, g.const([1, 3])), g.floats(frequencies))
+    return g.op("Cos", turns), g.op("Sin", turns)
+
+
+def by_partners(partners: Sequence[int], frequencies: Array, signs: Array | None = None) -> Rotate:
+    """x cos + x[partners] sin, with a frequency for each feature and the usual signs: the lower feature of a pair gets
+    the negative."""
+    places = np.arange(len(partners))
+    own = np.where(np.asarray(partners) > places, -1.0, 1.0) if signs is None else signs
+
+    def rotate(g: Writer, heads: str, queries: bool) -> str:
+        cos, sin = angles(g, frequencies)
+        other = g.op("Mul", g.op("Gather", heads, g.const(list(partners)), axis=-1), g.floats(own))
+        return g.op("Add", g.op("Mul", heads, cos), g.op("Mul", other, sin))
+
+    return rotate
+
+
+def halves(a: str, b: str, cos: str, sin: str, g: Writer) -> tuple[str, str]:
+    """The turned features of pairs (a, b)."""
+    first = g.op("Sub", g.op("Mul", a, cos), g.op("Mul", b, sin))
+    return first, g.op("Add", g.op("Mul", a, sin), g.op("Mul", b, cos))
+
+
+def sliced(g: Writer, heads: str, first: int, last: int, step: int = 1) -> str:
+    """Some of the features of heads."""
+    return g.op("Slice", heads, g.const([first]), g.const([last]), g.const([-1]), g.const([step]))
+
+
+def becoming_halves(frequencies: Array) -> Rotate:
+    """Pairs (2i, 2i + 1) that become the halves of a head, as in DeepSeek."""
+    size = 2 * len(frequencies)
+
+    def rotate(g: Writer, heads: str, queries: bool) -> str:
+        even, odd = sliced(g, heads, 0, size, 2), sliced(g, heads, 1, size, 2)
+        return g.op("Concat", *halves(even, odd, *angles(g, frequencies), g), axis=-1)
+
+    return rotate
+
+
+def part(first: int, last: int, frequencies: Array) -> Callable[[Writer, str], str]:
+    """The features `first` to `last` of heads, turned by their halves with angles of their own."""
+    middle = (first + last) // 2
+
+    def turned(g: Writer, heads: str) -> str:
+        a, b = sliced(g, heads, first, middle), sliced(g, heads, middle, last)
+        return g.op("Concat", *halves(a, b, *angles(g, frequencies), g), axis=-1)
+
+    return turned
+
+
+def by_parts(*parts: Callable[[Writer, str], str]) -> Rotate:
+    """Parts of heads side by side."""
+    return lambda g, heads, queries: g.op("Concat", *(one(g, heads) for one in parts), axis=-1)
+
+
+def normed(rotate: Rotate) -> Rotate:
+    """A rotation whose result is divided by its length."""
+
+    def both(g: Writer, heads: str, queries: bool) -> str:
+        turned = rotate(g, heads, queries)
+        length = g.op("ReduceL2", turned, g.const([-1]), keepdims=1)
+        return g.op("Div", turned, length)
+
+    return both

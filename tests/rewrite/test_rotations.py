@@ -1,0 +1,149 @@
+"""Rotations of unusual pairs, and of parts of queries and keys, become rotary operators, and stay the same function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from attention_graphs import HEADS, SIZE, Rotate, attention, rotation, visible
+from rotation_graphs import becoming_halves, by_partners, by_parts, normed, part, sliced
+
+from posexport.graphs.attention.pairings import Pairs
+from posexport.graphs.view import view_of
+from posexport.rewrite.result import ALREADY
+from posexport.rewrite.rewriter import rewrite_model
+
+Array = np.ndarray[Any, Any]
+
+FOUR = np.array([1.0, 0.3, 0.1, 0.03])
+EIGHT = 10_000.0 ** (-np.arange(8) / 8)
+
+
+def of_pairs(size: int, pairs: list[tuple[int, int]], frequencies: Array) -> Rotate:
+    """A rotation of these pairs of a head; the other features stand still."""
+    partners, own = list(range(size)), np.zeros(size)
+    for (a, b), frequency in zip(pairs, frequencies, strict=True):
+        partners[a], partners[b] = b, a
+        own[[a, b]] = frequency
+    return by_partners(partners, own)
+
+
+def runs(start: int, *sizes: int) -> list[tuple[int, int]]:
+    pairs = []
+    for size in sizes:
+        pairs += [(start + i, start + size + i) for i in range(size)]
+        start += 2 * size
+    return pairs
+
+
+WHOLE = {
+    "the last features": (of_pairs(SIZE, runs(8, 4), FOUR), Pairs(interleaved=False, runs=(4,), start=8)),
+    "the last features, interleaved": (
+        of_pairs(SIZE, [(8, 9), (10, 11), (12, 13), (14, 15)], FOUR),
+        Pairs(interleaved=True, runs=(4,), start=8),
+    ),
+    "the middle": (of_pairs(SIZE, runs(4, 4), FOUR), Pairs(interleaved=False, runs=(4,), start=4)),
+    "the fast half of a head": (
+        of_pairs(SIZE, [(0, 8), (1, 9), (2, 10), (3, 11)], FOUR),
+        Pairs(interleaved=False, runs=(8,)),
+    ),
+    "runs of different lengths": (of_pairs(SIZE, runs(0, 2, 3, 3), EIGHT), Pairs(interleaved=False, runs=(2, 3, 3))),
+    "equal runs and others": (of_pairs(SIZE, runs(0, 2, 2), FOUR), Pairs(interleaved=False, runs=(2, 2))),
+    "interleaved pairs that become halves": (becoming_halves(EIGHT), Pairs(interleaved=False, runs=(8,), sorted=True)),
+}
+"""Rotations that begin at whole queries and keys, with their pairs."""
+
+
+def still(g: Any, heads: str) -> str:
+    return sliced(g, heads, 8, SIZE)
+
+
+IN_PARTS = {
+    "a part beside a still one": normed(by_parts(part(0, 8, FOUR), still)),
+    "a norm behind it": normed(rotation(EIGHT)),
+}
+"""Rotations inside what queries and keys are made of."""
+
+
+def rewritten(rotate: Rotate, form: str) -> tuple[onnx.ModelProto, onnx.ModelProto, Any]:
+    model = attention(rotate=rotate, add=[visible()])
+    result = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    return model, ir.to_proto(result.model), result
+
+
+def outputs(model: onnx.ModelProto) -> Array:
+    rng = np.random.default_rng(3)
+    inputs = {
+        "hidden_states": rng.standard_normal((3, 6, HEADS * SIZE)).astype(np.float32),
+        "position_ids": np.arange(6) + np.array([[0], [7], [900]]),
+    }
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (output,) = session.run(["output"], inputs)
+    return np.asarray(output)
+
+
+def count(model: onnx.ModelProto, name: str) -> int:
+    return sum(node.op_type == name for node in model.graph.node)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("name", [*WHOLE, *IN_PARTS])
+def test_they_become_rotary_operators(name: str, form: str) -> None:
+    rotate = WHOLE[name][0] if name in WHOLE else IN_PARTS[name]
+    model, new, result = rewritten(rotate, form)
+    (site,) = result.sites
+    assert site.state == "rewritten" and site.evidence.agrees
+    assert count(new, "RotaryEmbedding") >= 2
+    assert count(new, "Softmax") == 0
+    want, have = outputs(model), outputs(new)
+    assert want.shape == have.shape and np.isfinite(have).all()
+    assert np.abs(want - have).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_pairs_are_found(name: str) -> None:
+    rotate, pairs = WHOLE[name]
+    (one,) = view_of(ir.from_proto(attention(rotate=rotate))).attentions
+    assert one.state == "recognised"
+    assert [side.rotary.pairs for side in (one.q, one.k)] == [pairs, pairs]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_parts_are_found(name: str) -> None:
+    (one,) = view_of(ir.from_proto(attention(rotate=IN_PARTS[name]))).attentions
+    assert one.state == "recognised"
+    assert one.q.rotary is None and one.q.turns and one.k.turns  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *IN_PARTS])
+def test_a_second_time_changes_nothing(name: str) -> None:
+    rotate = WHOLE[name][0] if name in WHOLE else IN_PARTS[name]
+    _, new, _ = rewritten(rotate, "native")
+    again = rewrite_model(ir.from_proto(new), form="native", target="ort")
+    assert not again.changed and [site.reason.code for site in again.sites if site.reason] == [ALREADY]
+
+
+def not_mutual(g: Any, heads: str, queries: bool) -> str:
+    """Three features in a ring."""
+    ring = [1, 2, 0, *range(3, SIZE)]
+    return by_partners(ring, np.r_[np.full(3, 0.5), np.zeros(SIZE - 3)], np.ones(SIZE))(g, heads, queries)
+
+
+WRONG = {
+    "mirrored": by_partners([1, 0, *range(2, SIZE)], np.r_[0.5, 0.5, np.zeros(SIZE - 2)], np.ones(SIZE)),
+    "another frequency in a pair": by_partners([1, 0, *range(2, SIZE)], np.r_[0.5, 0.4, np.zeros(SIZE - 2)]),
+    "three in a ring": not_mutual,
+}
+"""What is no rotation of pairs."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_rotation_is_none(name: str) -> None:
+    model, new, result = rewritten(WRONG[name], "native")
+    assert count(new, "RotaryEmbedding") == 0
+    assert [site.state for site in result.sites] == ["rewritten"]  # by the products alone
+    assert np.abs(outputs(model) - outputs(new)).max() <= 1e-5 * np.abs(outputs(model)).max()

@@ -5,7 +5,7 @@ A site whose replacement is not the same function is left as it was; nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -14,7 +14,7 @@ from onnxscript import version_converter
 from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
-from posexport.graphs.attention.recognise import may_hold_attention
+from posexport.graphs.attention.recognise import may_hold_attention, narrower
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
@@ -99,8 +99,9 @@ def rewrite_model(
     while chosen:
         after, refused = _written(view, before, chosen, form, target, shared)
         if refused:
-            reasons |= {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
-            chosen = [one for one in chosen if one.name not in refused]
+            told = {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
+            reasons = told | reasons  # of what was tried first
+            chosen = _narrowed(view, chosen, refused, keep=False) if not shared else _without(chosen, refused)
             continue
         absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
@@ -114,18 +115,18 @@ def rewrite_model(
             break
         if not shared and any(one.name in wrong and one.near is not None for one in chosen):
             # what lies before the products was not what it seemed: they alone may be
-            chosen = [one.near if one.name in wrong and one.near is not None else one for one in chosen]
+            chosen = _narrowed(view, chosen, wrong, keep=True)
             continue
         reasons |= {name: _disagreement(evidence[name]) for name in wrong}
         if shared:  # a graph has buffers or grown caches, not both
             break
-        chosen = [one for one in chosen if one.name not in wrong]
+        chosen = _without(chosen, wrong)
     done = set() if shared and any(one.name in reasons for one in chosen) else {one.name for one in chosen}
     sites = tuple(
         SiteResult(
             attention=one,
             state=REWRITTEN if one.name in done else KEPT,
-            reason=reasons.get(one.name),
+            reason=None if one.name in done else reasons.get(one.name),
             evidence=evidence.get(one.name),
         )
         for one in view.attentions
@@ -134,6 +135,20 @@ def rewrite_model(
     return Rewritten(
         model=after if done else model, form=form, target=target, view=view, sites=sites, changed=bool(done)
     )
+
+
+def _narrowed(view: View, chosen: Sequence[Attention], names: Collection[str], *, keep: bool) -> list[Attention]:
+    """The attentions, of which those of these names begin and end nearer to their products; those that can't be any
+    nearer go, unless they are to be kept."""
+    found = []
+    for one in chosen:
+        nearer = narrower(view.flow, view.probe, one) if one.name in names else one
+        found += [nearer] if nearer is not None else [one] if keep else []
+    return found
+
+
+def _without(chosen: Sequence[Attention], names: Collection[str]) -> list[Attention]:
+    return [one for one in chosen if one.name not in names]
 
 
 def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:

@@ -135,16 +135,17 @@ class SiteWriter:
     def _rotated(self, rotary: Rotary, x: ir.Value, heads: int, dim: int) -> ir.Value:
         """Queries or keys [B, S, heads*dim], turned by one operator, or run by run where they have no operator."""
         pairs = rotary.pairs
-        if pairs.sorted:
-            split = self._nodes.shaped(x, 0, 0, heads, pairs.count, 2)
-            halves = self._nodes.one("Transpose", split, perm=[0, 1, 2, 4, 3])
-            x = self._nodes.shaped(halves, 0, 0, heads * dim)
         cos, sin = (self._angles(one, x, fill) for one, fill in ((rotary.cos, 1.0), (rotary.sin, 0.0)))
         whole = Layout(dim, pairs.interleaved, pairs.runs)
-        if not pairs.start and (has_operator(3, whole) or self._functions.form in ("decomposed", "function")):
+        all_sorted = not pairs.sorted or 2 * pairs.count == dim
+        if (
+            not pairs.start
+            and all_sorted
+            and (has_operator(3, whole) or self._functions.form in ("decomposed", "function"))
+        ):
             return self._turned(x, (cos, sin), heads, dim, pairs)
         nodes = self._nodes
-        runs = [Pairs(interleaved=pairs.interleaved, runs=(run,)) for run in pairs.runs]
+        runs = [Pairs(interleaved=pairs.interleaved, runs=(run,), sorted=pairs.sorted) for run in pairs.runs]
         ends = [0, pairs.start, *(pairs.start + 2 * sum(pairs.runs[: at + 1]) for at in range(len(runs))), dim]
         split = nodes.shaped(x, 0, 0, heads, dim)
         parts, angle = list[ir.Value](), 0
@@ -161,6 +162,10 @@ class SiteWriter:
         return nodes.shaped(nodes.one("Concat", *parts, axis=-1), 0, 0, heads * dim)
 
     def _turned(self, x: ir.Value, angles: tuple[ir.Value, ir.Value], heads: int, dim: int, pairs: Pairs) -> ir.Value:
+        if pairs.sorted:
+            split = self._nodes.shaped(x, 0, 0, heads, pairs.count, 2)
+            halves = self._nodes.one("Transpose", split, perm=[0, 1, 2, 4, 3])
+            x = self._nodes.shaped(halves, 0, 0, heads * dim)
         shape = ("batch", "seq", pairs.count)
         attributes = {"head_dim": dim, "interleaved": pairs.interleaved, "runs": pairs.runs}
         shaped: list[Shaped] = [(x, ("batch", "seq", heads * dim)), *((one, shape) for one in angles)]

@@ -44,15 +44,15 @@ def sliced(g: Writer, heads: str, first: int, last: int, step: int = 1) -> str:
     return g.op("Slice", heads, g.const([first]), g.const([last]), g.const([-1]), g.const([step]))
 
 
-def becoming_halves(frequencies: Array) -> Rotate:
-    """Pairs (2i, 2i + 1) that become the halves of a head, as in DeepSeek."""
-    size = 2 * len(frequencies)
+def becoming_halves(frequencies: Array, start: int = 0) -> Callable[[Writer, str], str]:
+    """Pairs (2i, 2i + 1) from `start` on that become the halves of a run, as in DeepSeek."""
+    end = start + 2 * len(frequencies)
 
-    def rotate(g: Writer, heads: str, queries: bool) -> str:
-        even, odd = sliced(g, heads, 0, size, 2), sliced(g, heads, 1, size, 2)
+    def turned(g: Writer, heads: str) -> str:
+        even, odd = sliced(g, heads, start, end, 2), sliced(g, heads, start + 1, end, 2)
         return g.op("Concat", *halves(even, odd, *angles(g, frequencies), g), axis=-1)
 
-    return rotate
+    return turned
 
 
 def part(first: int, last: int, frequencies: Array) -> Callable[[Writer, str], str]:

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from attention_graphs import HEADS, SIZE, Rotate, attention, rotation, visible
+from attention_graphs import HEADS, SIZE, Rotate, Writer, attention, rotation, visible
 from rotation_graphs import becoming_halves, by_partners, by_parts, normed, part, sliced
 
 from posexport.graphs.attention.pairings import Pairs
@@ -46,6 +46,10 @@ WHOLE = {
         of_pairs(SIZE, [(8, 9), (10, 11), (12, 13), (14, 15)], FOUR),
         Pairs(interleaved=True, runs=(4,), start=8),
     ),
+    "the last features become halves": (
+        by_parts(lambda g, heads: sliced(g, heads, 0, 8), becoming_halves(FOUR, 8)),
+        Pairs(interleaved=False, runs=(4,), start=8, sorted=True),
+    ),
     "the middle": (of_pairs(SIZE, runs(4, 4), FOUR), Pairs(interleaved=False, runs=(4,), start=4)),
     "the fast half of a head": (
         of_pairs(SIZE, [(0, 8), (1, 9), (2, 10), (3, 11)], FOUR),
@@ -53,12 +57,15 @@ WHOLE = {
     ),
     "runs of different lengths": (of_pairs(SIZE, runs(0, 2, 3, 3), EIGHT), Pairs(interleaved=False, runs=(2, 3, 3))),
     "equal runs and others": (of_pairs(SIZE, runs(0, 2, 2), FOUR), Pairs(interleaved=False, runs=(2, 2))),
-    "interleaved pairs that become halves": (becoming_halves(EIGHT), Pairs(interleaved=False, runs=(8,), sorted=True)),
+    "interleaved pairs that become halves": (
+        by_parts(becoming_halves(EIGHT)),
+        Pairs(interleaved=False, runs=(8,), sorted=True),
+    ),
 }
 """Rotations that begin at whole queries and keys, with their pairs."""
 
 
-def still(g: Any, heads: str) -> str:
+def still(g: Writer, heads: str) -> str:
     return sliced(g, heads, 8, SIZE)
 
 
@@ -75,12 +82,15 @@ def rewritten(rotate: Rotate, form: str) -> tuple[onnx.ModelProto, onnx.ModelPro
     return model, ir.to_proto(result.model), result
 
 
-def outputs(model: onnx.ModelProto) -> Array:
+def outputs(model: onnx.ModelProto, past: int = 0) -> Array:
     rng = np.random.default_rng(3)
     inputs = {
         "hidden_states": rng.standard_normal((3, 6, HEADS * SIZE)).astype(np.float32),
         "position_ids": np.arange(6) + np.array([[0], [7], [900]]),
     }
+    if past:
+        cache = rng.standard_normal((2, 3, HEADS, past, SIZE)).astype(np.float32)
+        inputs |= dict(zip(("past_key", "past_value"), cache, strict=True))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (output,) = session.run(["output"], inputs)
     return np.asarray(output)
@@ -147,3 +157,20 @@ def test_what_is_no_rotation_is_none(name: str) -> None:
     assert count(new, "RotaryEmbedding") == 0
     assert [site.state for site in result.sites] == ["rewritten"]  # by the products alone
     assert np.abs(outputs(model) - outputs(new)).max() <= 1e-5 * np.abs(outputs(model)).max()
+
+
+def of_values(g: Writer, scores: str) -> str:
+    """A bias that the cached and new values decide."""
+    sums = g.op("ReduceSum", "present_value", g.const([-1]), keepdims=0)
+    return g.op("Add", scores, g.op("Unsqueeze", sums, g.const([2])))
+
+
+def test_a_bias_of_the_cached_values_leaves_the_cache_outside() -> None:
+    model = attention(rotate=rotation(EIGHT), add=[of_values, visible()], cached=True)
+    result = rewrite_model(ir.from_proto(model), form="native", target="ort")
+    (site,) = result.sites
+    assert site.state == "rewritten" and site.evidence is not None and site.evidence.agrees and site.reason is None
+    new = ir.to_proto(result.model)
+    assert count(new, "RotaryEmbedding") == 2 and count(new, "Attention") == 1 and count(new, "Concat") >= 2
+    want, have = (outputs(one, past=5) for one in (model, new))
+    assert np.abs(want - have).max() <= 1e-5 * np.abs(want).max()

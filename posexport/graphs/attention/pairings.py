@@ -18,7 +18,7 @@ from posexport.graphs.attention.layouts import EXACT
 class Pairs:
     """Which of the 2P features of a head from `start` on form pairs: interleaved, or halves of `runs`.
 
-    `sorted`: pairs (2i, 2i + 1) of all features become the halves of one run.
+    `sorted`: pairs (2i, 2i + 1) of them become the halves of one run.
     """
 
     interleaved: bool
@@ -63,8 +63,8 @@ def pairings(still: list[torch.Tensor], moved: list[torch.Tensor], run: Run) -> 
     if not changed.any():
         return
     tried: set[Pairs] = set()
-    width = int(changed.nonzero().max()) + 1
-    for pairs in _usual(width, size) if changed[0] and width % 2 == 0 else ():
+    start, end = int(changed.nonzero().min()), int(changed.nonzero().max()) + 1
+    for pairs in _usual(start, end - start):
         tried.add(pairs)
         yield pairs
     partners = _partners(run, size)
@@ -73,14 +73,17 @@ def pairings(still: list[torch.Tensor], moved: list[torch.Tensor], run: Run) -> 
         yield found
 
 
-def _usual(width: int, size: int) -> Iterator[Pairs]:
-    yield Pairs(interleaved=False, runs=(width // 2,))
-    yield Pairs(interleaved=True, runs=(width // 2,))
+def _usual(start: int, width: int) -> Iterator[Pairs]:
+    """The pairings of so many features from `start` on."""
+    if width % 2:
+        return
+    yield Pairs(interleaved=False, runs=(width // 2,), start=start)
+    yield Pairs(interleaved=True, runs=(width // 2,), start=start)
     for runs in (2, 3, 4):
         if width % (2 * runs) == 0:
-            yield Pairs(interleaved=False, runs=(width // (2 * runs),) * runs)
-    if width == size > 2:
-        yield Pairs(interleaved=False, runs=(width // 2,), sorted=True)
+            yield Pairs(interleaved=False, runs=(width // (2 * runs),) * runs, start=start)
+    if width > 2:
+        yield Pairs(interleaved=False, runs=(width // 2,), start=start, sorted=True)
 
 
 def _partners(run: Run, size: int) -> list[int] | None:

@@ -225,7 +225,22 @@ def _with_turns(flow: Dataflow, probe: Probe, one: Attention, lengths: tuple[int
     ]
     if not any(side.turns for side in sides):
         return one
-    return attrs.evolve(one, q=sides[0], k=sides[1], near=one)
+    return attrs.evolve(one, q=sides[0], k=sides[1])
+
+
+def narrower(flow: Dataflow, probe: Probe, one: Attention) -> Attention | None:
+    """The same attention without what lies before its products and behind, then without rotations there; None where
+    it is no more than its products."""
+    if one.near is None:
+        return attrs.evolve(one, q=_unturned(one.q), k=_unturned(one.k)) if one.turns else None
+    near, rows = one.near, probe.shape(one.near.output.value)
+    sizes = math.prod(rows) // (near.num_heads * near.value_dim)
+    queries, keys = probe.shape(near.logits)[-2:]
+    return _with_turns(flow, probe, near, (sizes // queries, queries, keys))
+
+
+def _unturned(side: Side) -> Side:
+    return attrs.evolve(side, turns=())
 
 
 def _whole(

@@ -88,6 +88,7 @@ def _show_json(file: str, output: str, options: RewriteOptions, done: RewrittenF
             "target": result.target,
             "opset": result.opset,
             "seed": options.seed,
+            "angles": options.angles,
             "changed": result.changed,
             "attentions": unstructure(result.attentions),
             "whole": unstructure(result.whole),
@@ -102,8 +103,15 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
 
     result, manifest = done.result, done.manifest
     if result.attentions:
-        rows = [_row(one) for one in result.attentions]
-        console.show_table(f"Attention of {file}, to the form {result.form}", COLUMNS, rows, right=("error", "cases"))
+        title, rows = f"Attention of {file}, to the form {result.form}", [_row(one) for one in result.attentions]
+        columns = COLUMNS
+        if options.angles is not None:
+            columns = (*COLUMNS[:-1], "angles", COLUMNS[-1])
+            rows = [
+                (*row[:-1], angles_text(one["angles"]), row[-1])
+                for row, one in zip(rows, result.attentions, strict=True)
+            ]
+        console.show_table(title, columns, rows, right=("error", "cases"))
     rewritten = sum(one["state"] == REWRITTEN for one in result.attentions)
     facts = [
         (
@@ -127,6 +135,17 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     error, reason = one["error"], one["reason"] or {"text": ""}
     texts = ("-" if error is None else f"{error:.1e}", str(one["cases"] or "-"))
     return one["name"], recognised(one), one["state"], *texts, reason["text"]
+
+
+def angles_text(angles: Mapping[str, Any] | None) -> str:
+    """What became of the angles of an attention: `exact, 1.1e-07 in place of 0.26 up to 16777215`."""
+    if angles is None:
+        return "-"
+    if angles["reason"] is not None:
+        return f"{angles['state']}, {angles['reason']['text']}"
+    error, before = f"{angles['error']:.1e}", f"{angles['original_error']:.1e}"
+    change = f"error {error}" if error == before else f"error {error}, was {before}"
+    return f"{angles['state']}, {change} up to {angles['positions']}"
 
 
 def _whole(whole: WholeGraph) -> str:

@@ -22,7 +22,7 @@ from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
-from posexport.graphs.attention.describe import Describer
+from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
@@ -31,6 +31,9 @@ from posexport.graphs.load import model_of
 from posexport.graphs.roles import values_of_model
 from posexport.graphs.view import View
 from posexport.progress import Progress, silent
+from posexport.rewrite.angles.parameters import UNKNOWN as ANGLES_UNKNOWN
+from posexport.rewrite.angles.result import PARITY, SiteAngles
+from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, Block, RewriteResult, rounded, site_record
 from posexport.rewrite.rewriter import Rewritten, rewrite_model
@@ -54,9 +57,10 @@ def rewrite_into(
     _check(graph, options, own)
     model = model_of(graph)
     progress("recognising attention, and trying what takes its place")
+    write = rewrite_model if options.angles is None else rewrite_exactly
     with located(repr(str(path))):
         _check_shapes(graph, model)
-        rewritten = rewrite_model(
+        rewritten = write(
             model,
             form=options.form,
             target=options.target,
@@ -76,7 +80,7 @@ def rewrite_into(
     if rewritten.changed and rewritten.view is not None:
         progress("comparing the whole graph with the original")
         rewritten, whole = _checked(model, rewritten, rewritten.view, options)
-    records = tuple(_records(rewritten, progress))
+    records = tuple(_records(rewritten, options, progress))
     progress("writing the file")
     with staged() as files:
         place = folder / target.name
@@ -94,12 +98,15 @@ def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> N
             f"{name} is of opset {graph.opset}, and {LOWEST_OPSET} is the lowest that is rewritten: export it in a "
             "higher one, or convert it with onnx.version_converter."
         )
-    if options.angles is not None:
-        raise RequestError("--angles exact is not there yet: leave it out.")
     if own is not None and options.kv_cache is not None:
         raise RequestError(
             f"{name} is an artifact of posexport, whose spec says how its cache is: export it again with "
             "--kv-cache shared, or leave that out."
+        )
+    if own is not None and options.angles is not None and own.spec.angles != options.angles:
+        raise RequestError(
+            f"{name} is an artifact of posexport, whose spec says how its angles are: export it again with "
+            "--angles exact, or leave that out."
         )
 
 
@@ -117,10 +124,15 @@ def _check_shapes(graph: GraphFile, model: ir.Model) -> None:
 def _checked(
     model: ir.Model, rewritten: Rewritten, view: View, options: RewriteOptions
 ) -> tuple[Rewritten, WholeGraph | None]:
-    """The rewritten model with the evidence for its whole; the original, if the two differ."""
+    """The rewritten model with the evidence for its whole; the original, if the two differ.
+
+    Where angles were made exact, it is held to the original with exact angles: at far positions they differ by intent.
+    """
     buffers = [name for name, role in view.roles.items() if role.kind == "past" and SLOTS not in role.axes]
     cases = cases_of(view.roles, options.seed)
-    evidence = whole_evidence(model, rewritten.model, cases, buffers if options.kv_cache is not None else ())
+    evidence = whole_evidence(
+        rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()
+    )
     if evidence.problem is None:
         error = None if evidence.untested is not None else rounded(evidence.error)
         return rewritten, WholeGraph(error=error, cases=evidence.cases, untested=evidence.untested)
@@ -137,8 +149,16 @@ def _unless_equal(model: ir.Model, rewritten: Rewritten) -> Rewritten:
 
 def _kept(model: ir.Model, rewritten: Rewritten, reason: Reason) -> Rewritten:
     """The original, with a reason for each site that was rewritten."""
-    sites = (one if one.state == KEPT else attrs.evolve(one, state=KEPT, reason=reason) for one in rewritten.sites)
-    return attrs.evolve(rewritten, model=model, changed=False, sites=tuple(sites))
+    sites = (
+        one if one.state == KEPT else attrs.evolve(one, state=KEPT, reason=reason, angles=_parity(one.angles, reason))
+        for one in rewritten.sites
+    )
+    return attrs.evolve(rewritten, model=model, original=model, changed=False, sites=tuple(sites))
+
+
+def _parity(angles: SiteAngles | None, reason: Reason) -> SiteAngles | None:
+    """The angles of an attention that was left as it was."""
+    return angles if angles is None or not angles.changed else SiteAngles(state=PARITY, reason=reason)
 
 
 def _finish(original: ir.Model, rewritten: Rewritten) -> None:
@@ -199,11 +219,20 @@ def _given(model: ir.Model) -> Sequence[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def _records(rewritten: Rewritten, progress: Progress) -> Iterator[dict[str, Any]]:
+def _records(rewritten: Rewritten, options: RewriteOptions, progress: Progress) -> Iterator[dict[str, Any]]:
     if rewritten.view is None:
         return
     describer = Describer(rewritten.view)
     for number, site in enumerate(rewritten.sites, 1):
         progress(f"describing attention {number} of {len(rewritten.sites)}")
         description = described_one(describer, site.attention)
-        yield site_record(description, site.state, site.reason, site.evidence)
+        angles = site.angles if options.angles is None or site.angles is not None else _unknown(description)
+        yield site_record(description, site.state, site.reason, site.evidence, angles)
+
+
+def _unknown(description: Mapping[str, Any]) -> SiteAngles | None:
+    """That positions turn queries or keys in a way that was not recognised; None where that isn't so."""
+    reason = (description["encoding"] or {}).get("reason") or {}
+    if reason.get("code") not in (ROTATION, POSITIONS):
+        return None
+    return SiteAngles(state=PARITY, reason=Reason(ANGLES_UNKNOWN, reason["text"]))

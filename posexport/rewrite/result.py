@@ -10,6 +10,7 @@ import attrs
 from posexport.artifact.manifest import Tensor, WeightSource
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason
+from posexport.rewrite.angles.result import PARITY, SiteAngles, angles_record
 
 REWRITTEN, KEPT = "rewritten", "kept"
 
@@ -52,8 +53,13 @@ class RewriteResult:
 
     @property
     def left(self) -> list[Mapping[str, Any]]:
-        """The attentions that are not in the form that was asked for."""
-        return [one for one in self.attentions if one["state"] == KEPT and (one["reason"] or {}).get("code") != ALREADY]
+        """The attentions that are not in the form that was asked for, or whose angles are not exact where that was."""
+        return [
+            one
+            for one in self.attentions
+            if (one["state"] == KEPT and (one["reason"] or {}).get("code") != ALREADY)
+            or (one["angles"] or {}).get("state") == PARITY
+        ]
 
     @property
     def is_complete(self) -> bool:
@@ -61,14 +67,18 @@ class RewriteResult:
         return bool(self.attentions) and not self.left
 
 
-def site_record(description: Mapping[str, Any], state: str, reason: Reason | None, evidence: Any) -> dict[str, Any]:
-    """One attention: its description as `posexport inspect --json` has it, what became of it, why, and the evidence."""
+def site_record(
+    description: Mapping[str, Any], state: str, reason: Reason | None, evidence: Any, angles: SiteAngles | None = None
+) -> dict[str, Any]:
+    """One attention: its description as `posexport inspect --json` has it, what became of it, why, and the evidence;
+    and what became of its angles."""
     return {
         **description,
         "state": state,
         "reason": None if reason is None else {"code": reason.code, "text": reason.text},
         "error": None if evidence is None or not evidence.cases else rounded(evidence.error),
         "cases": 0 if evidence is None else evidence.cases,
+        "angles": angles_record(angles),
     }
 
 

@@ -20,6 +20,7 @@ from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.view import View, inline, view_of
+from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
@@ -29,22 +30,26 @@ from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
 
 @attrs.frozen(kw_only=True)
 class SiteResult:
-    """What became of one attention: `state` REWRITTEN or KEPT, with the reason, and the evidence."""
+    """What became of one attention: `state` REWRITTEN or KEPT, with the reason, the evidence, and what became of its
+    angles where exact ones are asked for."""
 
     attention: Attention | UnknownAttention
     state: str
     reason: Reason | None = None
     evidence: Evidence | None = None
+    angles: SiteAngles | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Rewritten:
     """A rewritten model; `changed` is False where it is the model that was given.
 
-    `view` is None where the graph can hold no attention.
+    `original` is the model whose function it has: the one that was given, but for angles that were made exact. `view`
+    is None where the graph can hold no attention.
     """
 
     model: ir.Model
+    original: ir.Model
     form: str
     target: str
     view: View | None
@@ -74,7 +79,7 @@ def rewrite_model(
     if kv_cache not in (None, "shared"):
         raise RequestError(f"kv_cache is {shown(kv_cache)}: give 'shared', or none to leave caches as they are.")
     if not may_hold_attention(model):
-        return Rewritten(model=model, form=form, target=target, view=None, sites=(), changed=False)
+        return Rewritten(model=model, original=model, form=form, target=target, view=None, sites=(), changed=False)
     before = converted(model, form, target, opset, shared)
     kept = DOMAIN if form == "function" else None
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
@@ -133,7 +138,13 @@ def rewrite_model(
     )
     sites += tuple(_functions(before, len(sites))) if kept else ()
     return Rewritten(
-        model=after if done else model, form=form, target=target, view=view, sites=sites, changed=bool(done)
+        model=after if done else model,
+        original=model,
+        form=form,
+        target=target,
+        view=view,
+        sites=sites,
+        changed=bool(done),
     )
 
 

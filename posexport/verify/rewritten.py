@@ -17,7 +17,7 @@ from posexport.errors import Reason
 from posexport.progress import Progress, silent
 from posexport.rewrite.draft import Draft, draft
 from posexport.rewrite.request import RewriteOptions
-from posexport.rewrite.result import RewriteResult
+from posexport.rewrite.result import KEPT, RewriteResult
 from posexport.runtimes import INTERPRETER, RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.verify.eligibility import UNSUPPORTED
 from posexport.verify.result import FAILED, NOT_RUN, Verdict
@@ -26,7 +26,8 @@ from posexport.verify.verifier import verify
 if TYPE_CHECKING:
     from posexport.artifact.signing import SigningKey
 
-ORIGINAL_FAILS, UNREADABLE, NO_ATTENTION, ATTENTION_LEFT = "original-fails", "unreadable", "no-attention", "left"
+ORIGINAL_FAILS, UNREADABLE = "original-fails", "unreadable"
+NO_ATTENTION, ATTENTION_LEFT, ANGLES_LEFT = "no-attention", "left", "angles-left"
 """Codes of reasons: the original fails on a runtime too, verify can't take the file, `require_all` asks for more."""
 
 
@@ -73,6 +74,9 @@ def _left(result: RewriteResult) -> Reason:
     if not result.attentions:
         return Reason(NO_ATTENTION, "no attention was found")
     count, total, first = len(result.left), len(result.attentions), result.left[0]
+    if first["state"] != KEPT:  # its angles are what is left
+        text = f"the angles of {count} of {total} attentions are left as they were"
+        return Reason(ANGLES_LEFT, f"{text}, {first['name']}: {first['angles']['reason']['text']}")
     reason = (first["reason"] or {}).get("text")
     return Reason(ATTENTION_LEFT, f"{count} of {total} attentions are left as they were, {first['name']}: {reason}")
 
@@ -80,14 +84,15 @@ def _left(result: RewriteResult) -> Reason:
 def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress: Progress) -> tuple[Verdict, ...]:
     """The verdicts on the rewritten file by runtime; those on which the original fails too are not run.
 
-    With buffers in place of caches, the inputs are others than the original's. The truth is then the new file itself,
-    which was compared with the original in float64 before.
+    With buffers in place of caches, the inputs are others than the original's, and with exact angles the function is
+    another one at far positions. The truth is then the new file itself in float64, which was compared with the original
+    before, or with the original with exact angles.
     """
     target, options = str(made.target), made.options
     rows = {name: row for name, row in runtimes.items() if row.module != TORCH}
     alone = [name for name, row in rows.items() if options.target == "ort" and row.module in (TENSORRT, INTERPRETER)]
     settings: dict[str, Any] = {"roles": options.roles, "seed": options.seed, "step": progress}
-    against = path if options.kv_cache is None else None
+    against = path if options.kv_cache is None and options.angles is None else None
     tried = {name: row for name, row in rows.items() if name not in alone}
     report = verify([made.path], runtimes=tried, against=against, **settings)
     verdicts = {verdict.runtime: _named(verdict, made) for verdict in report.verdicts}

@@ -86,7 +86,7 @@ def test_attention_of_torch_gets_the_form_by_rewriting(form: str) -> None:
     assert ("Attention" in {node.op_type for node in made.model.graph}) == (form == "native")
     check_on_ort(seeded(Plain), made.model)
     (record,) = made.attentions()
-    assert [*record] == ["name", "state", "reason", "error", "cases"]
+    assert [*record] == ["name", "state", "reason", "error", "cases", "angles"]
     assert made.left() == []
 
 

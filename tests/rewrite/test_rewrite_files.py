@@ -24,7 +24,7 @@ from posexport.rewrite.request import RewriteOptions
 from posexport.spec.forms import FORMS
 
 KEYS = ["name", "layer", "num_heads", "num_kv_heads", "head_dim", "scale", "mask", "encoding", "cache", "operator"]
-KEYS += ["state", "reason", "error", "cases"]
+KEYS += ["state", "reason", "error", "cases", "angles"]
 
 OPERATORS = {
     "function": ("CachedAttention", "posexport"),
@@ -79,7 +79,7 @@ def test_records_have_the_keys_and_the_evidence(tmp_path: Path) -> None:
     result = helpers.rewritten(path, tmp_path / "out.onnx", form="native")
     assert len(result.attentions) == 2
     for layer, one in enumerate(result.attentions):
-        assert set(KEYS) <= set(one) and list(one)[-2:] == ["error", "cases"]
+        assert set(KEYS) <= set(one) and list(one)[-3:] == ["error", "cases", "angles"]
         assert (one["name"], one["layer"]) == (f"node_attention_{layer}", layer)
         assert (one["num_heads"], one["num_kv_heads"], one["head_dim"]) == (4, 2, 8)
         assert one["scale"] == pytest.approx(8**-0.5, rel=1e-6)

@@ -37,7 +37,7 @@ class Columns:
         return np.asarray(np.where(np.asarray(self.negative), -chosen, chosen))
 
 
-def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> list[Columns] | float:
+def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> tuple[Columns, ...] | float:
     """The columns of values [n, F] at positions [n]; by how much of what rounding explains they differ, where they do.
 
     Values of as many features have the same pairs: a slow pair's sine is known where its cosine is 1 all along.
@@ -45,7 +45,7 @@ def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> lis
     parts = [_misfits(value, exact, positions) for value in values]
     joint = len(values) == 2 and parts[0].shape == parts[1].shape and _is_of_one_kind(parts[0], parts[1])
     together = [parts[0].min(0) + parts[1].min(0)] * 2 if joint else [part.min(0) for part in parts]
-    found, worst = [], 0.0
+    found, worst = list[Columns](), 0.0
     for part, misfits in zip(parts, together, strict=True):
         pairs = misfits.argmin(1)
         own = part[:, np.arange(len(pairs)), pairs]  # [4, F]
@@ -58,7 +58,7 @@ def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> lis
                 negative=tuple((kinds % 2 == 1).tolist()),
             )
         )
-    return found if worst <= 1.0 else worst
+    return tuple(found) if worst <= 1.0 else worst
 
 
 def _misfits(value: Array, exact: ExactAngles, positions: Array) -> Array:

@@ -7,7 +7,7 @@ float64, in the graph's own dtypes. This is tested, with these bounds, and not p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -23,39 +23,26 @@ from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import expand
 from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.angles.columns import by_token
-from posexport.rewrite.angles.plan import DIFFER, SHARED, AnglePlan, Planner, error_of
+from posexport.rewrite.angles.plan import DIFFER, SHARED, AnglePlan, Planner, Turnings, error_of
+from posexport.rewrite.angles.result import EXACT, PARITY, SiteAngles
 from posexport.rewrite.angles.trial import Trial, far
 from posexport.rewrite.angles.write import Reader, Written, write_exact
 from posexport.rewrite.rewriter import converted
 
-EXACT, PARITY = "exact", "parity"
-"""States of angles: as exact as their dtype, or products in float32 as models in PyTorch have them."""
-
-
-@attrs.frozen(kw_only=True)
-class SiteAngles:
-    """The angles of one attention: `state` EXACT or PARITY, with the reason why they stay as they are.
-
-    `original_error` and `error` are the largest errors of cosines and sines against float64 before and after, up to
-    `positions`, the farthest that was tried; `cases` the sets of inputs on which both were compared.
-    """
-
-    state: str
-    reason: Reason | None = None
-    positions: int | None = None
-    original_error: float | None = None
-    error: float | None = None
-    cases: int = 0
-
 
 @attrs.frozen(kw_only=True)
 class ExactModel:
-    """A model with exact angles; `angles` by the name of the attention, of those that rotate. `changed` are the names
-    of the attentions whose angles were others before."""
+    """A model with exact angles; `angles` by the name of the attention, of those that rotate. `view` is that of the
+    model before."""
 
     model: ir.Model
+    view: View
     angles: Mapping[str, SiteAngles]
-    changed: frozenset[str]
+
+    @property
+    def changed(self) -> set[str]:
+        """The names of the attentions whose angles were others before."""
+        return {name for name, one in self.angles.items() if one.changed}
 
 
 @attrs.define(kw_only=True)
@@ -86,25 +73,25 @@ def exact_model(
     """
     view = view_of(converted(model, form, target, opset, shared), roles, seed)
     planner = Planner(view)
-    sites = {one.name: one for one in view.attentions if isinstance(one, Attention) and (not only or one.name in only)}
-    plans: dict[str, tuple[AnglePlan, ...]] = {}
+    plans: dict[str, Turnings] = {}
     angles: dict[str, SiteAngles] = {}
-    for name, site in sites.items():
-        plan = planner.plan(site)
-        if isinstance(plan, Reason):
-            angles[name] = SiteAngles(state=PARITY, reason=plan)
-        elif plan is not None and without is not None and name in without:
-            angles[name] = SiteAngles(state=PARITY, reason=without[name])
-        elif plan is not None:
+    for name, site in ((one.name, one) for one in view.attentions if isinstance(one, Attention)):
+        plan = planner.plan(site)  # also of one that isn't chosen, which may share keys
+        if plan is None or (only and name not in only):
+            continue
+        reason = plan if isinstance(plan, Reason) else (without or {}).get(name)
+        if reason is not None:
+            angles[name] = SiteAngles(state=PARITY, reason=reason)
+        elif not isinstance(plan, Reason):
             plans[name] = plan
     cases = cases_of(view.roles, seed) if plans else []
     while True:
         _leave_shared(planner.owners, plans, angles)
-        changed = {name: plan for name, plan in plans.items() if not all(one.is_exact for one in plan)}
+        changed = {name: plan for name, plan in plans.items() if not _are_exact(plan)}
         if not changed:
             result, tests = model, {}
         else:
-            result, tests = _written(view, model, sites, changed, cases, (form, target, opset, shared))
+            result, tests = _written(view, model, changed, cases, (form, target, opset, shared))
         wrong = {name: test for name in changed if (test := _worst(tests, plans[name])).problem is not None}
         for name, test in wrong.items():
             angles[name] = SiteAngles(state=PARITY, reason=Reason(DIFFER, str(test.problem)))
@@ -112,12 +99,10 @@ def exact_model(
         if not wrong:
             break
     angles |= {name: _site(plan, _worst(tests, plan)) for name, plan in plans.items()}
-    return ExactModel(model=result, angles=angles, changed=frozenset(changed))
+    return ExactModel(model=result, view=view, angles=angles)
 
 
-def _leave_shared(
-    owners: Mapping[str, str], plans: dict[str, tuple[AnglePlan, ...]], angles: dict[str, SiteAngles]
-) -> None:
+def _leave_shared(owners: Mapping[str, str], plans: dict[str, Turnings], angles: dict[str, SiteAngles]) -> None:
     """Leave the angles of attentions that share keys with one whose angles stay: scores are of the same angles."""
     left = True
     while left:
@@ -131,36 +116,42 @@ def _leave_shared(
                     left = True
 
 
-def _worst(tests: Mapping[AnglePlan, _Test], plans: Collection[AnglePlan]) -> _Test:
+def _are_exact(turnings: Turnings) -> bool:
+    """Whether the graph's own angles are exact."""
+    return all(one.plan.is_exact for one in turnings)
+
+
+def _worst(tests: Mapping[AnglePlan, _Test], turnings: Turnings) -> _Test:
     """What was found of all plans of an attention."""
-    found = [tests[plan] for plan in plans if plan in tests]
+    found = [tests[one.plan] for one in turnings if one.plan in tests]
     problem = next((test.problem for test in found if test.problem is not None), None)
     error = max((test.error for test in found), default=0.0)
     return _Test(problem=problem, error=error, cases=min((test.cases for test in found), default=0))
 
 
-def _site(plans: Collection[AnglePlan], test: _Test) -> SiteAngles:
+def _site(turnings: Turnings, test: _Test) -> SiteAngles:
+    plans = [one.plan for one in turnings]
+    changed = not _are_exact(turnings)
     original = max(plan.error for plan in plans)
-    unchanged = max((plan.error for plan in plans if plan.is_exact), default=0.0)
     return SiteAngles(
         state=EXACT,
         positions=min(plan.limit for plan in plans) - 1,
         original_error=original,
-        error=max(test.error, unchanged),
+        error=test.error if changed else original,
         cases=test.cases,
+        changed=changed,
     )
 
 
 def _written(
     view: View,
     model: ir.Model,
-    sites: Mapping[str, Attention],
-    plans: Mapping[str, tuple[AnglePlan, ...]],
+    plans: Mapping[str, Turnings],
     cases: Sequence[DrawnInputs],
     conversion: tuple[str, str, int | None, bool],
 ) -> tuple[ir.Model, dict[AnglePlan, _Test]]:
     """A copy of the model with these exact angles, and what was found of each."""
-    written = _places(view, sites, plans)
+    written = _places(view, plans)
     base = converted(model, *conversion)
     inline(base)
     expand(base, view.operator_shapes, _operators(view, written))
@@ -179,18 +170,14 @@ def _written(
     return base, tests
 
 
-def _places(view: View, sites: Mapping[str, Attention], plans: Mapping[str, tuple[AnglePlan, ...]]) -> list[Written]:
+def _places(view: View, plans: Mapping[str, Turnings]) -> list[Written]:
     """Where the rotations of these attentions read cosines and sines, by plan."""
-    found: dict[AnglePlan, tuple[dict[Reader, None], dict[Reader, None]]] = {}
-    for name, of_site in plans.items():
-        for rotary in (sites[name].q.rotary, sites[name].k.rotary):
-            if rotary is None:
-                continue
-            plan = next(one for one in of_site if one.sources == (rotary.cos, rotary.sin))
-            places = found.setdefault(plan, ({}, {}))
-            for place, source in zip(places, plan.sources, strict=True):
-                place.update(dict.fromkeys(_readers(view, rotary, source)))
-    return [Written(plan=plan, cos=tuple(cos), sin=tuple(sin)) for plan, (cos, sin) in found.items()]
+    found: dict[AnglePlan, list[dict[Reader, None]]] = {}
+    for turning in (one for turnings in plans.values() for one in turnings):
+        places = found.setdefault(turning.plan, [{} for _ in turning.plan.sources])
+        for place, source in zip(places, turning.plan.sources, strict=True):
+            place.update(dict.fromkeys(_readers(view, turning.rotary, source)))
+    return [Written(plan=plan, readers=tuple(map(tuple, places))) for plan, places in found.items()]
 
 
 def _readers(view: View, rotary: Rotary, source: AngleSource) -> list[Reader]:
@@ -206,7 +193,7 @@ def _readers(view: View, rotary: Rotary, source: AngleSource) -> list[Reader]:
 def _operators(view: View, written: Sequence[Written]) -> set[str]:
     """The operators that must be written out, so that angles have places in the graph."""
     producers = {value.name: node for node in view.model.graph for value in node.outputs}
-    names = {name for one in written for name, _ in (*one.cos, *one.sin)}
+    names = {name for one in written for readers in one.readers for name, _ in readers}
     names |= {value.name or "" for one in written for value in (one.plan.positions.value, *_values(one.plan))}
     nodes = {producers[name].name for name in names if name in producers}
     return {one.name for one in view.expanded if nodes & one.nodes}
@@ -219,7 +206,7 @@ def _values(plan: AnglePlan) -> list[ir.Value]:
 def _compare(
     view: View,
     model: ir.Model,
-    moved: Mapping[AnglePlan, tuple[AngleSource, AngleSource]],
+    moved: Mapping[AnglePlan, tuple[AngleSource, ...]],
     cases: Sequence[DrawnInputs],
     tests: Mapping[AnglePlan, _Test],
 ) -> None:
@@ -246,7 +233,7 @@ def _compare(
 
 def _misfit(
     plan: AnglePlan,
-    moved: tuple[AngleSource, AngleSource],
+    moved: tuple[AngleSource, ...],
     expected: Mapping[str, torch.Tensor],
     actual: Mapping[str, torch.Tensor],
     case: DrawnInputs,

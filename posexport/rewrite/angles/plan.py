@@ -18,6 +18,7 @@ import onnx_ir as ir
 from posexport.errors import Reason, RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.caches import written_keys
+from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.attention.rotation import rotary_encoding
@@ -45,17 +46,16 @@ _UNITS = {ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
 
 @attrs.frozen(kw_only=True, eq=False)
 class AnglePlan:
-    """Cosines and sines of the graph, and what they are in exact arithmetic.
+    """The values `sources` with cosines and sines of the graph, and what they are in exact arithmetic.
 
-    `columns` are those of the values of `cos` and `sin`. `limit` is the number of positions that the graph takes;
-    `error` that of its own angles in its own dtypes, at far ones; `is_exact` where it needs no change.
+    `columns` are those of each. `limit` is the number of positions that the graph takes; `error` that of its own angles
+    in its own dtypes, at far ones; `bound` what exact ones may be off by.
     """
 
-    cos: AngleSource
-    sin: AngleSource
+    sources: tuple[AngleSource, ...]
     positions: PositionSource
     exact: ExactAngles
-    columns: tuple[Columns, Columns]
+    columns: tuple[Columns, ...]
     limit: int
     error: float
     bound: float
@@ -65,18 +65,25 @@ class AnglePlan:
         """Whether the graph's own angles are as exact as they can be made."""
         return self.error <= self.bound
 
-    @property
-    def sources(self) -> tuple[AngleSource, AngleSource]:
-        """Cosines and sines."""
-        return self.cos, self.sin
+
+@attrs.frozen(kw_only=True, eq=False)
+class Turning:
+    """A rotation of heads of `dim` features, with the plan of its angles."""
+
+    rotary: Rotary
+    dim: int
+    plan: AnglePlan
 
 
-Plan = tuple[AnglePlan, ...]
-"""The plans of one attention: of queries, and of keys where they have angles of their own."""
+Turnings = tuple[Turning, ...]
+"""The rotations of one attention; of its keys, those that are its own."""
 
 
 class Planner:
-    """Plans for the rotations of a view; `model` is its model, which is only evaluated."""
+    """Plans for the rotations of a view, whose model is only evaluated.
+
+    `owners` has the names of attentions that read the keys of another one, with the name of that.
+    """
 
     def __init__(self, view: View) -> None:
         self._view, self._measure = view, Measure(view)
@@ -85,46 +92,45 @@ class Planner:
         self._outputs = {one.output.value for one in view.attentions if isinstance(one, Attention)}
         self.owners: dict[str, str] = {}
 
-    def plan(self, attention: Attention) -> Plan | Reason | None:
+    def plan(self, attention: Attention) -> Turnings | Reason | None:
         """What makes the angles of an attention exact, or why they stay; None where nothing is rotated."""
-        q, k = attention.q.rotary, attention.k.rotary
-        if q is not None and k is None and attention.k.cache is None:
-            written = written_keys(self._view, attention, self._outputs)
-            k = None if written is None else written.rotary
-            if k is not None and (owner := self._owner(k)) is not None:
-                self.owners[attention.name] = owner
-            elif k is not None:
-                k = None
-        if q is None and k is None:
+        queries, keys = (_rotations(side, attention.head_dim) for side in (attention.q, attention.k))
+        owner = self._owner(attention) if queries and not keys and attention.k.cache is None else None
+        if not queries and not keys:
             if attention.q.rotates or attention.k.rotates:
                 return Reason(UNKNOWN, "its queries or keys are turned by numbers that are no values of the graph")
             return None
-        if q is None or k is None:
-            return Reason(UNKNOWN, f"only its {'queries' if k is None else 'keys'} are known to be rotated")
-        plans = []
-        for side in (q, k):
-            plan = self._of_rotation(q, k, side, attention.head_dim)
+        if not queries or not (keys or owner):
+            return Reason(UNKNOWN, f"only its {'queries' if queries else 'keys'} are known to be rotated")
+        if owner is not None:
+            self.owners[attention.name] = owner
+        turnings = []
+        for rotary, dim in (*queries, *keys):
+            plan = self._of_rotation(rotary, dim)
             if isinstance(plan, Reason):
                 return plan
-            plans.append(plan)
-        return tuple(dict.fromkeys(plans))
+            turnings.append(Turning(rotary=rotary, dim=dim, plan=plan))
+        return tuple(turnings)
 
-    def _owner(self, rotary: Rotary) -> str | None:
-        """The attention whose keys these are."""
+    def _owner(self, attention: Attention) -> str | None:
+        """The attention whose keys this one reads."""
+        written = written_keys(self._view, attention, self._outputs)
+        if written is None or written.rotary is None:
+            return None
         for one in self._view.attentions:
-            if isinstance(one, Attention) and one.k.rotary is not None and one.k.rotary.target is rotary.target:
+            if isinstance(one, Attention) and one.k.rotary is not None and one.k.rotary.target is written.rotary.target:
                 return one.name
         return None
 
-    def _of_rotation(self, q: Rotary, k: Rotary, side: Rotary, dim: int) -> AnglePlan | Reason:
-        key = (q.cos, q.sin, k.cos, k.sin, q.pairs, k.pairs, side is q and (q.cos, q.sin) != (k.cos, k.sin))
+    def _of_rotation(self, rotary: Rotary, dim: int) -> AnglePlan | Reason:
+        key = (rotary.cos, rotary.sin, rotary.pairs)
         if key not in self._known:
-            encoding, _ = rotary_encoding(self._measure, q, k, dim)
-            self._known[key] = self._planned(encoding, side)
+            encoding, _ = rotary_encoding(self._measure, rotary, rotary, dim)
+            self._known[key] = self._planned(encoding, rotary)
         plan = self._known[key]
         if isinstance(plan, Reason):
             return plan
-        error = turning_error(self._view, self._evaluator, side, plan.exact, plan.columns, dim)
+        error = turning_error(self._view, self._evaluator, rotary, plan.exact, plan.columns, dim)
         if not error <= EXACT:
             return Reason(ELSEWHERE, "its rotation takes angles from other values of the graph too")
         return plan
@@ -133,7 +139,7 @@ class Planner:
         exact = exact_of(encoding, rotary.pairs.count)
         if isinstance(exact, Reason):
             return exact
-        sources, differs = (rotary.cos, rotary.sin), None
+        sources, differs = (*rotary.cos.parts, *rotary.sin.parts), None
         trial = Trial(self._view, sources, self._view.model)
         for source in candidates(self._view, sources):
             try:
@@ -148,28 +154,38 @@ class Planner:
             if isinstance(columns, float):
                 differs = columns if differs is None else min(differs, columns)
                 continue
-            return self._measured(rotary, source, exact, (columns[0], columns[1]), limit)
+            return self._measured(sources, source, exact, columns, limit)
         if differs is not None:
             text = f"its angles are farther from those of its parameters than rounding explains ({differs:.1e} times)"
             return Reason(DIFFER, text)
         return Reason(POSITIONS, "no value of the graph holds the positions that its angles follow")
 
     def _measured(
-        self, rotary: Rotary, source: PositionSource, exact: ExactAngles, columns: tuple[Columns, Columns], limit: int
+        self,
+        sources: tuple[AngleSource, ...],
+        positions: PositionSource,
+        exact: ExactAngles,
+        columns: tuple[Columns, ...],
+        limit: int,
     ) -> AnglePlan:
-        sources = (rotary.cos, rotary.sin)
-        positions = far(limit)
-        values = Trial(self._view, sources, self._view.model, wide=False).at(source, positions)
+        tried = far(limit)
+        values = Trial(self._view, sources, self._view.model, wide=False).at(positions, tried)
         return AnglePlan(
-            cos=rotary.cos,
-            sin=rotary.sin,
-            positions=source,
+            sources=sources,
+            positions=positions,
             exact=exact,
             columns=columns,
             limit=limit,
-            error=error_of(values, exact, columns, positions),
+            error=error_of(values, exact, columns, tried),
             bound=bound_of(self._view, sources, exact),
         )
+
+
+def _rotations(side: Side, head_dim: int) -> list[tuple[Rotary, int]]:
+    """The rotations of queries or keys, with the features of the heads that they turn."""
+    if side.rotary is not None:
+        return [(side.rotary, head_dim)]
+    return [(turn.rotary, turn.dim) for turn in side.turns]
 
 
 def error_of(

@@ -1,4 +1,4 @@
-"""The positions that cosines and sines are computed from, as a value of the graph: found by putting others in its place.
+"""The positions that cosines and sines are computed from, as a value of the graph: found by putting others there.
 
 Any value above the angles that has a whole number for each token may hold the positions. It does where angles follow
 the numbers that are put there instead, row by row, whatever the graph made of its inputs before.

@@ -7,6 +7,7 @@ of them and rounded ones in others would be neither the one function nor the oth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ _ROOM = 2**20
 
 
 def turning_error(
-    view: View, evaluator: Evaluator, rotary: Rotary, exact: ExactAngles, columns: tuple[Columns, Columns], dim: int
+    view: View, evaluator: Evaluator, rotary: Rotary, exact: ExactAngles, columns: Sequence[Columns], dim: int
 ) -> float:
     """How far the graph's rotation with exact angles of drawn positions is from what it must be, as a part of the
     largest value; infinite where it is no rotation of heads of `dim` features at all."""
@@ -47,7 +48,7 @@ def turning_error(
     positions = rng.integers(0, _ROOM, (rows, tokens - prefix))
     cos, sin = exact.cos_sin(positions)
     known = _known(view, rotary) | {rotary.source.name or "": still}
-    for angles, one in zip((rotary.cos, rotary.sin), columns, strict=True):
+    for angles, one in zip((*rotary.cos.parts, *rotary.sin.parts), columns, strict=True):
         rank = len(view.probe.shape(angles.value))
         known[angles.value.name or ""] = as_in(angles, torch.from_numpy(one.of(cos, sin)), rank)
     name = rotary.target.name or ""
@@ -60,10 +61,10 @@ def turning_error(
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     """x [B, H, S, D], the pairs of which are turned by angles [B or 1, S, P]."""
-    first, second = rotary.pairs.indices()
+    (first, second), (lower, upper) = rotary.pairs.indices(), rotary.pairs.results()
     result, a, b = x.clone(), x[..., first], x[..., second]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    result[..., first], result[..., second] = a * cos - b * sin, a * sin + b * cos
+    result[..., lower], result[..., upper] = a * cos - b * sin, a * sin + b * cos
     return result
 
 

@@ -8,6 +8,7 @@ The old values stay for whatever else reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 import onnx_ir as ir
@@ -29,16 +30,15 @@ Reader = tuple[str, int]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Written:
-    """A plan as it was written: where rotations read its cosines and its sines."""
+    """A plan that is to be written: where rotations read each of its values."""
 
     plan: AnglePlan
-    cos: tuple[Reader, ...]
-    sin: tuple[Reader, ...]
+    readers: tuple[tuple[Reader, ...], ...]
 
 
 def write_exact(
     model: ir.Model, written: Sequence[Written], dtypes: Mapping[str, ir.DataType], ranks: Mapping[str, int], form: str
-) -> dict[AnglePlan, tuple[AngleSource, AngleSource]]:
+) -> dict[AnglePlan, tuple[AngleSource, ...]]:
     """Put exact angles into `model`, a copy of a view's model; returns where it has them now.
 
     `dtypes` and `ranks` are those of the values that are replaced, by name.
@@ -50,7 +50,7 @@ def write_exact(
     replaced: list[ir.Value] = []
     for one in written:
         plan = one.plan
-        places = zip(plan.sources, plan.columns, (one.cos, one.sin), strict=True)
+        places = zip(plan.sources, plan.columns, one.readers, strict=True)
         angles = writer.angles(plan, values[plan.positions.value.name or ""])
         for source, columns, readers in places:
             name = source.value.name or ""
@@ -65,10 +65,10 @@ def write_exact(
     lower(model, writer.functions, form)
     model.graph.sort()
     nodes = {node.outputs[0].name or "": node for node in model.graph if node.outputs}
-    return {one.plan: (_moved(one.plan.cos, one.cos, nodes), _moved(one.plan.sin, one.sin, nodes)) for one in written}
+    return {one.plan: tuple(map(partial(_moved, nodes), one.plan.sources, one.readers)) for one in written}
 
 
-def _moved(source: AngleSource, readers: Iterable[Reader], nodes: Mapping[str, ir.Node]) -> AngleSource:
+def _moved(nodes: Mapping[str, ir.Node], source: AngleSource, readers: Iterable[Reader]) -> AngleSource:
     """The same in the new value."""
     output, at = next(iter(readers))
     value = nodes[output].inputs[at]

@@ -1,0 +1,94 @@
+"""Attention written anew in a form, with exact angles: first the angles alone, then all else as the same function.
+
+An attention that can't be written anew keeps its own angles too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import onnx_ir as ir
+
+from posexport.errors import Reason
+from posexport.graphs.attention.recognise import may_hold_attention
+from posexport.rewrite.angles.exact import ExactModel, exact_model
+from posexport.rewrite.angles.result import SiteAngles
+from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
+from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_model
+
+ATTENTION_KEPT = "angles-attention-kept"
+"""The code of the reason of angles that stay with their attention."""
+
+
+def rewrite_exactly(
+    model: ir.Model,
+    *,
+    form: str = "decomposed",
+    target: str = "portable",
+    opset: int | None = None,
+    roles: Mapping[str, str] | None = None,
+    only: Sequence[str] = (),
+    kv_cache: str | None = None,
+    seed: int = 0,
+) -> Rewritten:
+    """posexport.rewrite.rewriter.rewrite_model with exact angles wherever they were recognised; `original` of the
+    result has them too, and is otherwise `model`."""
+    if not may_hold_attention(model):
+        return rewrite_model(model, form=form, target=target, opset=opset, kv_cache=kv_cache)
+    without: dict[str, Reason] = {}
+    while True:
+        exact = exact_model(
+            model,
+            form=form,
+            target=target,
+            opset=opset,
+            roles=roles,
+            only=only,
+            shared=kv_cache == "shared",
+            seed=seed,
+            without=without,
+        )
+        done = rewrite_model(
+            exact.model, form=form, target=target, opset=opset, roles=roles, only=only, kv_cache=kv_cache, seed=seed
+        )
+        left = {
+            site.attention.name: Reason(ATTENTION_KEPT, f"the attention stays as it was: {site.reason.text}")
+            for site in done.sites
+            if site.state == KEPT and site.reason is not None and site.reason.code != ALREADY
+        }
+        again = left.keys() & exact.changed
+        if not again:
+            break
+        without |= {name: left[name] for name in again}
+    changed = done.changed or bool(exact.changed)
+    return attrs.evolve(
+        done,
+        model=done.model if changed else model,
+        original=exact.model,
+        view=exact.view,
+        sites=tuple(_sites(exact, done)),
+        changed=changed,
+    )
+
+
+def _sites(exact: ExactModel, done: Rewritten) -> list[SiteResult]:
+    """The results as those of the original's attentions, with what became of their angles."""
+    known = {one.name: one for one in exact.view.attentions}
+    if not any(site.attention.name in known for site in done.sites) and len(known) == len(done.sites):
+        return [  # functions of the form `function`, which the view has written out
+            attrs.evolve(site, attention=one, angles=exact.angles.get(one.name))
+            for site, one in zip(done.sites, exact.view.attentions, strict=True)
+        ]
+    return [
+        _with_angles(attrs.evolve(site, attention=known.get(name, site.attention)), exact.angles.get(name))
+        for site in done.sites
+        for name in [site.attention.name]
+    ]
+
+
+def _with_angles(site: SiteResult, angles: SiteAngles | None) -> SiteResult:
+    """A site with its angles; one whose angles alone were others before was rewritten."""
+    if angles is not None and angles.changed and site.state == KEPT:
+        return attrs.evolve(site, state=REWRITTEN, reason=None, angles=angles)
+    return attrs.evolve(site, angles=angles)

@@ -201,7 +201,9 @@ def _step(probe: AngleProbe, last: int) -> Array:
 
 
 def _same(one: Turning, other: Turning) -> bool:
-    return bool(np.abs(one.frequencies - other.frequencies).max() <= max(4 * other.spread, 1e-12) / (SHORT - 1))
+    """Whether short rows turn as long ones, but for what is error: also that of constants in float32, far out alone."""
+    error = max(4 * other.spread, min(4 * one.spread, 1e-6), 1e-12)
+    return bool(np.abs(one.frequencies - other.frequencies).max() <= error / (SHORT - 1))
 
 
 def _by_places(measure: Measure, rotary: Rotary, probe: AngleProbe) -> Turning:

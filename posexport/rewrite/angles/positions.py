@@ -1,7 +1,7 @@
 """The positions that cosines and sines are computed from, as a value of the graph: found by putting others there.
 
-Any value above the angles that has a whole number for each token may hold the positions. It does where angles follow
-the numbers that are put there instead, row by row, whatever the graph made of its inputs before.
+Any value above the angles that has a whole number for each token may hold the positions. It does where angles are
+computed from it alone, and follow the numbers that are put there instead, row by row.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from posexport.graphs.view import View
 
 _STEPS = 400
 """Values that are looked at above angles, at most."""
+
+_LENGTHS = ("Shape", "Size")
+"""Operators that give lengths alone."""
 
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Floating-point dtypes that hold positions as they are."""
@@ -55,8 +58,9 @@ def candidates(view: View, sources: Sequence[AngleSource]) -> Iterator[PositionS
     rows = [None if one.batch is None else view.probe.shape(one.value)[one.batch] for one in sources]
     tokens = view.probe.shape(sources[0].value)[sources[0].tokens]
     batch = next((count for count in rows if count is not None), None)
-    above = [one for one in _above(view, [source.value for source in sources]) if one not in view.flow.constant]
-    found = [(one, source) for one in above if (source := _source(view, one, batch, tokens)) is not None]
+    values = [source.value for source in sources]
+    held = [(one, source) for one in _above(view, values) if (source := _source(view, one, batch, tokens)) is not None]
+    found = [(one, source) for one, source in held if _are_alone(view, values, one, tokens)]
     whole = [source for one, source in found if not view.probe.get(one).is_floating_point()]
     floats = [source for one, source in found if view.probe.get(one).is_floating_point()]
     yield from whole
@@ -86,16 +90,36 @@ def _source(view: View, value: ir.Value, batch: int | None, tokens: int) -> Posi
     return PositionSource(value=value, batch=others[0] if others else None, tokens=by_token[-1], rank=held.dim())
 
 
-def _above(view: View, values: Sequence[ir.Value]) -> list[ir.Value]:
-    """What values are computed from, the nearest first, without what carries features."""
+def _are_alone(view: View, values: Sequence[ir.Value], positions: ir.Value, tokens: int) -> bool:
+    """Whether positions are all that values know of their tokens, and of the numbers of the graph's inputs; on lengths
+    they may depend otherwise."""
+    above = _above(view, values, positions)
+    if len(above) >= _STEPS:
+        return False
+    below = {positions}
+    for value in sorted(above, key=view.flow.depth):
+        node = value.producer()
+        if value is positions or (node is not None and below.intersection((*node.inputs, *outer_values(node)))):
+            below.add(value)
+        elif node is None or tokens in view.probe.shape(value):
+            return False
+    return True
+
+
+def _above(view: View, values: Sequence[ir.Value], stop: ir.Value | None = None) -> list[ir.Value]:
+    """The numbers that values are computed from, the nearest first, without constants and what carries features, and
+    without what is above `stop` alone."""
     seen = dict.fromkeys(values)
     pending = [*values]
     while pending and len(seen) < _STEPS:
-        node = pending.pop(0).producer()
-        if node is None:
+        value = pending.pop(0)
+        node = value.producer()
+        if node is None or value is stop or (stop is not None and node.op_type in _LENGTHS):
             continue
         for source in (*node.inputs, *outer_values(node)):
-            if source is not None and source not in seen and source not in view.flow.content:
+            if source is None or source in view.flow.content or source in view.flow.constant:
+                continue
+            if source not in seen:
                 seen[source] = None
                 pending.append(source)
     return list(seen)

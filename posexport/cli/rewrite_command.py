@@ -104,7 +104,7 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
     result, manifest = done.result, done.manifest
     if result.attentions:
         title, rows = f"Attention of {file}, to the form {result.form}", [_row(one) for one in result.attentions]
-        columns = COLUMNS
+        columns: tuple[str, ...] = COLUMNS
         if options.angles is not None:
             columns = (*COLUMNS[:-1], "angles", COLUMNS[-1])
             rows = [

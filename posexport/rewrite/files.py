@@ -31,6 +31,7 @@ from posexport.graphs.load import model_of
 from posexport.graphs.roles import values_of_model
 from posexport.graphs.view import View
 from posexport.progress import Progress, silent
+from posexport.rewrite.angles.exact import exact_model
 from posexport.rewrite.angles.parameters import UNKNOWN as ANGLES_UNKNOWN
 from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
@@ -89,6 +90,19 @@ def rewrite_into(
         else:
             hashes = copy_graph(graph, place, files)
     return _result(graph, rewritten, whole, hashes, options, own, records)
+
+
+def exact_into(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> None:
+    """Write the ONNX file at `path` into `folder`, with exact angles in the attentions of these names: what a file must
+    compute that was rewritten so. RequestError where one of them can't have them."""
+    graph = read_mapped(path)
+    with located(repr(str(path))):
+        exact = exact_model(model_of(graph), roles=roles, only=names, seed=seed)
+    for name in names:
+        if name not in exact.angles or exact.angles[name].state == PARITY:
+            raise RequestError(f"{str(path)!r} has no attention {shown(name)} whose angles can be made exact.")
+    with staged() as files:
+        write_graph(exact.model, graph.path, folder / path.name, files)
 
 
 def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> None:

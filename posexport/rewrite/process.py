@@ -7,6 +7,7 @@ steps of the work are reported while it runs. Ctrl-C ends the child at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def rewrite_in_child(
     return structure(reply["result"], RewriteResult)
 
 
+def exact_in_child(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> Path:
+    """The ONNX file at `path` with exact angles in the attentions of these names, written into `folder` in another
+    process; RequestError where that can't be done."""
+    worker = Worker("posexport.rewrite.process")
+    try:
+        request = {"path": str(path), "folder": str(folder.absolute()), "exact": [*names], "roles": {**roles}}
+        reply = worker.ask({**request, "seed": seed}, LONGEST_STEP, silent)
+    finally:
+        worker.close()
+    failure = failure_of(reply)
+    if failure is not None:
+        raise _error(failure, f"the angles of {str(path)!r} can't be made exact", "making them exact")
+    return folder / path.name
+
+
 def _error(failure: Reason, problem: str, step: str) -> PosexportError:
     """The error that a failure of the child is, in which `problem` failed at this step."""
     if failure.code == INVALID:
@@ -60,8 +76,15 @@ def _error(failure: Reason, problem: str, step: str) -> PosexportError:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite the file into the folder."""
+    """Rewrite the file into the folder, or only make its angles exact."""
     machine.limit_to_what_is_free()
+    if "exact" in request:
+        from posexport.rewrite.files import exact_into
+
+        with protected_inputs():
+            paths = Path(request["folder"]), Path(request["path"])
+            exact_into(*paths, request["exact"], request["roles"], request["seed"])
+        return {}
     from posexport.rewrite.files import rewrite_into
 
     with protected_inputs():

@@ -17,6 +17,7 @@ from posexport.rewrite.angles.parameters import ExactAngles
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
+    Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 _BLOCK = 64
 """Features that are compared at a time."""
@@ -37,7 +38,7 @@ class Columns:
         return np.asarray(np.where(np.asarray(self.negative), -chosen, chosen))
 
 
-def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> tuple[Columns, ...] | float:
+def columns_of(values: list[Array], exact: ExactAngles, positions: Whole) -> tuple[Columns, ...] | float:
     """The columns of values [n, F] at positions [n]; by how much of what rounding explains they differ, where they do.
 
     Values of as many features have the same pairs: a slow pair's sine is known where its cosine is 1 all along.
@@ -61,7 +62,7 @@ def columns_of(values: list[Array], exact: ExactAngles, positions: Array) -> tup
     return tuple(found) if worst <= 1.0 else worst
 
 
-def _misfits(value: Array, exact: ExactAngles, positions: Array) -> Array:
+def _misfits(value: Array, exact: ExactAngles, positions: Whole) -> Array:
     """[4, F, P]: how far features are from cosines, their negatives, sines and theirs, in what rounding explains."""
     cos, sin = exact.cos_sin(positions)
     tolerance = exact.tolerance(positions)
@@ -71,7 +72,7 @@ def _misfits(value: Array, exact: ExactAngles, positions: Array) -> Array:
         parts.append(
             np.stack([(np.abs(features - one[:, None]) / tolerance[:, None]).max(0) for one in (cos, -cos, sin, -sin)])
         )
-    return np.nan_to_num(np.concatenate(parts, 1), nan=np.inf)
+    return np.asarray(np.nan_to_num(np.concatenate(parts, 1), nan=np.inf))
 
 
 def _is_of_one_kind(first: Array, second: Array) -> bool:

@@ -85,11 +85,12 @@ def exact_model(
         elif not isinstance(plan, Reason):
             plans[name] = plan
     cases = cases_of(view.roles, seed) if plans else []
+    tests: dict[AnglePlan, _Test] = {}
     while True:
         _leave_shared(planner.owners, plans, angles)
         changed = {name: plan for name, plan in plans.items() if not _are_exact(plan)}
         if not changed:
-            result, tests = model, {}
+            result, tests = model, dict[AnglePlan, _Test]()
         else:
             result, tests = _written(view, model, changed, cases, (form, target, opset, shared))
         wrong = {name: test for name in changed if (test := _worst(tests, plans[name])).problem is not None}

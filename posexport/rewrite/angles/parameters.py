@@ -18,6 +18,7 @@ from posexport.errors import Reason, RequestError
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
+    Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 UNKNOWN, BY_LENGTH, AXES, FAST = "angles-unknown", "angles-by-length", "angles-of-kind", "angles-fast"
 """Codes of reasons why a rotation has no exact angles: frequencies of unknown origin, those that depend on the length
@@ -39,14 +40,14 @@ class ExactAngles:
     slack: Array
     scale: float
 
-    def cos_sin(self, positions: np.ndarray[Any, Any]) -> tuple[Array, Array]:
+    def cos_sin(self, positions: Whole) -> tuple[Array, Array]:
         """Cosines and sines [..., P] of positions [...], in float64."""
         angles = positions[..., None].astype(np.float64) * self.frequencies
         return self.scale * np.cos(angles), self.scale * np.sin(angles)
 
-    def tolerance(self, positions: np.ndarray[Any, Any]) -> Array:
+    def tolerance(self, positions: Whole) -> Array:
         """[..., P]: how far the graph's cosines and sines may be from these at positions [...]."""
-        return self.scale * (np.abs(positions)[..., None] * self.slack + NOISE)
+        return np.asarray(self.scale * (np.abs(positions)[..., None] * self.slack + NOISE))
 
 
 def exact_of(encoding: Mapping[str, Any], pairs: int) -> ExactAngles | Reason:

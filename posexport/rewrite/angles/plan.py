@@ -32,6 +32,7 @@ from posexport.rewrite.angles.turned import EXACT, turning_error
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
+    Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 POSITIONS, DIFFER, ELSEWHERE, SHARED = "angles-positions", "angles-differ", "angles-elsewhere", "angles-shared"
 """Codes of reasons why angles stay: no value has the positions; they are others than those of the parameters; the
@@ -142,13 +143,12 @@ class Planner:
         sources, differs = (*rotary.cos.parts, *rotary.sin.parts), None
         trial = Trial(self._view, sources, self._view.model)
         for source in candidates(self._view, sources):
-            try:
-                limit = trial.limit(source)
-                positions = near_and_far(limit) if limit > 1 else np.zeros(0, np.int64)
-                values = trial.at(source, positions) if limit > 1 else []
-            except RequestError:
+            limit = trial.limit(source)
+            if limit < 2:
                 continue
-            if not values or all(float(np.ptp(value, 0).max()) < 1e-6 for value in values):
+            positions = near_and_far(limit)
+            values = trial.at(source, positions)
+            if all(float(np.ptp(value, 0).max()) < 1e-6 for value in values):
                 continue  # angles don't follow it
             columns = columns_of(values, exact, positions)
             if isinstance(columns, float):
@@ -188,9 +188,7 @@ def _rotations(side: Side, head_dim: int) -> list[tuple[Rotary, int]]:
     return [(turn.rotary, turn.dim) for turn in side.turns]
 
 
-def error_of(
-    values: Collection[Array], exact: ExactAngles, columns: tuple[Columns, Columns], positions: Array
-) -> float:
+def error_of(values: Collection[Array], exact: ExactAngles, columns: Collection[Columns], positions: Whole) -> float:
     """The largest error of values [n, F] at positions [n] against float64."""
     cos, sin = exact.cos_sin(positions)
     errors = [np.abs(value - one.of(cos, sin)).max() for value, one in zip(values, columns, strict=True)]

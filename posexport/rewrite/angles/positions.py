@@ -65,8 +65,11 @@ def candidates(view: View, sources: Sequence[AngleSource]) -> Iterator[PositionS
     floats = [source for one, source in found if view.probe.get(one).is_floating_point()]
     yield from whole
     for source in floats:
-        held = view.probe.get(source.value)
-        if bool((held == held.round()).all()) and view.dtypes([source.value]).get(source.value.name or "") in _WIDE:
+        numbers = view.probe.get(source.value)
+        if (
+            bool((numbers == numbers.round()).all())
+            and view.dtypes([source.value]).get(source.value.name or "") in _WIDE
+        ):
             yield source
 
 

@@ -19,6 +19,7 @@ from posexport.runtimes.tensors import to_torch
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
+    Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST = 2**24
 """Positions end here: as far as posexport.custom_ops.exact_sinusoids is exact."""
@@ -34,7 +35,7 @@ class Trial:
         self._arrays = {name: to_torch(array) for name, array in view.inputs.arrays.items()}
         self._view = view
 
-    def at(self, source: PositionSource, positions: Array) -> list[Array]:
+    def at(self, source: PositionSource, positions: Whole) -> list[Array]:
         """Each value as [n, F] at positions [n]; RequestError where the graph takes none of them."""
         shape = self._view.probe.shape(source.value)
         rows = 1 if source.batch is None else shape[source.batch]
@@ -59,7 +60,7 @@ class Trial:
                 high = middle - 1
         return low
 
-    def _run(self, source: PositionSource, positions: Array, shape: Sequence[int]) -> list[Array]:
+    def _run(self, source: PositionSource, positions: Whole, shape: Sequence[int]) -> list[Array]:
         def put(value: torch.Tensor) -> torch.Tensor:
             return source.laid_out(torch.from_numpy(positions), shape).to(value.dtype)
 
@@ -71,7 +72,7 @@ class Trial:
         ]
 
 
-def near_and_far(limit: int, seed: int = 0) -> Array:
+def near_and_far(limit: int, seed: int = 0) -> Whole:
     """Positions below a limit: the first, drawn ones up to each power of two, and the last."""
     rng = np.random.default_rng(seed)
     found = [*range(min(limit, 6))]
@@ -81,7 +82,7 @@ def near_and_far(limit: int, seed: int = 0) -> Array:
     return np.array(sorted({*found, limit - 1}), np.int64)
 
 
-def far(limit: int, seed: int = 0) -> Array:
+def far(limit: int, seed: int = 0) -> Whole:
     """Positions at which errors are stated: the last quarter before the limit, of 2^20 and above where it allows."""
     rng = np.random.default_rng((seed, 1))
     start = min(2**20, limit * 3 // 4)

@@ -55,7 +55,7 @@ def turning_error(
     moved = target.to_heads(evaluator.run(known, [name])[name], sizes)
     kept = ((0, 0), (prefix, 0), (0, 0))
     full = (np.pad(cos, kept, constant_values=1.0), np.pad(sin, kept))
-    expected = turned(source, *map(torch.from_numpy, full), rotary)
+    expected = turned(source, torch.from_numpy(full[0]), torch.from_numpy(full[1]), rotary)
     return float((moved - expected).abs().max()) / max(float(expected.abs().max()), 1e-300)
 
 

@@ -67,8 +67,9 @@ class GraphJob:
     """One file with its runs under way.
 
     `against` is the file that is the truth, or `module` the user's torch module, None for the file itself; `mismatch`
-    says how their inputs and outputs differ: the file then fails everywhere without a run. `given` says that the cases
-    are the user's own inputs. `redraw` draws cases of images of another `side`.
+    says how their inputs and outputs differ: the file then fails everywhere without a run. `reference` names the truth
+    where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `redraw` draws cases
+    of images of another `side`.
     """
 
     subject: GraphSubject
@@ -79,6 +80,7 @@ class GraphJob:
     against: GraphSubject | None = None
     module: str | None = None
     mismatch: Reason | None = None
+    reference: str | None = None
     given: bool = False
     redraw: Callable[..., list[GraphCase]] | None = None
     truth: Truth | None = None
@@ -132,7 +134,8 @@ class GraphJob:
 
     def verdicts(self, step: Progress = silent) -> list[Verdict]:
         """Wait for the evaluations and the runs, and judge them."""
-        reference = self.module or ("the file itself" if self.against is None else str(self.against.path))
+        against = "the file itself" if self.against is None else str(self.against.path)
+        reference = self.reference or self.module or against
         self._try_other_sides()
         if self.module is not None and self.truth is not None and not self.truth.tried:
             raise RequestError(f"{next(iter(self.truth.untried.values())).text.rstrip('.')}.")

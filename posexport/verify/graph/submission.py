@@ -18,6 +18,7 @@ from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool
 from posexport.verify.graph.cases import drawn_cases, given_case
+from posexport.verify.graph.exact_angles import exact_source
 from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.pairing import mismatch, shared_roles
 from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
@@ -52,6 +53,7 @@ def make_graph_job(
     subject = read_subject(graph, trusted)
     other = None if request.against is None else read_subject(read_file(request.against))
     differs = None if other is None else mismatch(subject, other)
+    exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
     roles = {} if differs is not None else _roles(subject, other, request)
     if differs is not None:
         cases = []
@@ -67,7 +69,8 @@ def make_graph_job(
         runtimes=runtimes,
         overrides=overrides,
         cases=cases,
-        against=other,
+        against=exact or other,
+        reference=None if exact is None else f"{request.against} with exact angles",
         module=request.module,
         mismatch=differs,
         given=request.inputs is not None,

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import onnx_ir as ir
 
-from posexport.errors import Reason, RequestError
+from posexport.errors import Reason
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.caches import written_keys
 from posexport.graphs.attention.heads import Side

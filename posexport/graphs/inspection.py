@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport import machine
+from posexport import machine, temporary
 from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.errors import PosexportError, Reason, RequestError
 from posexport.jsondata import structure, unstructure
@@ -64,11 +64,11 @@ def inspect_graph(
 
     Without `attention`, only inputs are looked at. RequestError for roles that the inputs can't have.
     """
-    worker = Worker("posexport.graphs.inspection")
     try:
-        worker.start()
-    except RequestError as error:  # no folder for temporary files
+        temporary.usual_parent()
+    except RequestError as error:
         return Inspection(roles=dict.fromkeys(graph.inputs()), reason=Reason(NOT_STARTED, str(error).rstrip(".")))
+    worker = Worker("posexport.graphs.inspection")
     try:
         request = {"path": str(graph.path.absolute()), "sha256": graph.sha256, "attention": attention}
         reply = worker.ask({**request, "roles": dict(roles or {})}, LONGEST_STEP, progress)

@@ -54,7 +54,7 @@ def is_in_form(view: View, attention: Attention, form: str, target: str) -> bool
         return False
     cores = _CORES[form, "ort" if target == "ort" else ""]
     takes = cores.get((domain_of(core.node), core.node.op_type), _never)
-    return takes(core) and all(_rotates_in_form(view, side, form) for side in (attention.q, attention.k))
+    return takes(core) and all(_rotates_in_form(view, side, form, core) for side in (attention.q, attention.k))
 
 
 def operator_of(view: View, name: str) -> Expanded | None:
@@ -70,10 +70,10 @@ def _operators(view: View, side: Side) -> list[Expanded]:
     return [one for one in view.expanded if nodes & one.nodes]
 
 
-def _rotates_in_form(view: View, side: Side, form: str) -> bool:
+def _rotates_in_form(view: View, side: Side, form: str, core: Expanded) -> bool:
     if side.rotary is None and not side.turns:
         return True
-    operators = _operators(view, side)
+    operators = [one for one in _operators(view, side) if one is not core]  # which transposes what was rotated
     return bool(operators) and all(_is_sound(view, one, form) for one in operators)
 
 

@@ -184,6 +184,9 @@ class SiteWriter:
         """The same, of those that one value holds."""
         nodes, value = self._nodes, self._read(source.value)
         rank = len(self._shapes[value.name or ""])
+        for place in reversed(source.corner):
+            rank -= 1
+            value = nodes.one("Gather", value, nodes.constant(place), axis=rank)
         kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
         dropped = [axis for axis in range(rank) if axis not in kept]
         if dropped:

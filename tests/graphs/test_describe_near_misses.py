@@ -1,6 +1,7 @@
 """Attention that is wrong in one way is described otherwise than the right one: faults of rotations, masks and scores.
 
-What no description holds may change without a trace: which weights are read, and the size of an epsilon.
+What no description holds may change without a trace: which weights are read, by which weights queries are multiplied,
+and the size of an epsilon.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.view import view_of
 
-NOT_DESCRIBED = {"queries_of_another_layer", "norm_epsilon"}
+NOT_DESCRIBED = {"queries_of_another_layer", "scale_of_one_head", "norm_epsilon"}
 
 QUICK = [*ROTATIONS][::3] + [*MASKS][::3]
 

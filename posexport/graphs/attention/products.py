@@ -30,18 +30,27 @@ class Product:
 def product_of(node: ir.Node, axes: tuple[str, str, str], *, weights: ir.Value | None = None) -> Product | None:
     """The product that a node computes, None for other nodes; `axes` are those of left, right and result in MatMul.
 
-    `weights` is the operand that must stand on the left, for products whose order an Einsum may swap.
+    `weights` is that operand, wherever it stands.
     """
     if node.op_type in ("MatMul", "FusedMatMul") and len(node.inputs) >= 2:
         left, right = node.inputs[0], node.inputs[1]
-        if left is None or right is None or (weights is not None and left is not weights):
+        if left is None or right is None:
             return None
         if node.op_type == "FusedMatMul":
             axes = _transposed(node, axes)
+        if weights is not None and left is not weights:
+            return _behind(node, left, right, axes) if right is weights else None
         return Product(node=node, left=left, right=right, result=node.outputs[0], axes=axes)
     if node.op_type == "Einsum" and len(node.inputs) == 2:
         return _einsum(node, axes, weights)
     return None
+
+
+def _behind(node: ir.Node, values: ir.Value, weights: ir.Value, axes: tuple[str, str, str]) -> Product:
+    """Values [B, N, D, T] times weights [B, N, T, S]: the product with both sides turned."""
+    of_weights, of_values, of_result = (text[:-2] + text[-1] + text[-2] for text in axes)
+    result = node.outputs[0]
+    return Product(node=node, left=weights, right=values, result=result, axes=(of_weights, of_values, of_result))
 
 
 def _transposed(node: ir.Node, axes: tuple[str, str, str]) -> tuple[str, str, str]:
@@ -63,6 +72,8 @@ def _einsum(node: ir.Node, axes: tuple[str, str, str], weights: ir.Value | None)
     if not arrow or len(parts) != 2 or any(len(part) not in (3, 4) for part in (*parts, output)) or "." in equation:
         return None
     operands = list(zip(parts, node.inputs, strict=True))
+    if weights is None and output[-1] in parts[0]:  # the last axis of scores is that of keys
+        operands.reverse()
     if weights is not None and operands[0][1] is not weights:
         operands.reverse()
     (left, left_value), (right, right_value) = operands

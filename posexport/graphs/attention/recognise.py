@@ -12,8 +12,9 @@ import torch
 from posexport.errors import PosexportError, Reason, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.heads import Side, Source, side_of
+from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
+from posexport.graphs.attention.operands import dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
@@ -173,16 +174,16 @@ def _attention(
     last = (flow.graph.opset_imports.get("", 13) >= 13 and axis is None) or axis in (-1, rank - 1)
     if not last:
         raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
-    sizes = _sizes(probe, scores.product, batch)
+    sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
     _check_weights(probe, softmax, product, passed, scores)
-    value_dim = _dims(probe, product.right, product.axes[1]).get("d", 0)
+    value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
         (scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim)),
         (product.right, product.axes[1], (rows, heads, keys, value_dim)),
     )
-    q, k, v = (_operand_side(probe, *operand) for operand in operands)
+    q, k, v = (operand_side(probe, *operand) for operand in operands)
     near = Attention(
         name=name,
         layer=layer,
@@ -196,9 +197,9 @@ def _attention(
         k=k,
         v=v,
         terms=scores.terms,
-        head_scales=scores.head_scales,
+        head_scales=_head_scales(probe, scores, heads),
         sinks=_sinks(probe, scores.sinks, heads),
-        output=_result(probe, product, (rows, heads, queries, value_dim)),
+        output=result_of(probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
         softmax=softmax,
         logits=_logits(probe, logits),
@@ -250,9 +251,9 @@ def _whole(
     for keys and values."""
     (left, of_left, q_sizes), (right, of_right, k_sizes), (values, of_values, v_sizes) = operands
     try:
-        q = _side(flow, probe, left, of_left, q_sizes, True)
-        k = _side(flow, probe, right, of_right, k_sizes, True)
-        v = _side(flow, probe, values, of_values, v_sizes, False)
+        q = side_behind(flow, probe, left, of_left, q_sizes, True)
+        k = side_behind(flow, probe, right, of_right, k_sizes, True)
+        v = side_behind(flow, probe, values, of_values, v_sizes, False)
     except LookupError:
         return None
     if k.source.heads != v.source.heads or (k.cache is None) != (v.cache is None) or v.source.factor != 1.0:
@@ -279,6 +280,20 @@ def _logits(probe: Probe, value: ir.Value) -> ir.Value:
     return value
 
 
+def _head_scales(probe: Probe, scores: Scores, heads: int) -> tuple[tuple[ir.Value, bool], ...]:
+    """What each head's scores are multiplied or divided by, without masks of zeros and ones, which change the logits of
+    keys that are hidden by what is added."""
+    kept = []
+    for value, divides in scores.head_scales:
+        array = probe.get(value)
+        if scores.terms and not divides and bool(((array == 0) | (array == 1)).all()):
+            continue
+        if array.numel() not in (1, heads):
+            raise Declined("score-scale", f"{shown(value.name or '')} scales the scores, and is no number per head")
+        kept.append((value, divides))
+    return tuple(kept)
+
+
 def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
     """The sinks as they are before they are laid out for all rows and queries."""
     while value is not None and probe.get(value).numel() != heads:
@@ -289,67 +304,6 @@ def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
     return value
 
 
-def _dims(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
-    """The sizes of an operand by letter; for three axes, batch and heads are one, `b`."""
-    shape = probe.shape(value)
-    letters = axes if len(shape) == len(axes) else axes.replace("h", "")
-    if len(shape) != len(letters):
-        raise Declined("rank", f"{shown(value.name or '')} has {len(shape)} axes, attention has 3 or 4")
-    return dict(zip(letters, shape, strict=True))
-
-
-def _sizes(probe: Probe, product: Product, batch: int) -> tuple[int, int, int, int, int]:
-    """Batch, heads, queries, keys and head size."""
-    dims = _dims(probe, product.result, product.axes[2])
-    rows, heads = dims["b"], dims.get("h")
-    if heads is None:
-        heads, left = divmod(rows, batch)
-        if left or not heads:
-            raise Declined("heads", f"{shown(product.node.name or '')} has {rows} heads for {batch} rows")
-        rows = batch
-    return rows, heads, dims["s"], dims["t"], _dims(probe, product.left, product.axes[0])["d"]
-
-
-def _letters(probe: Probe, value: ir.Value, axes: str) -> str:
-    """The axes of an operand with tokens as `s`; rows and heads are one, `b`, where it has three."""
-    letters = axes.replace("t", "s")
-    return letters if len(probe.shape(value)) == 4 else letters.replace("h", "")
-
-
-def _layout(letters: str) -> Layout:
-    return Layout(
-        tuple(letters) if len(letters) == 4 else tuple("bh" if letter == "b" else letter for letter in letters)
-    )
-
-
-def _operand_side(probe: Probe, operand: ir.Value, axes: str, sizes: Sizes) -> Side:
-    """An operand as it is read by its product."""
-    letters = _letters(probe, operand, axes)
-    layout = _layout(letters)
-    heads = probe.shape(operand)[letters.index("h")] if "h" in letters else sizes[1]
-    rows, _, tokens, features = sizes
-    if [*probe.shape(operand)] != _merged(layout, (rows, heads, tokens, features)) or heads not in (1, sizes[1]):
-        raise Declined("heads", f"{shown(operand.name or '')} is not laid out by rows and heads")
-    return Side(source=Source(value=operand, layout=layout, heads=heads))
-
-
-def _merged(layout: Layout, sizes: Sizes) -> list[int]:
-    named = dict(zip("bhsd", sizes, strict=True))
-    return [math.prod(named[letter] for letter in group) for group in layout.groups]
-
-
-def _side(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, rotated: bool) -> Side:
-    letters = _letters(probe, operand, axes)
-
-    def canonical(value: torch.Tensor) -> torch.Tensor:
-        if len(letters) == 4:
-            heads = value.permute([letters.index(letter) for letter in "bhsd"])
-            return heads.expand(sizes) if heads.shape[1] == 1 else heads  # one key head for all query heads
-        return value.permute([letters.index(letter) for letter in "bsd"]).reshape(sizes)
-
-    return side_of(flow, probe, operand, canonical, sizes, rotated=rotated)
-
-
 def _check_weights(probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores) -> None:
     """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column)."""
     source, target = softmax.outputs[0], product.left
@@ -357,26 +311,22 @@ def _check_weights(probe: Probe, softmax: ir.Node, product: Product, passed: Seq
         return
     replaced = torch.softmax(probe.random_like(source), -1)
     result = probe.through(source, [target], replaced)[0]
-    for expected in (replaced, replaced[..., :-1]) if scores.sinks is not None else (replaced,):
+    if product.axes[0].endswith("ts"):
+        replaced = replaced.transpose(-1, -2)
+    without = {True: replaced[..., 1:], False: replaced[..., :-1]}
+    for expected in (replaced, without[scores.sinks_first]) if scores.sinks is not None else (replaced,):
         if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
             return
     # hidden keys, whose weight is zero, may be set to zero once more
     nodes = {node.op_type for node in passed}
     kept = result != 0
     hidden = probe.get(source)
+    if product.axes[0].endswith("ts"):
+        hidden = hidden.transpose(-1, -2)
     same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
     if same and nodes <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
         return
     raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
-
-
-def _result(probe: Probe, product: Product, sizes: Sizes) -> Source:
-    """The result of the product with values, [B, N, S, D] as the graph lays it out."""
-    letters = _letters(probe, product.result, product.axes[2])
-    layout = _layout(letters)
-    if _merged(layout, sizes) != [*probe.shape(product.result)]:
-        raise Declined("heads", "the result of attention is not laid out by heads")
-    return Source(value=product.result, layout=layout, heads=sizes[1])
 
 
 def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Source:

@@ -10,6 +10,7 @@ among the values that the nodes in between multiply with, and are still computed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import attrs
 import onnx_ir as ir
@@ -54,7 +55,8 @@ class AngleSource:
 
     `batch` and `tokens` are its other axes, None for a value that is the same for all rows; `sign` is -1 where it holds
     the negative. The first `prefix` tokens have no angles in it: they are not rotated. `rest` has the angles of the
-    pairs behind these, where several values hold them.
+    pairs behind these, where several values hold them. `corner` are places on the last axes, where these make a matrix
+    of each angle.
     """
 
     value: ir.Value
@@ -65,6 +67,7 @@ class AngleSource:
     sign: int
     prefix: int
     rest: AngleSource | None = None
+    corner: tuple[int, ...] = ()
 
     @property
     def parts(self) -> tuple[AngleSource, ...]:
@@ -91,6 +94,11 @@ class Rotary:
     def angle_values(self) -> list[ir.Value]:
         """The values that hold its cosines and sines."""
         return [part.value for source in (self.cos, self.sin) for part in source.parts]
+
+    @property
+    def in_columns(self) -> bool:
+        """Whether one value has all cosines in columns, and one all sines."""
+        return not any(one.rest is not None or one.corner for one in (self.cos, self.sin))
 
 
 def farthest_rotation(
@@ -234,10 +242,33 @@ def _find_parts(
 def _match(
     probe: Probe, value: ir.Value, angles: torch.Tensor, prefix: int, sizes: tuple[int, int]
 ) -> AngleSource | None:
-    """How a value holds the angles, for any axis as that of features."""
+    """How a value holds the angles, for any axis as that of features, and for any place in matrices."""
     array = probe.get(value)
     if not array.is_floating_point() or array.numel() <= 1:
         return None
+    found = _match_axes(value, array, angles, prefix, sizes)
+    for axes in (1, 2):
+        if found is None and array.dim() > 2 + axes and {*array.shape[-axes:]} == {2}:
+            for corner in product(range(2), repeat=axes):
+                found = found or _match_axes(value, _at(array, corner), angles, prefix, sizes, corner)
+    return found
+
+
+def _at(array: torch.Tensor, corner: Sequence[int]) -> torch.Tensor:
+    """What a tensor has at a place on its last axes."""
+    for place in reversed(corner):
+        array = array[..., place]
+    return array
+
+
+def _match_axes(
+    value: ir.Value,
+    array: torch.Tensor,
+    angles: torch.Tensor,
+    prefix: int,
+    sizes: tuple[int, int],
+    corner: tuple[int, ...] = (),
+) -> AngleSource | None:
     batch, tokens = sizes
     for features in reversed(range(array.dim())):
         if array.shape[features] < 2 and angles.shape[-1] > 1:
@@ -265,6 +296,7 @@ def _match(
                     indices=_regular(far <= _TOLERANCE, far.argmin(0)),
                     sign=sign,
                     prefix=prefix,
+                    corner=corner,
                 )
     return None
 

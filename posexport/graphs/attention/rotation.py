@@ -44,8 +44,8 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
     if q.pairs != k.pairs:
         reason = Reason(SIDES, "queries and keys are paired in different ways")
         return unknown("rotary", reason, layout=layout), 0
-    if any(angles.rest is not None for angles in (q.cos, q.sin, k.cos, k.sin)):
-        reason = Reason(TABLE, "several values of the graph hold its cosines and sines")
+    if not (q.in_columns and k.in_columns):
+        reason = Reason(TABLE, "several values of the graph hold its cosines and sines, or matrices of them")
         return unknown("rotary", reason, layout=layout, **width), 0
     try:
         turning = turning_of(measure, q)

@@ -49,6 +49,7 @@ class Scores:
     softcap: float = 0.0
     terms: tuple[Term, ...] = ()
     sinks: ir.Value | None = None
+    sinks_first: bool = False
     head_scales: tuple[tuple[ir.Value, bool], ...] = ()
     reshaped: bool = False
     upcast: bool = False
@@ -72,6 +73,7 @@ class _Walk:
     softcap: float = 0.0
     terms: list[Term] = attrs.Factory(list)
     sinks: ir.Value | None = None
+    sinks_first: bool = False
     head_scales: list[tuple[ir.Value, bool]] = attrs.Factory(list)
     reshaped: bool = False
     upcast: bool = False
@@ -92,7 +94,7 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
         if node is None:
             break
         product = product_of(node, SCORES)
-        if product is not None and product.left in flow.content and product.right in flow.content:
+        if product is not None and is_scores(flow, product):
             if node.op_type == "FusedMatMul" and "alpha" in node.attributes:
                 walk.multiply(node.attributes["alpha"].as_float())
             return Scores(
@@ -101,6 +103,7 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
                 softcap=walk.softcap,
                 terms=tuple(walk.terms),
                 sinks=walk.sinks,
+                sinks_first=walk.sinks_first,
                 head_scales=tuple(walk.head_scales),
                 reshaped=walk.reshaped,
                 upcast=walk.upcast,
@@ -114,13 +117,24 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
     raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
 
 
+def is_scores(flow: Dataflow, product: Product) -> bool:
+    """Whether a product may be that of queries and keys: both are features, or queries are learned, the same for all
+    rows, as those that pool."""
+    left, right = product.left, product.right
+    if right not in flow.content:
+        return False
+    if left in flow.content:
+        return True
+    return left.dtype is None or left.dtype.is_floating_point()
+
+
 def reaches_product(flow: Dataflow, value: ir.Value, depth: int = DEPTH) -> bool:
     """Whether a product of content with content lies above, behind nodes of the table alone."""
     node = value.producer()
     if node is None or depth == 0 or value not in flow.content:
         return False
     product = product_of(node, SCORES)
-    if product is not None and product.left in flow.content and product.right in flow.content:
+    if product is not None and is_scores(flow, product):
         return True
     if node.op_type not in _STEPS:
         return False
@@ -236,11 +250,12 @@ def _sinks(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     inputs = [value for value in node.inputs if value is not None]
     leads = [reaches_product(flow, value) for value in inputs]
     axis = node.attributes["axis"].as_int()
-    if len(inputs) != 2 or not leads[0] or leads[1] or axis not in (-1, 3) or walk.sinks is not None or walk.terms:
+    if len(inputs) != 2 or sum(leads) != 1 or axis not in (-1, 3) or walk.sinks is not None or walk.terms:
         raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with something")
-    if inputs[1] in flow.content:
+    path = leads.index(True)
+    if inputs[1 - path] in flow.content:
         raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with features")
-    walk.sinks, walk.value = inputs[1], inputs[0]
+    walk.sinks, walk.sinks_first, walk.value = inputs[1 - path], path == 1, inputs[path]
 
 
 _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {

@@ -85,17 +85,12 @@ _SIDES = ((1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.5, 0.5)
 
 
 def cases_of(
-    roles: Mapping[str, Role],
-    seed: int,
-    *,
-    reach: Mapping[str, int] | None = None,
-    more: int = 0,
-    side: int | None = None,
+    roles: Mapping[str, Role], seed: int, *, reach: Mapping[str, int] | None = None, more: int = 0
 ) -> list[DrawnInputs]:
     """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes.
 
     Between about 4, where a graph fixes its sizes, and 23. Lengths stay below 200 keys, unless `reach` asks for `seq`
-    keys or `batch` rows. With `side`, images are that high and wide where the graph doesn't fix it.
+    keys or `batch` rows.
     """
     seen: set[object] = set()
     drawn: list[DrawnInputs] = []
@@ -108,7 +103,7 @@ def cases_of(
     for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more))):
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
         if pictures:
-            sizes |= _sides(roles, number, pictures) if side is None else dict.fromkeys(pictures, side)
+            sizes |= _sides(roles, number, pictures)
         if any(role.grouped for role in roles.values()):
             corner = _for_grouped(corner)
             sizes[BATCH] = corner.batch

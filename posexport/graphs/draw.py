@@ -313,3 +313,12 @@ def draw_inputs(
         )
         arrays[name] = np.array(np.broadcast_to(MAKERS[role.kind](draw), draw.shape), draw.dtype, order="C")
     return DrawnInputs(label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys)
+
+
+PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
+"""Sizes of the probe's inputs: all different, so that no two axes are mistaken for one another."""
+
+
+def probe_inputs(roles: Mapping[str, Role], seed: int) -> DrawnInputs:
+    """The set of inputs on which a graph is probed."""
+    return draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")

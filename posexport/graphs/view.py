@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common
@@ -13,8 +12,9 @@ from onnx_ir.passes import common
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.recognise import Found, nested, recognise
-from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ
-from posexport.graphs.draw import DrawnInputs, draw_inputs
+from posexport.graphs.axes import BATCH
+from posexport.graphs.baked import settled_roles
+from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, expand, expandable
 from posexport.graphs.operators import Shapes
@@ -26,9 +26,6 @@ TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
 
 CONTENT = {"past", "encoder_past", "features", "encoder_features", "images", "audio"}
 """Roles of inputs that hold features."""
-
-PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
-"""Sizes of the probe's inputs: all different, so that no two axes are mistaken for one another."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,8 +66,8 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
     """
     inline(model, kept)
-    roles = roles_of(model, given)
-    drawn = draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
+    roles = settled_roles(model, roles_of(model, given), seed)
+    drawn = probe_inputs(roles, seed)
     arrays = {name: to_torch(array) for name, array in drawn.arrays.items()}
     shapes = _operator_shapes(model, arrays)
     refused: dict[ir.Node, str] = {}

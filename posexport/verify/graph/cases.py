@@ -47,12 +47,11 @@ class GraphCase:
 
 
 def drawn_cases(
-    roles: Mapping[str, Role], seed: int, reach: Mapping[str, int] | None = None, more: int = 0, side: int | None = None
+    roles: Mapping[str, Role], seed: int, reach: Mapping[str, int] | None = None, more: int = 0
 ) -> list[GraphCase]:
-    """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones, `side` is that of
-    images whose size the graph doesn't fix."""
+    """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones."""
     cases = []
-    for drawn in cases_of(roles, seed, reach=reach or {}, more=more, side=side):
+    for drawn in cases_of(roles, seed, reach=reach or {}, more=more):
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
         left_out = () if has_tokens else (SEQ, PAST, TOTAL, ENCODER, SLOTS)
         positions = [drawn.arrays[name] for name, role in roles.items() if role.kind == "position_ids"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason, RequestError
+from posexport.graphs.roles import Role
 from posexport.processes import MISSING, NOTHING_SHOWN
 from posexport.progress import Progress, silent
 from posexport.runtimes import Runtime
@@ -17,7 +18,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.graph import eligible, locate
-from posexport.verify.graph.cases import GraphCase, reached
+from posexport.verify.graph.cases import GraphCase, drawn_cases, reached
 from posexport.verify.graph.parity import compare
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.graph.truth import Truth
@@ -36,9 +37,6 @@ from posexport.verify.result import (
     VerifyOverrides,
 )
 from posexport.verify.rounding import is_near
-
-SIDES = (224, 384, 336, 518, 256, 512, 32, 28)
-"""Pixels on a side of images that models are made for."""
 
 LISTED = 3
 """Cases that a note names; it counts the others."""
@@ -68,8 +66,8 @@ class GraphJob:
 
     `against` is the file that is the truth, or `module` the user's torch module, None for the file itself; `mismatch`
     says how their inputs and outputs differ: the file then fails everywhere without a run. `reference` names the truth
-    where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `redraw` draws cases
-    of images of another `side`.
+    where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `other_roles`
+    are those of a graph that takes the sizes alone that it was made for, one for each that they may be.
     """
 
     subject: GraphSubject
@@ -82,7 +80,8 @@ class GraphJob:
     mismatch: Reason | None = None
     reference: str | None = None
     given: bool = False
-    redraw: Callable[..., list[GraphCase]] | None = None
+    seed: int = 0
+    other_roles: Iterable[Mapping[str, Role]] = ()
     truth: Truth | None = None
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
@@ -136,7 +135,7 @@ class GraphJob:
         """Wait for the evaluations and the runs, and judge them."""
         against = "the file itself" if self.against is None else str(self.against.path)
         reference = self.reference or self.module or against
-        self._try_other_sides()
+        self._try_other_sizes()
         if self.module is not None and self.truth is not None and not self.truth.tried:
             raise RequestError(f"{next(iter(self.truth.untried.values())).text.rstrip('.')}.")
         sha256, weights = self.subject.graph.sha256, self.subject.weights
@@ -147,13 +146,13 @@ class GraphJob:
             verdicts.append(attrs.evolve(verdict, sha256=sha256, weights=weights, reference=reference))
         return verdicts
 
-    def _try_other_sides(self) -> None:
-        """Where the graph takes images of none of the sizes that were drawn, those of the first of SIDES that it
-        takes."""
-        if self.truth is None or self.redraw is None or self.truth.tried:
+    def _try_other_sizes(self) -> None:
+        """Where the graph takes none of the sizes that were drawn, though its inputs say that they vary, the first of
+        those that it may have been made for."""
+        if self.truth is None or self.given or self.truth.tried:
             return
-        for side in SIDES:
-            cases = self.redraw(side=side)
+        for roles in self.other_roles:
+            cases = drawn_cases(roles, self.seed)
             if self._truth(cases[:1]).tried:
                 self.cases = cases
                 self.truth = self._truth(cases)

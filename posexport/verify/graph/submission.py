@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -11,9 +10,9 @@ import attrs
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError, located
-from posexport.graphs.axes import HEIGHT, WIDTH
+from posexport.graphs.baked import baked_sizes, pinned
+from posexport.graphs.load import model_of
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import is_dynamic
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool
@@ -62,7 +61,6 @@ def make_graph_job(
             cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
     else:
         cases = drawn_cases(roles, request.seed, request.reach, request.more)
-    pictures = any(is_dynamic(roles, axis) for axis in (HEIGHT, WIDTH)) and request.inputs is None
     return GraphJob(
         subject=subject,
         pool=pool,
@@ -74,8 +72,15 @@ def make_graph_job(
         module=request.module,
         mismatch=differs,
         given=request.inputs is not None,
-        redraw=partial(drawn_cases, roles, request.seed) if pictures else None,
+        seed=request.seed,
+        other_roles=_other_roles(graph, roles),
     )
+
+
+def _other_roles(graph: GraphFile, roles: Mapping[str, Role]) -> Iterator[dict[str, Role]]:
+    """The roles with the sizes that the graph may have been made for."""
+    for sizes in baked_sizes(model_of(graph), roles):
+        yield pinned(roles, sizes)
 
 
 def _roles(subject: GraphSubject, other: GraphSubject | None, request: GraphRequest) -> dict[str, Role]:

@@ -17,6 +17,7 @@ import torch
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.scores import HIDDEN
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
@@ -24,7 +25,7 @@ from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
 LIMIT = 1e-9
 """Of the largest value: as far as two float64 computations of the same function may differ."""
 
-UNSEEN = -1e20
+UNSEEN = HIDDEN
 """Logits of a query all of which lie below this: it sees no key."""
 
 

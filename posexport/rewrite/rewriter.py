@@ -118,7 +118,7 @@ def rewrite_model(
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
             break
-        if not shared and any(one.name in wrong and one.near is not None for one in chosen):
+        if not shared and any(one.name in wrong and (one.near is not None or one.turns) for one in chosen):
             # what lies before the products was not what it seemed: they alone may be
             chosen = _narrowed(view, chosen, wrong, keep=True)
             continue

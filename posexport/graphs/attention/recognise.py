@@ -18,6 +18,7 @@ from posexport.graphs.attention.operands import dims_of, operand_side, result_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
+from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
 
 _WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
@@ -40,13 +41,15 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
         if reason is not None:
             found.append(UnknownAttention(name=name, layer=layer, reason=reason))
             continue
-        if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
-            continue
-        weighted = _weighted(flow, node)
-        if weighted is None:
+        softmax = softmax_of(node)
+        weighted = None if softmax is None else _weighted(flow, node)
+        if softmax is not None and weighted is None and _meets_content(flow, node.outputs[0]):
+            text = f"{shown(name)} meets the values in an Einsum that is no product of matrices"
+            found.append(UnknownAttention(name=name, layer=layer, reason=Reason("einsum", text)))
+        if softmax is None or weighted is None:
             continue
         try:
-            found.append(_attention(flow, probe, node, weighted, batch, name, layer))
+            found.append(_attention(flow, probe, softmax, weighted, batch, name, layer))
         except Declined as declined:
             found.append(UnknownAttention(name=name, layer=layer, reason=declined.reason))
         except PosexportError as error:
@@ -113,7 +116,7 @@ def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
 
 
 def _may_be_attention(node: ir.Node) -> bool:
-    return node.op_type in _ATTENTION_OPS or (node.op_type == "Softmax" and _leads_to_product(node.outputs[0]))
+    return node.op_type in _ATTENTION_OPS or (softmax_of(node) is not None and _leads_to_product(node.outputs[0]))
 
 
 def _leads_to_product(value: ir.Value) -> bool:
@@ -156,27 +159,32 @@ def _weighted(flow: Dataflow, softmax: ir.Node) -> tuple[Product, list[ir.Node]]
     return None
 
 
+def _meets_content(flow: Dataflow, value: ir.Value) -> bool:
+    """Whether an Einsum multiplies a value with features."""
+    return any(
+        use.node.op_type == "Einsum" and sum(one in flow.content for one in use.node.inputs) > 1 for use in value.uses()
+    )
+
+
 def _attention(
     flow: Dataflow,
     probe: Probe,
-    softmax: ir.Node,
+    softmax: Softmax,
     weighted: tuple[Product, list[ir.Node]],
     batch: int,
     name: str,
     layer: int,
 ) -> Attention:
-    logits = softmax.inputs[0]
-    assert logits is not None
+    logits, axis = softmax.logits, softmax.axis
     product, passed = weighted
     scores = scores_of(flow, logits)
     rank = len(probe.shape(logits))
-    axis = softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else None
     last = (flow.graph.opset_imports.get("", 13) >= 13 and axis is None) or axis in (-1, rank - 1)
     if not last:
         raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
     sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
-    _check_weights(probe, softmax, product, passed, scores)
+    _check_weights(probe, softmax.node, product, passed, scores)
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
@@ -201,10 +209,10 @@ def _attention(
         sinks=_sinks(probe, scores.sinks, heads),
         output=result_of(probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
-        softmax=softmax,
+        softmax=softmax.node,
         logits=_logits(probe, logits),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
-        weights=softmax.outputs[0],
+        weights=softmax.node.outputs[0],
     )
     whole = _whole(flow, probe, near, operands)
     if whole is None and k.source.heads != v.source.heads:

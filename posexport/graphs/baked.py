@@ -6,19 +6,23 @@ tell which they may be, and evaluating it tells which they are.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 
 import attrs
 import onnx_ir as ir
+import torch
 
 from posexport.errors import RequestError
 from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, SEQ, WIDTH
 from posexport.graphs.draw import probe_inputs
 from posexport.graphs.evaluate import Evaluator
-from posexport.graphs.roles import Role
+from posexport.graphs.kernels.fallback import UnknownOperatorError
+from posexport.graphs.roles import Role, values_of_model
 from posexport.graphs.sizes import is_dynamic
 from posexport.runtimes.tensors import to_torch
+from posexport.spec.contract import Shape, Values
 
 TRIES = 300
 """Sizes that are tried at most."""
@@ -83,22 +87,36 @@ def _lengths(model: ir.Model) -> set[int]:
 def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict[str, Role]:
     """The roles, with the sizes fixed that the graph alone takes, where it doesn't take others.
 
-    RequestError where the graph can't be evaluated on inputs of any size that was tried.
+    They stay as they are where the graph takes no size that was tried, or has an operator that can't be evaluated.
     """
     try:
         _evaluate(model, roles, seed)
+    except UnknownOperatorError:
+        return dict(roles)
     except RequestError:
         for sizes in baked_sizes(model, roles):
             fixed = pinned(roles, sizes)
-            try:
+            with contextlib.suppress(RequestError):
                 _evaluate(model, fixed, seed)
-            except RequestError:
-                continue
-            return fixed
-        raise
+                return fixed
     return dict(roles)
 
 
 def _evaluate(model: ir.Model, roles: Mapping[str, Role], seed: int) -> None:
     arrays = {name: to_torch(array) for name, array in probe_inputs(roles, seed).arrays.items()}
-    Evaluator(model).run(arrays)
+    results = Evaluator(model).run(arrays)
+    tensors = {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
+    inputs, outputs = (values_of_model(values) for values in (model.graph.inputs, model.graph.outputs))
+    given, made = ({name: tuple(tensor.shape) for name, tensor in some.items()} for some in (arrays, tensors))
+    if not agree(inputs, outputs, given, made):
+        raise RequestError("its outputs have other sizes than it says: export it again.")
+
+
+def agree(inputs: Values, outputs: Values, given: Mapping[str, Shape], made: Mapping[str, Shape]) -> bool:
+    """Whether the axes of outputs that are named as axes of inputs have their sizes.
+
+    A graph that is given other sizes than its own may mix rows and tokens without an error.
+    """
+    sizes = {dim: size for name, shape in given.items() for dim, size in zip(inputs[name][0], shape, strict=False)}
+    pairs = [pair for name, shape in made.items() for pair in zip(outputs[name][0], shape, strict=False)]
+    return all(sizes.get(dim, size) == size for dim, size in pairs if isinstance(dim, str) and dim != "?")

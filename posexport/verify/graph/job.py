@@ -153,7 +153,7 @@ class GraphJob:
             return
         for roles in self.other_roles:
             cases = drawn_cases(roles, self.seed)
-            if self._truth(cases[:1]).tried:
+            if self._truth(cases[:1]).agrees:
                 self.cases = cases
                 self.truth = self._truth(cases)
                 self._submit_runs({name: self.skipped.get(name) for name in self.runtimes})

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from posexport.errors import Reason
+from posexport.graphs.baked import agree
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -54,6 +55,10 @@ class Difference:
     def __str__(self) -> str:
         at = f", in {self.output!r} on {self.case}" if self.share else ""
         return f"both in float64 differ by {self.share:.2g} of the root mean square{at}"
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 class Truth:
@@ -110,6 +115,15 @@ class Truth:
                 else:
                     self._reference.replace(index, before)
         return tried
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all cases can be evaluated, and axes of outputs have the sizes that the graph says."""
+        given, made = self.subject.inputs, self.subject.outputs
+        return not self.untried and all(
+            agree(given, made, _shapes(case.arrays), _shapes(self._reference.evaluation(index).exact))
+            for index, case in enumerate(self.cases)
+        )
 
     @property
     def _ceiling(self) -> float:

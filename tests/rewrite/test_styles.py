@@ -1,0 +1,161 @@
+"""Attention as people and exporters write it by hand: each style is rewritten, and computes what it did before.
+
+The oracle is ONNX Runtime on the graph as it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import rewrite_helpers as helpers
+from onnx import TensorProto, helper
+from small_graphs import Graph
+
+from posexport.verify.verifier import verify
+
+HEADS, SIZE, HIDDEN = 4, 8, 32
+TRACED = (2, 6)
+"""Rows and tokens that a graph was traced with."""
+
+
+def model_of(g: Graph, *outputs: str) -> onnx.ModelProto:
+    """A graph from features [batch, seq, HIDDEN] to a value."""
+    features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", "seq", HIDDEN])
+    found = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", None, HIDDEN]) for name in outputs]
+    graph = helper.make_graph(g.nodes, "main_graph", [features], found, g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 9
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def heads_of(g: Graph, name: str, order: tuple[int, ...], source: str = "features") -> str:
+    """A projection by heads, [B, N, S, D] for the order (0, 2, 1, 3)."""
+    projected = g.op("MatMul", source, g.random(f"{name}_proj", HIDDEN, HIDDEN))
+    return g.op("Transpose", g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE])), perm=list(order))
+
+
+def merged(g: Graph, heads: str) -> str:
+    """[B, N, S, D] to the output of the graph."""
+    tokens = g.op("Reshape", g.op("Transpose", heads, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]))
+    return g.op("MatMul", tokens, g.random("o_proj", HIDDEN, HIDDEN), name="output")
+
+
+def scores_of(g: Graph) -> str:
+    q, k = heads_of(g, "q", (0, 2, 1, 3)), heads_of(g, "k", (0, 2, 3, 1))
+    return g.op("Mul", g.op("MatMul", q, k), g.constant(SIZE**-0.5, np.float32))
+
+
+def written_out(g: Graph, *, reciprocal: bool = False, axis: int = -1, other: bool = False) -> str:
+    """exp(x - max(x)) / sum(exp(x - max(x))); wrong where the sum is over another `axis`, or that of `other` scores."""
+    scores = scores_of(g)
+    powers = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([-1]))))
+    summed = g.op("Exp", g.op("Mul", scores, g.constant(0.5, np.float32))) if other else powers
+    total = g.op("ReduceSum", summed, g.constant([axis]))
+    weights = g.op("Mul", powers, g.op("Reciprocal", total)) if reciprocal else g.op("Div", powers, total)
+    return merged(g, g.op("MatMul", weights, heads_of(g, "v", (0, 2, 1, 3))))
+
+
+def weights_on_the_right(g: Graph) -> str:
+    """values^T weights^T, as diffusion models write it."""
+    weights = g.op("Transpose", g.op("Softmax", scores_of(g), axis=-1), perm=[0, 1, 3, 2])
+    mixed = g.op("MatMul", heads_of(g, "v", (0, 2, 3, 1)), weights)
+    return merged(g, g.op("Transpose", mixed, perm=[0, 1, 3, 2]))
+
+
+def pooled(g: Graph) -> str:
+    """One learned query reads all tokens."""
+    shape = g.op("Concat", g.length("features", 0), g.constant([HEADS, 1, SIZE]), axis=0)
+    query = g.op("Expand", g.random("query", 1, HEADS, 1, SIZE), shape)
+    scores = g.op("MatMul", query, heads_of(g, "k", (0, 2, 3, 1)))
+    return merged(g, g.op("MatMul", g.op("Softmax", scores, axis=-1), heads_of(g, "v", (0, 2, 1, 3))))
+
+
+def multiplied_mask(g: Graph) -> str:
+    """scores * seen - 10000 (1 - seen), as the first GPT writes its causal mask."""
+    scores = scores_of(g)
+    length = g.op("Squeeze", g.length("features", 1))
+    places = g.op("Range", g.constant(0), length, g.constant(1))
+    seen = g.op("LessOrEqual", places, g.op("Unsqueeze", places, g.constant([1])))
+    seen = g.op("Cast", seen, to=TensorProto.FLOAT)
+    hidden = g.op("Mul", g.op("Sub", g.constant(1.0, np.float32), seen), g.constant(-1e4, np.float32))
+    weights = g.op("Softmax", g.op("Add", g.op("Mul", scores, seen), hidden), axis=-1)
+    return merged(g, g.op("MatMul", weights, heads_of(g, "v", (0, 2, 1, 3))))
+
+
+def traced_sizes(g: Graph) -> str:
+    """Rows and heads in one axis, whose size is that of the example, as TorchScript writes MultiheadAttention."""
+    batch, seq = TRACED
+
+    def side(name: str) -> str:
+        projected = g.op("MatMul", g.op("Transpose", "features", perm=[1, 0, 2]), g.random(name, HIDDEN, HIDDEN))
+        heads = g.op("Reshape", projected, g.constant([seq, batch * HEADS, SIZE]))
+        return g.op("Transpose", heads, perm=[1, 0, 2])
+
+    scores = g.op(
+        "MatMul",
+        g.op("Mul", side("q"), g.constant(SIZE**-0.5, np.float32)),
+        g.op("Transpose", side("k"), perm=[0, 2, 1]),
+    )
+    mixed = g.op("MatMul", g.op("Softmax", scores, axis=-1), side("v"))
+    tokens = g.op("Reshape", g.op("Transpose", mixed, perm=[1, 0, 2]), g.constant([seq, batch, HIDDEN]))
+    return g.op("Transpose", g.op("MatMul", tokens, g.random("o", HIDDEN, HIDDEN)), perm=[1, 0, 2], name="output")
+
+
+STYLES = {
+    "softmax written out": written_out,
+    "softmax with a reciprocal": lambda g: written_out(g, reciprocal=True),
+    "weights on the right": weights_on_the_right,
+    "a learned query": pooled,
+    "a mask that multiplies": multiplied_mask,
+    "sizes of the example": traced_sizes,
+}
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_style_is_rewritten(style: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.in_process(monkeypatch)
+    g = Graph()
+    path, out = helpers.saved(tmp_path, model_of(g, STYLES[style](g))), tmp_path / "out.onnx"
+    result = helpers.rewritten(path, out, form=form, target="ort")
+    assert [(one["state"], one["reason"]) for one in result.attentions] == [("rewritten", None)]
+    features = {"features": np.random.default_rng(1).standard_normal((*TRACED, HIDDEN)).astype(np.float32)}
+    before, after = helpers.ran(path, features)[0], helpers.ran(out, features)[0]
+    np.testing.assert_allclose(after, before, atol=2e-6 * float(np.abs(before).max()))
+
+
+@pytest.mark.parametrize("fault", [{"axis": -2}, {"other": True}])
+def test_what_is_no_softmax_is_left_alone(
+    fault: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers.in_process(monkeypatch)
+    g = Graph()
+    path = helpers.saved(tmp_path, model_of(g, written_out(g, **fault)))
+    result = helpers.rewritten(path, tmp_path / "out.onnx", form="native", target="ort")
+    assert not result.changed
+    assert all(one["state"] == "kept" for one in result.attentions)
+
+
+def test_an_einsum_of_five_axes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.in_process(monkeypatch)
+    g = Graph()
+    q, k = heads_of(g, "q", (0, 2, 1, 3)), heads_of(g, "k", (0, 2, 1, 3))
+    groups = g.op("Reshape", q, g.constant([0, 2, 2, -1, SIZE]))
+    some = g.op("Slice", k, g.constant([0]), g.constant([2]), g.constant([1]))
+    scores = g.op("Softmax", g.op("Einsum", groups, some, equation="bkgsd,bktd->bkgst"), axis=-1)
+    mixed = g.op("Einsum", scores, some, equation="bkgst,bktd->bkgsd")
+    path = helpers.saved(tmp_path, model_of(g, merged(g, g.op("Reshape", mixed, g.constant([0, HEADS, -1, SIZE])))))
+    result = helpers.rewritten(path, tmp_path / "out.onnx", form="native", target="ort")
+    assert [one["reason"]["code"] for one in result.attentions] == ["einsum"]
+
+
+def test_sizes_of_the_example_are_found_by_verify(tmp_path: Path) -> None:
+    g = Graph()
+    path = helpers.saved(tmp_path, model_of(g, traced_sizes(g)))
+    [verdict] = [one for one in verify([path]).verdicts if one.runtime == "ort-cpu"]
+    assert verdict.state == "passed", verdict.reason
+    assert verdict.worst is not None and "[2, 6]" in verdict.worst.case

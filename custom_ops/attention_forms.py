@@ -63,9 +63,14 @@ class Call:
         return size_of(self.q, -1) // self.heads.num_heads
 
     @property
+    def even(self) -> bool:
+        """Whether there are always as many new keys as queries."""
+        return bool(shape_of(self.q)[1] == shape_of(self.k)[1])
+
+    @property
     def square(self) -> bool:
         """Whether there are always as many keys as queries, and none is cached."""
-        return not self.past and shape_of(self.q)[1] == shape_of(self.k)[1]
+        return not self.past and self.even
 
     def lengths(self) -> Lengths:
         """The numbers of queries and keys, as scalars."""
@@ -209,6 +214,39 @@ def _multi_head(call: Call, ort: bool) -> Results:
     return _without_keyless(call, out, mask), *present
 
 
+@dataclass(frozen=True)
+class _Again:
+    """Cached keys and values of which `count` [1] are given once more as new ones: all or none of them."""
+
+    call: Call
+    count: ir.Value
+
+    def cached(self, past: ir.Value) -> ir.Value:
+        """The cached ones [B, K, P, head_dim] that are left."""
+        return self.call.op.Slice(past, self.count, [2**31 - 1], [2])
+
+    def new(self, new: ir.Value, past: ir.Value) -> ir.Value:
+        """New ones [B, S, K*head_dim] behind those that are given once more."""
+        op, width = self.call.op, self.call.heads.num_kv_heads * size_of(past, -1)
+        given = op.Transpose(op.Slice(past, [0], self.count, [2]), perm=[0, 2, 1, 3])
+        return op.Concat(op.Reshape(given, [0, 0, width]), new, axis=1)  # there may be none, so no -1
+
+    def padded(self, value: ir.Value, axis: int, rank: int) -> ir.Value:
+        """Zeros in front of the queries of a value, one for each that is given once more."""
+        op = self.call.op
+        before, after = [0] * axis, [0] * (2 * rank - axis - 1)
+        return op.Pad(value, op.Concat(*([before] if before else []), self.count, after, axis=0))
+
+
+def _again(call: Call) -> _Again:
+    """What lets GroupQueryAttention take any tokens over a grown cache: it takes several in several rows only where
+    none is cached, so all keys are new ones then, with queries of zeros in front that nobody reads."""
+    op = call.op
+    batch, seq = (op.Shape(call.q, start=axis, end=axis + 1) for axis in (0, 1))
+    several = op.Cast(op.And(op.Greater(batch, [1]), op.Greater(seq, [1])), to=ir.DataType.INT64)
+    return _Again(call, op.Mul(several, op.Shape(call.past[0], start=2, end=3)))
+
+
 def _grouped(call: Call) -> Results:
     """GroupQueryAttention, always with all three outputs: without them ONNX Runtime uses another kernel, which gives
     wrong results with a past and no error."""
@@ -216,17 +254,22 @@ def _grouped(call: Call) -> Results:
     window = heads.window if heads.causal else 0
     mask = _mask(call, covered=not heads.chunk and (heads.causal or not heads.window), sinks=False)
     seq, int32 = op.Shape(call.q, start=1, end=2), ir.DataType.INT32
+    q, k, v, past, added = call.q, call.k, call.v, call.past, mask.added
+    again = None
     if call.write_indices is None:
-        batch = op.Shape(call.q, start=0, end=1)
-        lengths = op.Expand(op.Cast(op.Sub(seq, 1), to=int32), batch)
-        total = seq
+        batch = op.Shape(q, start=0, end=1)
+        total = op.Add(op.Shape(past[0], start=2, end=3), seq) if past else seq
+        lengths = op.Expand(op.Cast(op.Sub(total, 1), to=int32), batch)
+        if past:
+            again = _again(call)
+            q, k, v = again.padded(q, 1, 3), again.new(k, past[0]), again.new(v, past[1])
+            past, added = tuple(map(again.cached, past)), None if added is None else again.padded(added, 2, 4)
     else:
         lengths = op.Cast(op.Add(call.write_indices, op.Sub(seq, 1)), to=int32)
         total = op.Add(op.ReduceMax(call.write_indices, [0]), seq)
-    added = mask.added
-    if added is not None and call.write_indices is not None:  # only the keys so far, not the whole buffer
-        added = op.Slice(added, [0], total, [3])
-    inputs = (call.q, call.k, call.v, *(call.past or (None, None)), lengths, op.Cast(op.Squeeze(total), to=int32))
+        if added is not None:  # only the keys so far, not the whole buffer
+            added = op.Slice(added, [0], total, [3])
+    inputs = (q, k, v, *(past or (None, None)), lengths, op.Cast(op.Squeeze(total), to=int32))
     attributes: dict[str, Any] = {"num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads}
     attributes["scale"] = heads.scale
     attributes |= {"local_window_size": window} if window else {}
@@ -235,12 +278,15 @@ def _grouped(call: Call) -> Results:
     out, *present = op.GroupQueryAttention(
         *inputs, None, None, None, added, call.sinks, **attributes, _outputs=3, **MICROSOFT
     )
+    if again is not None:
+        out = op.Slice(out, again.count, [2**31 - 1], [1])
     out = _without_keyless(call, out, mask)
     return (out, *present) if call.past else (out,)
 
 
 def _contrib(call: Call, ort: bool) -> Results:
-    grouped = call.write_indices is not None or (call.square and (call.heads.causal or call.heads.softcap))
+    capped = call.heads.softcap > 0 and call.even
+    grouped = call.write_indices is not None or capped or (call.square and call.heads.causal)
     return _grouped(call) if ort and grouped and call.head_dim % GROUPED_WIDTH == 0 else _multi_head(call, ort)
 
 
@@ -252,7 +298,7 @@ def add_bodies(operator: Operator[..., Any], decomposed: Callable[..., Results])
     def body(attend: Callable[[Call], Results], form: str = "decomposed", target: str = "") -> Callable[..., Results]:
         def make(op: Ops, *args: Any) -> Results:
             call = Call(op, CappedHeads(*args[count:]), **dict(zip(operator.inputs, args, strict=False)))
-            features = AttentionCall(cache, call.heads.softcap > 0, call.head_dim, call.square)
+            features = AttentionCall(cache, call.heads.softcap > 0, call.head_dim, call.even)
             reason = unsupported_reason(form, target, features)
             if reason is not None:
                 raise RequestError(f"{reason}.")

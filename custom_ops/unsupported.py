@@ -20,7 +20,7 @@ def fits_grouped_batch(batch: int, seq: int, past: int) -> bool:
 
 @attrs.frozen
 class AttentionCall:
-    """The features of an attention call. `square`: as many keys as queries; ignored where there is a cache."""
+    """The features of an attention call. `square`: as many new keys as queries; of shared caches it is ignored."""
 
     cache: str | None
     softcap: bool
@@ -63,19 +63,8 @@ REFUSALS = (
     Refusal(
         "contrib",
         _ALL,
-        "softcap with a grown cache",
-        lambda call: call.softcap and call.cache == "concat",
-        Reason(
-            "softcap-grown-cache",
-            "GroupQueryAttention, which alone takes softcap, takes chunks over a grown cache for batch 1 only: "
-            + _WITHOUT_GROUPED,
-        ),
-    ),
-    Refusal(
-        "contrib",
-        _ALL,
         "softcap with an encoder's keys",
-        lambda call: call.softcap and call.cache is None and not call.square,
+        lambda call: call.softcap and call.cache != "shared" and not call.square,
         Reason(
             "softcap-cross",
             "GroupQueryAttention, which alone takes softcap, takes as many keys as queries: " + _WITHOUT_GROUPED,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ def score_of(result: Mapping[str, Any]) -> dict[str, Any]:
     if "ended" in result:
         return {"verdict": FAILED, "problem": result["ended"], "seconds": float(SECONDS)}
     said = {key: value for key, value in result.get("said", {}).items() if key in ("recognised", "kept")}
+    if "problem" in result:  # without the folder that the file was in
+        said["problem"] = re.sub(r"(?:/[\w.-]+)+/([\w.-]+\.onnx)", r"\1", str(result["problem"]))
     return {**{key: value for key, value in result.items() if key not in ("name", "tool", "said")}, **said}
 
 

@@ -37,7 +37,6 @@ REFUSED: list[tuple[str, tuple[str, ...], str, dict[str, Any]]] = [
         "softcap or shared caches, and a head_dim that is no multiple of 8",
         {"kv_cache": "shared", "head_dim": 12},
     ),
-    ("contrib", ("portable", "tensorrt", "ort"), "softcap with a grown cache", {"softcap": 5.0, "kv_cache": "concat"}),
     ("contrib", ("portable", "tensorrt", "ort"), "softcap with an encoder's keys", {"softcap": 5.0, "cross": True}),
     ("contrib", ("portable", "tensorrt"), "softcap", {"softcap": 5.0, "causal": True}),
     ("contrib", ("portable", "tensorrt"), "shared caches", {"kv_cache": "shared", "padding_mask": True}),

@@ -14,8 +14,9 @@ import onnx
 
 from posexport.artifact import onnx_file
 from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.manifest import changed
 from posexport.artifact.onnx_limits import LENGTH, Field, check_size, fields
-from posexport.errors import system_error
+from posexport.errors import MismatchError, system_error
 from posexport.files import MODEL_LIMIT, check_name, open_file, real_path
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of onnx.proto
@@ -23,7 +24,7 @@ _DATA_FIELDS = {4, 5, 6, 7, _RAW_DATA, 10, 11, 13, 14}
 """Those of a tensor that hold its data, or say where it lies."""
 
 
-def read_mapped(path: Path) -> GraphFile:
+def read_mapped(path: Path, expected: str | None = None) -> GraphFile:
     """Read any ONNX file, its weights left on the disk; raises as `read_graph` does.
 
     One whose name is a link to another folder, or that has several names, is read whole: weights of external data may
@@ -34,6 +35,8 @@ def read_mapped(path: Path) -> GraphFile:
         elsewhere = real_path(path) != real_path(path.parent) / path.name or path.stat().st_nlink > 1
         if not elsewhere and path.stat().st_size:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if expected not in (None, sha256):
+                raise MismatchError(path, changed(path), sha256=sha256)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 try:
                     check_size(path, data)
@@ -41,7 +44,7 @@ def read_mapped(path: Path) -> GraphFile:
                 except ValueError:  # no whole protobuf message, which the parser says
                     reduced = data[: 2**20]
             return GraphFile(path=path, sha256=sha256, model=onnx_file.parsed(path, reduced))
-    model, sha256 = onnx_file.read(path)
+    model, sha256 = onnx_file.read(path, expected)
     return GraphFile(path=path, sha256=sha256, model=model)
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport import machine, temporary
-from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.mapped_file import read_mapped
 from posexport.errors import PosexportError, Reason, RequestError
 from posexport.jsondata import structure, unstructure
 from posexport.processes import Worker, failure_of, report, serve
@@ -86,7 +87,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Inspect the file."""
     machine.limit_to_what_is_free()
     report("reading the graph")
-    graph = read_graph(Path(request["path"]), request["sha256"])
+    graph = read_mapped(Path(request["path"]), request["sha256"])
     from posexport.graphs.roles import GivenRoleError
 
     try:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
-from posexport.artifact.graph_file import read_graph
+from posexport.artifact.mapped_file import read_mapped
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
 from posexport.runtimes.base import Arrays, check_onnx_file
@@ -42,7 +42,7 @@ def inlined(path: Path) -> ir.Model:
     key = (str(path), status.st_mtime_ns, status.st_size)
     if key not in _kept:
         _kept.clear()
-        model = ir.from_proto(read_graph(path).model)
+        model = ir.from_proto(read_mapped(path).model)
         ir.external_data.set_base_dir(model.graph, path.parent)
         _kept[key] = InlinePass()(model).model if model.functions else model
     return _kept[key]

@@ -54,7 +54,7 @@ class JobMaker:
             artifact = load_artifact(file, self.trusted)
         except ForeignFileError as error:
             if error.is_graph:
-                return self._of_graph(error.graph, settings)
+                return self._of_graph(read_file(file), settings)  # without its weights
             raise
         if self.roles:
             raise RequestError(f"{str(file)!r} is posexport's own, so the roles of its inputs are known: drop --input.")

@@ -12,8 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from posexport.artifact.authenticity import AS_MANIFEST, NO_MANIFEST
-from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import changed, manifest_path
+from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.signing import TrustedKey, untrusted
 from posexport.errors import MismatchError, Reason, RequestError
 from posexport.files import TEXT_LIMIT, read_bytes
@@ -85,7 +86,7 @@ def read_file(path: Path) -> GraphFile:
     """An ONNX file; RequestError for any other."""
     if path.suffix != ".onnx":
         raise RequestError(f"{str(path)!r} is no .onnx: give an ONNX file.")
-    return read_graph(path)
+    return read_mapped(path)
 
 
 def main_dtype(model: onnx.ModelProto, inputs: Values) -> str:

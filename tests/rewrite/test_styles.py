@@ -153,6 +153,19 @@ def test_an_einsum_of_five_axes_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert [one["reason"]["code"] for one in result.attentions] == ["einsum"]
 
 
+def test_both_products_of_a_softmax_are_rewritten_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.in_process(monkeypatch)
+    g = Graph()
+    weights = g.op("Softmax", scores_of(g), axis=-1)
+    mixed = [g.op("MatMul", weights, heads_of(g, name, (0, 2, 1, 3))) for name in ("v", "w")]
+    path, out = helpers.saved(tmp_path, model_of(g, merged(g, g.op("Sub", *mixed)))), tmp_path / "out.onnx"
+    result = helpers.rewritten(path, out, form="native", target="ort")
+    assert [one["state"] for one in result.attentions] == ["rewritten"] * 2
+    assert len({one["name"] for one in result.attentions}) == 2
+    assert not any(node.op_type == "Softmax" for node in onnx.load(out).graph.node)
+    assert not helpers.rewritten(out, tmp_path / "twice.onnx", form="native", target="ort").changed
+
+
 def test_sizes_of_the_example_are_found_by_verify(tmp_path: Path) -> None:
     g = Graph()
     path = helpers.saved(tmp_path, model_of(g, traced_sizes(g)))

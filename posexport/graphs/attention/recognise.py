@@ -42,20 +42,34 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
             found.append(UnknownAttention(name=name, layer=layer, reason=reason))
             continue
         softmax = softmax_of(node)
-        weighted = None if softmax is None else _weighted(flow, node)
-        if softmax is not None and weighted is None and _meets_content(flow, node.outputs[0]):
+        if softmax is None:
+            continue
+        products = _weighted(flow, node)
+        if not products and _meets_content(flow, node.outputs[0]):
             text = f"{shown(name)} meets the values in an Einsum that is no product of matrices"
             found.append(UnknownAttention(name=name, layer=layer, reason=Reason("einsum", text)))
-        if softmax is None or weighted is None:
-            continue
-        try:
-            found.append(_attention(flow, probe, softmax, weighted, batch, name, layer))
-        except Declined as declined:
-            found.append(UnknownAttention(name=name, layer=layer, reason=declined.reason))
-        except PosexportError as error:
-            reason = Reason("not-evaluated", str(error).rstrip("."))
-            found.append(UnknownAttention(name=name, layer=layer, reason=reason))
+        for weighted in products:
+            at = name if weighted is products[0] else weighted[0].node.name or weighted[0].result.name or ""
+            found.append(_found(flow, probe, softmax, weighted, batch, at, len(found)))
     return _with_caches_of_their_own(found)
+
+
+def _found(
+    flow: Dataflow,
+    probe: Probe,
+    softmax: Softmax,
+    weighted: tuple[Product, list[ir.Node]],
+    batch: int,
+    name: str,
+    layer: int,
+) -> Found:
+    try:
+        return _attention(flow, probe, softmax, weighted, batch, name, layer)
+    except Declined as declined:
+        return UnknownAttention(name=name, layer=layer, reason=declined.reason)
+    except PosexportError as error:
+        reason = Reason("not-evaluated", str(error).rstrip("."))
+        return UnknownAttention(name=name, layer=layer, reason=reason)
 
 
 def _with_caches_of_their_own(found: Sequence[Found]) -> list[Found]:
@@ -141,22 +155,22 @@ _TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 _ATTENTION_OPS = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"}
 
 
-def _weighted(flow: Dataflow, softmax: ir.Node) -> tuple[Product, list[ir.Node]] | None:
-    """The product of a softmax with values, and the nodes between; None where a softmax is no attention."""
+def _weighted(flow: Dataflow, softmax: ir.Node) -> list[tuple[Product, list[ir.Node]]]:
+    """The products of a softmax with values, each with the nodes between; none where a softmax is no attention."""
     value, passed = softmax.outputs[0], list[ir.Node]()
     for _ in range(8):
-        onward: list[ir.Node] = []
+        found, onward = list[tuple[Product, list[ir.Node]]](), list[ir.Node]()
         for node in dict.fromkeys(use.node for use in value.uses()):
             product = product_of(node, WEIGHTED, weights=value)
             if product is not None and product.right in flow.content:
-                return product, passed
-            if node.op_type in _WEIGHT_OPS and node.outputs[0] in flow.content:
+                found.append((product, passed))
+            elif node.op_type in _WEIGHT_OPS and node.outputs[0] in flow.content:
                 onward.append(node)
-        if not onward:
-            return None
+        if found or not onward:
+            return found
         passed.append(onward[-1])
         value = onward[-1].outputs[0]
-    return None
+    return []
 
 
 def _meets_content(flow: Dataflow, value: ir.Value) -> bool:

@@ -50,7 +50,8 @@ class Site:
 
 
 class SiteWriter:
-    """Writes attention into a graph. `dtypes` has the dtype of each value that is read, `shapes` its probed shape."""
+    """Writes attention into a graph. `dtypes` has the dtype of each value that is read or replaced, `shapes` the probed
+    shape of what is read."""
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class SiteWriter:
         q = self._side(attention.q, dim, rotations)
         k = self._side(attention.k, dim, rotations)
         v = self._side(attention.v, attention.value_dim, rotations)
+        if attention.k.cache is None and len({q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
+            q, k, v = (self._in(one, ir.DataType.FLOAT) for one in (q, k, v))
         attribute, factors = split_scale(attention.factors, q)
         for number in factors:
             q = self._times(q, number)
@@ -115,7 +118,13 @@ class SiteWriter:
         for side, present in zip((attention.k, attention.v), results[1:], strict=False):
             assert side.cache is not None
             replaced[side.cache.present.name or ""] = present
-        return Site(replaced=replaced, keys=k)
+        return Site(replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()}, keys=k)
+
+    def _in(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """The value in a dtype, that of what it stands for."""
+        if dtype is None or value.dtype in (None, dtype):
+            return value
+        return self._nodes.one("Cast", value, to=dtype.value, dtype=dtype)
 
     def _read(self, value: ir.Value) -> ir.Value:
         """The value of this name in the graph that is written to, with its dtype."""

@@ -113,7 +113,9 @@ def write_sites(
     read = values_read(attentions)
     nodes = Nodes(taken)
     levels = [term.level for attention in attentions for term in attention.terms]
-    writer = SiteWriter(nodes, functions, values, view.dtypes(read), view.shapes([*read, *levels]))
+    writer = SiteWriter(
+        nodes, functions, values, view.dtypes([*read, *_replaced(attentions)]), view.shapes([*read, *levels])
+    )
     lengths = lengths_of(model, view.roles, nodes) if shared else None
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
@@ -160,6 +162,15 @@ def rotations(one: Attention) -> list[Rotary]:
     """All rotations of queries and keys."""
     whole = [side.rotary for side in (one.q, one.k) if side.rotary is not None]
     return whole + [turn.rotary for turn in one.turns]
+
+
+def _replaced(attentions: Iterable[Attention]) -> list[ir.Value]:
+    """Every value that others take the place of."""
+    values: list[ir.Value] = []
+    for one in attentions:
+        values += [one.output.value, *(turn.rotary.target for turn in one.turns)]
+        values += [side.cache.present for side in (one.k, one.v) if side.cache is not None]
+    return values
 
 
 def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:

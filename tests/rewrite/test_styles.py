@@ -153,6 +153,34 @@ def test_an_einsum_of_five_axes_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert [one["reason"]["code"] for one in result.attentions] == ["einsum"]
 
 
+@pytest.mark.parametrize("form", ["native", "contrib", "decomposed"])
+@pytest.mark.parametrize("halves", ["qk", "qkv", "v"])
+def test_dtypes_are_those_that_readers_expect(
+    halves: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores in float16, weights and values in float32, as TorchScript writes models of float16."""
+    helpers.in_process(monkeypatch)
+    g = Graph()
+
+    def side(name: str, order: tuple[int, ...]) -> str:
+        half = TensorProto.FLOAT16 if name in halves else TensorProto.FLOAT
+        narrow = g.op("Cast", "features", to=half)
+        weight = g.op("Cast", g.random(f"{name}_proj", HIDDEN, HIDDEN), to=half)
+        return g.op(
+            "Transpose", g.op("Reshape", g.op("MatMul", narrow, weight), g.constant([0, 0, HEADS, SIZE])), perm=[*order]
+        )
+
+    scores = g.op("Cast", g.op("MatMul", side("q", (0, 2, 1, 3)), side("k", (0, 2, 3, 1))), to=TensorProto.FLOAT)
+    values = g.op("Cast", side("v", (0, 2, 1, 3)), to=TensorProto.FLOAT)
+    path = helpers.saved(tmp_path, model_of(g, merged(g, g.op("MatMul", g.op("Softmax", scores, axis=-1), values))))
+    out = tmp_path / "out.onnx"
+    helpers.rewritten(path, out, form=form, target="ort")
+    features = {"features": np.random.default_rng(1).standard_normal((*TRACED, HIDDEN)).astype(np.float32)}
+    before, after = helpers.ran(path, features)[0], helpers.ran(out, features)[0]
+    assert before.dtype == after.dtype
+    np.testing.assert_allclose(after, before, atol=5e-3 * float(np.abs(before).max()))
+
+
 def test_both_products_of_a_softmax_are_rewritten_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
     g = Graph()

@@ -17,9 +17,9 @@ from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of
 from posexport.bench.graph_sizes import GraphSizes
 from posexport.bench.scenarios import Scenario
 from posexport.bench.shapes import Sizes
-from posexport.errors import check_known, located
+from posexport.errors import located
 from posexport.graphs.axes import SLOTS
-from posexport.graphs.roles import ROLES, Role, roles_of, values_of_model
+from posexport.graphs.roles import Role, roles_of, values_of_model
 from posexport.graphs.sizes import fitted, shape_of
 from posexport.jsondata import unstructure
 from posexport.runtimes import ORT, TENSORRT, Runtime
@@ -62,12 +62,6 @@ class TimedGraph:
     @property
     def _sizes(self) -> GraphSizes:
         return GraphSizes(file=self.path.name, roles=self.roles)
-
-    def check_roles(self, given: Mapping[str, str]) -> None:
-        """RequestError for a role of an input that the file hasn't, or that nobody knows."""
-        for name, role in given.items():
-            check_known("input of --input", name, self.inputs)
-            check_known(f"role of the input {name!r}", role, ROLES)
 
     def facts(self) -> dict[str, Any]:
         """What is known without a spec."""

@@ -101,16 +101,14 @@ def inspected(
     graph: GraphFile, given: Mapping[str, str], progress: Progress = silent, *, attention: bool = True
 ) -> Inspection:
     """`inspect_graph` in this process."""
-    from onnx_ir.passes.common import InlinePass
-
     from posexport.graphs.axes import HEIGHT, WIDTH
     from posexport.graphs.load import model_of
-    from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
+    from posexport.graphs.roles import GivenRoleError, guessed_roles, inlined, roles_of
     from posexport.graphs.sizes import side_of
 
     model = model_of(graph)
     holds = attention and _may_hold_attention(model)
-    plain = InlinePass()(model.clone()).model if model.functions else model
+    plain = inlined(model.clone()) if model.functions else model
     kinds = guessed_roles(plain, given)
     found = Inspection(roles=kinds)
     try:

@@ -7,7 +7,7 @@ are tokens. Whatever remains is asked for (`--input name=role`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 import onnx_ir as ir
@@ -108,10 +108,10 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     RequestError for an input whose role can't be guessed, and where `given` names an input that isn't there, an unknown
     role, or one that an input of this shape can't have.
     """
-    model = graph if isinstance(graph, ir.Model) else _inlined(ir.from_proto(graph.model))
+    model = graph if isinstance(graph, ir.Model) else inlined(ir.from_proto(graph.model))
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
     given = dict(given or {})
-    _check_given(given, values)
+    check_given(given, values)
     rows = _rows(values)
     kinds = _guesses(values, rows, given)
     for name, kind in kinds.items():
@@ -159,7 +159,7 @@ def values_of_model(values: Iterable[ir.Value]) -> Values:
     }
 
 
-def _check_given(given: Mapping[str, str], values: Mapping[str, ir.Value]) -> None:
+def check_given(given: Mapping[str, str], values: Collection[str]) -> None:
     """GivenRoleError for a role of an input that isn't there, and for one that nobody knows."""
     try:
         for name, role in given.items():
@@ -175,7 +175,7 @@ def guessed_roles(model: ir.Model, given: Mapping[str, str] | None = None) -> di
     GivenRoleError where these are wrong by themselves.
     """
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
-    _check_given(given or {}, values)
+    check_given(given or {}, values)
     return _guesses(values, _rows(values), dict(given or {}))
 
 
@@ -191,7 +191,8 @@ def _guesses(
     return kinds
 
 
-def _inlined(model: ir.Model) -> ir.Model:
+def inlined(model: ir.Model) -> ir.Model:
+    """The model with its functions in place of their calls; itself where it has none."""
     return InlinePass()(model).model if model.functions else model
 
 

@@ -37,7 +37,7 @@ from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, Block, RewriteResult, rounded, site_record
-from posexport.rewrite.rewriter import Rewritten, rewrite_model
+from posexport.rewrite.rewriter import Rewritten, rewrite_as
 from posexport.rewrite.whole import whole_evidence
 
 
@@ -58,19 +58,10 @@ def rewrite_into(
     _check(graph, options, own)
     model = model_of(graph)
     progress("recognising attention, and trying what takes its place")
-    write = rewrite_model if options.angles is None else rewrite_exactly
+    write = rewrite_as if options.angles is None else rewrite_exactly
     with located(repr(str(path))):
         _check_shapes(graph, model)
-        rewritten = write(
-            model,
-            form=options.form,
-            target=options.target,
-            opset=options.opset,
-            roles=options.roles,
-            only=options.only,
-            kv_cache=options.kv_cache,
-            seed=options.seed,
-        )
+        rewritten = write(model, options)
     names = [site.attention.name for site in rewritten.sites]
     for name in options.only:
         check_known("attention of --only", name, names)
@@ -97,7 +88,8 @@ def exact_into(folder: Path, path: Path, names: Sequence[str], roles: Mapping[st
     compute that was rewritten so. RequestError where one of them can't have them."""
     graph = read_mapped(path)
     with located(repr(str(path))):
-        exact = exact_model(model_of(graph), roles=roles, only=names, seed=seed)
+        options = RewriteOptions(roles=roles, only=tuple(names), seed=seed)
+        exact = exact_model(model_of(graph), options)
     for name in names:
         if name not in exact.angles or exact.angles[name].state == PARITY:
             raise RequestError(f"{str(path)!r} has no attention {shown(name)} whose angles can be made exact.")

@@ -31,38 +31,38 @@ def rewrite_in_child(
 
     RequestError too where the process crashes, runs out of memory or raises what it likes.
     """
-    now = "starting"
-
-    def note(step: str) -> None:
-        nonlocal now
-        now = step
-        progress(step)
-
-    worker = Worker("posexport.rewrite.process")
-    try:
-        request = {"path": str(path), "target": str(target), "folder": str(folder.absolute())}
-        reply = worker.ask({**request, "options": unstructure(options)}, LONGEST_STEP, note)
-    finally:
-        worker.close()
-    failure = failure_of(reply)
-    if failure is not None:
-        raise _error(failure, f"{str(path)!r} can't be rewritten", now)
+    request = {"path": str(path), "target": str(target), "folder": str(folder.absolute())}
+    request["options"] = unstructure(options)
+    reply = _asked(request, f"{str(path)!r} can't be rewritten", "starting", progress)
     return structure(reply["result"], RewriteResult)
 
 
 def exact_in_child(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> Path:
     """The ONNX file at `path` with exact angles in the attentions of these names, written into `folder` in another
     process; RequestError where that can't be done."""
+    request = {"path": str(path), "folder": str(folder.absolute()), "exact": [*names], "roles": {**roles}, "seed": seed}
+    _asked(request, f"the angles of {str(path)!r} can't be made exact", "making them exact")
+    return folder / path.name
+
+
+def _asked(request: dict[str, Any], problem: str, step: str, progress: Progress = silent) -> dict[str, Any]:
+    """The answer of a child, which then has ended; the error of its failure, in which `problem` failed at a step, this
+    one or the last that it reported."""
+
+    def note(reported: str) -> None:
+        nonlocal step
+        step = reported
+        progress(reported)
+
     worker = Worker("posexport.rewrite.process")
     try:
-        request = {"path": str(path), "folder": str(folder.absolute()), "exact": [*names], "roles": {**roles}}
-        reply = worker.ask({**request, "seed": seed}, LONGEST_STEP, silent)
+        reply = worker.ask(request, LONGEST_STEP, note)
     finally:
         worker.close()
     failure = failure_of(reply)
     if failure is not None:
-        raise _error(failure, f"the angles of {str(path)!r} can't be made exact", "making them exact")
-    return folder / path.name
+        raise _error(failure, problem, step)
+    return reply
 
 
 def _error(failure: Reason, problem: str, step: str) -> PosexportError:

@@ -23,6 +23,7 @@ from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
+from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
 from posexport.rewrite.surgery import lower, values_read, write_sites
 from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
@@ -145,6 +146,20 @@ def rewrite_model(
         view=view,
         sites=sites,
         changed=bool(done),
+    )
+
+
+def rewrite_as(model: ir.Model, options: RewriteOptions) -> Rewritten:
+    """`rewrite_model` with what these options ask for, but for exact angles (posexport.rewrite.angles.rewriter)."""
+    return rewrite_model(
+        model,
+        form=options.form,
+        target=options.target,
+        opset=options.opset,
+        roles=options.roles,
+        only=options.only,
+        kv_cache=options.kv_cache,
+        seed=options.seed,
     )
 
 

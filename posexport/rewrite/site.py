@@ -196,7 +196,7 @@ class SiteWriter:
         for place in reversed(source.corner):
             rank -= 1
             value = nodes.one("Gather", value, nodes.constant(place), axis=rank)
-        kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+        kept = source.axes
         dropped = [axis for axis in range(rank) if axis not in kept]
         if dropped:
             value = nodes.one("Squeeze", value, nodes.constant(dropped))

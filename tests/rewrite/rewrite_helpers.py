@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 import small_graphs
 
 from posexport.rewrite import draft
@@ -16,6 +18,9 @@ from posexport.rewrite.draft import rewrite_file
 from posexport.rewrite.files import rewrite_into
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import RewriteResult
+from posexport.runtimes import Runtime
+from posexport.verify import rewritten as verify_rewritten
+from posexport.verify.result import Report
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +35,23 @@ def saved(folder: Path, model: onnx.ModelProto | None = None, name: str = "in.on
 def in_process(monkeypatch: Any) -> None:
     """Rewrite in this process, where a test can plant faults."""
     monkeypatch.setattr(draft, "rewrite_in_child", rewrite_into)
+
+
+def only_one_runtime(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Verify rewritten files on ONNX Runtime on the CPU alone, which is fast, and work in this folder."""
+    verify = verify_rewritten.verify
+
+    def fast(paths: Any, *, runtimes: Mapping[str, Runtime], **options: Any) -> Report:
+        return verify(paths, runtimes={name: row for name, row in runtimes.items() if name == "ort-cpu"}, **options)
+
+    monkeypatch.setattr(verify_rewritten, "verify", fast)
+    monkeypatch.chdir(folder)
+
+
+def numbers_hidden(text: str) -> str:
+    """Output with `#` for each error, and without the rule whose length follows from them."""
+    text = re.sub(r"\d\.\d+e[+-]\d\d", "#", text)
+    return "\n".join(line.rstrip() for line in text.splitlines() if not re.fullmatch(r" [─-]+", line))
 
 
 def rewritten(path: Path, out: Path, **options: Any) -> RewriteResult:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,21 +14,10 @@ import rewrite_helpers as helpers
 import small_graphs
 from helpers import cli
 
-from posexport.runtimes import Runtime
-from posexport.verify import rewritten
-from posexport.verify.result import Report
-
 
 @pytest.fixture(autouse=True)
 def _one_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Only ONNX Runtime on the CPU, which is fast, in the folder of the test."""
-    verify = rewritten.verify
-
-    def fast(paths: Any, *, runtimes: Mapping[str, Runtime], **options: Any) -> Report:
-        return verify(paths, runtimes={name: row for name, row in runtimes.items() if name == "ort-cpu"}, **options)
-
-    monkeypatch.setattr(rewritten, "verify", fast)
-    monkeypatch.chdir(tmp_path)
+    helpers.only_one_runtime(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -39,17 +26,11 @@ def decoder(tmp_path: Path) -> Path:
     return helpers.saved(tmp_path)
 
 
-def numbers_hidden(text: str) -> str:
-    """Output with `#` for each error, and without the rule whose length follows from them."""
-    text = re.sub(r"\d\.\d+e[+-]\d\d", "#", text)
-    return "\n".join(line.rstrip() for line in text.splitlines() if not re.fullmatch(r" [─-]+", line))
-
-
 def test_exact_angles_are_said_with_both_errors(decoder: Path) -> None:
     arguments = ("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", "--angles", "exact")
     result = cli(*arguments)
     assert result.exit_code == 0, result.output
-    lines = [re.sub(" {2,}", " | ", line.strip()) for line in numbers_hidden(result.stdout).splitlines()]
+    lines = [re.sub(" {2,}", " | ", line.strip()) for line in helpers.numbers_hidden(result.stdout).splitlines()]
     assert lines[2] == "attention | recognised | state | error | cases | angles"
     assert re.search(r"rewritten \| # \| 23 \| exact, error #, was # up to 16777215$", lines[3]), lines[3]
     assert "ort-cpu | passed: error #, limit #, 23 sets of inputs" in lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,13 @@ from posexport.rewrite import files, process, rewriter, site
 from posexport.rewrite.evidence import Evidence
 from posexport.rewrite.result import ALREADY
 from posexport.rewrite.whole import DIFFERS, NOT_TESTED, WholeEvidence
-from posexport.runtimes import Runtime
 from posexport.verify import rewritten
 from posexport.verify.result import FAILED, Report
 
 
 @pytest.fixture(autouse=True)
 def _one_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Only ONNX Runtime on the CPU, which is fast, in the folder of the test."""
-    verify = rewritten.verify
-
-    def fast(paths: Any, *, runtimes: Mapping[str, Runtime], **options: Any) -> Report:
-        return verify(paths, runtimes={name: row for name, row in runtimes.items() if name == "ort-cpu"}, **options)
-
-    monkeypatch.setattr(rewritten, "verify", fast)
-    monkeypatch.chdir(tmp_path)
+    helpers.only_one_runtime(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -47,16 +38,10 @@ def decoder(tmp_path: Path) -> Path:
     return helpers.saved(tmp_path)
 
 
-def numbers_hidden(text: str) -> str:
-    """Output with `#` for each error, and without the rule whose length follows from them."""
-    text = re.sub(r"\d\.\d+e[+-]\d\d", "#", text)
-    return "\n".join(line.rstrip() for line in text.splitlines() if not re.fullmatch(r" [─-]+", line))
-
-
 def test_the_table_and_the_facts(decoder: Path) -> None:
     result = cli("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native")
     assert (result.exit_code, result.stderr) == (0, "")
-    lines = [re.sub(" {2,}", " | ", line.strip()) for line in numbers_hidden(result.stdout).splitlines()]
+    lines = [re.sub(" {2,}", " | ", line.strip()) for line in helpers.numbers_hidden(result.stdout).splitlines()]
     assert lines == [
         "Attention of in.onnx, to the form native",
         "",

@@ -6,7 +6,6 @@ and each is verified against it. The file's dtype stays, and so do its opset, wh
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -15,17 +14,17 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.graph_writer import copy_graph
 from posexport.artifact.manifest import OnnxManifest, add_manifest, tensors_of
 from posexport.artifact.rewrite_record import RewriteRecord, RewriteSource
 from posexport.artifact.signing import SigningKey
 from posexport.bench.timed_graph import TimedGraph
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, content
+from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, content, content_of
 from posexport.bench.tune.space import ORIGINAL, Program, Request
 from posexport.errors import RequestError
-from posexport.files import staged
+from posexport.files import sha256_of, staged
 from posexport.machine import versions
 from posexport.progress import Progress
 from posexport.rewrite.draft import draft
@@ -114,11 +113,11 @@ class FilePrograms(Programs):
         """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""
         if program.form != ORIGINAL:
             return super().is_same(program, manifest)
-        return read_graph(self._file.path).sha256 == self._file.sha256
+        return sha256_of(self._file.path) == self._file.sha256
 
     def _exported(self, program: Program) -> dict[str, Any]:
         if program.form == ORIGINAL:
-            return {"sha256": _content(self._file), "size": _size(self._file)}
+            return {"sha256": content_of(self._file.sha256, self._file.external_sha256), "size": _size(self._file)}
         key = {
             "what": "export",
             "program": str(program),
@@ -152,12 +151,6 @@ class FilePrograms(Programs):
             return str(error).rstrip(".")
         reasons = [one["reason"]["text"] for one in made.result.attentions if one["reason"] is not None]
         return f"no attention was rewritten: {reasons[0] if reasons else 'none was found'}".rstrip(".")
-
-
-def _content(file: GraphFile) -> str:
-    if not file.external_files():
-        return file.sha256
-    return hashlib.sha256(f"{file.sha256} {file.external_sha256}".encode()).hexdigest()
 
 
 def _size(file: GraphFile) -> int:

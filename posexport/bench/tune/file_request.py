@@ -49,12 +49,13 @@ class FileTuneRequest:
         from posexport.bench.tune.fact_cache import Store
         from posexport.bench.tune.file_programs import TunedFile
         from posexport.bench.tune.search import check_there, tune
+        from posexport.graphs.roles import check_given
 
         check_there(self.runtime)
         progress(f"reading {self.file.name}")
         graph = timed_graph(read_graph(self.file), self.roles)
         with located(repr(str(self.file))):
-            graph.check_roles(self.roles)
+            check_given(self.roles, graph.inputs)
         scenario = usual_scenario(graph) if self.scenario is None else self.scenario
         graph.scenario_sizes(scenario)
         request = Request(scenario=scenario, runtime=self.runtime, objective=self.objective, limits=self.limits)

@@ -260,6 +260,9 @@ class Programs:
 
 def content(manifest: OnnxManifest) -> str:
     """The sha256 of an ONNX file; where its weights lie in external data, which it only names, one of both together."""
-    if not manifest.external_data:
-        return manifest.sha256
-    return hashlib.sha256(f"{manifest.sha256} {dict(manifest.external_data)}".encode()).hexdigest()
+    return content_of(manifest.sha256, manifest.external_data)
+
+
+def content_of(sha256: str, external: Mapping[str, str]) -> str:
+    """The same of a file and its external data by name."""
+    return hashlib.sha256(f"{sha256} {dict(external)}".encode()).hexdigest() if external else sha256

@@ -47,6 +47,14 @@ class Pairs:
             start += 2 * run
         return first, second
 
+    def turned(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Features [B, H, S, D], the pairs of which are turned by angles [B or 1, S, P]."""
+        (first, second), (lower, upper) = self.indices(), self.results()
+        result, a, b = heads.clone(), heads[..., first], heads[..., second]
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        result[..., lower], result[..., upper] = a * cos - b * sin, a * sin + b * cos
+        return result
+
 
 Run = Callable[[Sequence[int]], torch.Tensor]
 """Random features [B, H, S, D], but for these, which are zero, to what the graph makes of them."""

@@ -49,27 +49,16 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
             text = f"{shown(name)} meets the values in an Einsum that is no product of matrices"
             found.append(UnknownAttention(name=name, layer=layer, reason=Reason("einsum", text)))
         for weighted in products:
-            at = name if weighted is products[0] else weighted[0].node.name or weighted[0].result.name or ""
-            found.append(_found(flow, probe, softmax, weighted, batch, at, len(found)))
+            product, layer = weighted[0], len(found)
+            at = name if weighted is products[0] else product.node.name or product.result.name or ""
+            try:
+                found.append(_attention(flow, probe, softmax, weighted, batch, at, layer))
+            except Declined as declined:
+                found.append(UnknownAttention(name=at, layer=layer, reason=declined.reason))
+            except PosexportError as error:
+                reason = Reason("not-evaluated", str(error).rstrip("."))
+                found.append(UnknownAttention(name=at, layer=layer, reason=reason))
     return _with_caches_of_their_own(found)
-
-
-def _found(
-    flow: Dataflow,
-    probe: Probe,
-    softmax: Softmax,
-    weighted: tuple[Product, list[ir.Node]],
-    batch: int,
-    name: str,
-    layer: int,
-) -> Found:
-    try:
-        return _attention(flow, probe, softmax, weighted, batch, name, layer)
-    except Declined as declined:
-        return UnknownAttention(name=name, layer=layer, reason=declined.reason)
-    except PosexportError as error:
-        reason = Reason("not-evaluated", str(error).rstrip("."))
-        return UnknownAttention(name=name, layer=layer, reason=reason)
 
 
 def _with_caches_of_their_own(found: Sequence[Found]) -> list[Found]:

@@ -70,6 +70,11 @@ class AngleSource:
     corner: tuple[int, ...] = ()
 
     @property
+    def axes(self) -> list[int]:
+        """The axes of rows, tokens and features, without that of rows where there is none."""
+        return [axis for axis in (self.batch, self.tokens, self.features) if axis is not None]
+
+    @property
     def parts(self) -> tuple[AngleSource, ...]:
         """The sources of all pairs, in their order."""
         return (self, *(() if self.rest is None else self.rest.parts))
@@ -178,13 +183,8 @@ def _solve(
         cos = cos + (c * a + d * b).sum(1)
         sin = sin + (d * a - c * b).sum(1)
     cos, sin = cos / norm, sin / norm
-    by_heads = (cos.unsqueeze(1), sin.unsqueeze(1))
     for before, after in zip(still, moved, strict=True):
-        a, b = _both(before, sources)
-        turned = before.clone()
-        turned[..., results[0]] = a * by_heads[0] - b * by_heads[1]
-        turned[..., results[1]] = a * by_heads[1] + b * by_heads[0]
-        if float((turned - after).abs().max()) > _TOLERANCE * float(after.abs().max()):
+        if float((pairs.turned(before, cos, sin) - after).abs().max()) > _TOLERANCE * float(after.abs().max()):
             return None
     return cos, sin
 

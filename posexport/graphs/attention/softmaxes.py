@@ -33,18 +33,22 @@ def _written_out(node: ir.Node) -> Softmax | None:
     """exp(x) divided by its sum, or multiplied by the reciprocal of it."""
     if node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
         return None
-    for exponent, total in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        source = _maker(exponent, "Exp")
-        sums = _maker(total, "ReduceSum" if node.op_type == "Div" else "Reciprocal")
-        if sums is not None and sums.op_type == "Reciprocal":
-            sums = _maker(sums.inputs[0], "ReduceSum")
+    operands = [tuple(node.inputs)]
+    if node.op_type == "Mul":
+        operands = [(one, _inverse(other)) for one, other in (operands[0], operands[0][::-1])]
+    for exponent, total in operands:
+        source, sums = _maker(exponent, "Exp"), _maker(total, "ReduceSum")
         if source is None or sums is None or _maker(sums.inputs[0], "Exp") is not source:
-            if node.op_type == "Div":
-                return None
             continue
         axis, logits = _summed(sums), source.inputs[0]
         return None if axis is None or logits is None else Softmax(node=node, logits=logits, axis=axis)
     return None
+
+
+def _inverse(value: ir.Value | None) -> ir.Value | None:
+    """What a value is the reciprocal of."""
+    node = _maker(value, "Reciprocal")
+    return None if node is None else node.inputs[0]
 
 
 def _maker(value: ir.Value | None, operator: str) -> ir.Node | None:

@@ -83,7 +83,7 @@ def _is_of_one_kind(first: Array, second: Array) -> bool:
 
 def by_token(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
     """A value that holds cosines or sines as [B or 1, S, F]."""
-    kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+    kept = source.axes
     dropped = [axis for axis in range(value.dim()) if axis not in kept]
     flat = value.permute([*dropped, *kept]).reshape([value.shape[axis] for axis in kept])
     return flat if source.batch is not None else flat.unsqueeze(0)
@@ -91,7 +91,7 @@ def by_token(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
 
 def as_in(source: AngleSource, features: torch.Tensor, rank: int) -> torch.Tensor:
     """[B or 1, S, F] laid out as the value of so many axes is."""
-    kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+    kept = source.axes
     flat = features if source.batch is not None else features[0]
     flat = flat.permute([kept.index(axis) for axis in sorted(kept)])
     for axis in (axis for axis in range(rank) if axis not in kept):

@@ -27,6 +27,7 @@ from posexport.rewrite.angles.plan import DIFFER, SHARED, AnglePlan, Planner, Tu
 from posexport.rewrite.angles.result import EXACT, PARITY, SiteAngles
 from posexport.rewrite.angles.trial import Trial, far
 from posexport.rewrite.angles.write import Reader, Written, write_exact
+from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.rewriter import converted
 
 
@@ -54,37 +55,25 @@ class _Test:
     cases: int = 0
 
 
-def exact_model(
-    model: ir.Model,
-    *,
-    form: str = "decomposed",
-    target: str = "portable",
-    opset: int | None = None,
-    roles: Mapping[str, str] | None = None,
-    only: Sequence[str] = (),
-    shared: bool = False,
-    seed: int = 0,
-    without: Mapping[str, Reason] | None = None,
-) -> ExactModel:
+def exact_model(model: ir.Model, options: RewriteOptions, without: Mapping[str, Reason] | None = None) -> ExactModel:
     """A copy of the model, in an opset that the form has, with exact angles in all attentions where that can be done.
 
-    `only` and `shared` are as in posexport.rewrite.rewriter.rewrite_model; `without` names attentions whose angles
-    stay, with the reason. RequestError as `rewrite_model` raises it.
+    `without` names attentions whose angles stay, with the reason. RequestError as posexport.rewrite.rewriter raises it.
     """
-    view = view_of(converted(model, form, target, opset, shared), roles, seed)
+    view = view_of(_converted(model, options), options.roles, options.seed)
     planner = Planner(view)
     plans: dict[str, Turnings] = {}
     angles: dict[str, SiteAngles] = {}
     for name, site in ((one.name, one) for one in view.attentions if isinstance(one, Attention)):
         plan = planner.plan(site)  # also of one that isn't chosen, which may share keys
-        if plan is None or (only and name not in only):
+        if plan is None or (options.only and name not in options.only):
             continue
         reason = plan if isinstance(plan, Reason) else (without or {}).get(name)
         if reason is not None:
             angles[name] = SiteAngles(state=PARITY, reason=reason)
         elif not isinstance(plan, Reason):
             plans[name] = plan
-    cases = cases_of(view.roles, seed) if plans else []
+    cases = cases_of(view.roles, options.seed) if plans else []
     tests: dict[AnglePlan, _Test] = {}
     while True:
         _leave_shared(planner.owners, plans, angles)
@@ -92,7 +81,7 @@ def exact_model(
         if not changed:
             result, tests = model, dict[AnglePlan, _Test]()
         else:
-            result, tests = _written(view, model, changed, cases, (form, target, opset, shared))
+            result, tests = _written(view, model, changed, cases, options)
         wrong = {name: test for name in changed if (test := _worst(tests, plans[name])).problem is not None}
         for name, test in wrong.items():
             angles[name] = SiteAngles(state=PARITY, reason=Reason(DIFFER, str(test.problem)))
@@ -101,6 +90,10 @@ def exact_model(
             break
     angles |= {name: _site(plan, _worst(tests, plan)) for name, plan in plans.items()}
     return ExactModel(model=result, view=view, angles=angles)
+
+
+def _converted(model: ir.Model, options: RewriteOptions) -> ir.Model:
+    return converted(model, options.form, options.target, options.opset, options.kv_cache == "shared")
 
 
 def _leave_shared(owners: Mapping[str, str], plans: dict[str, Turnings], angles: dict[str, SiteAngles]) -> None:
@@ -145,21 +138,17 @@ def _site(turnings: Turnings, test: _Test) -> SiteAngles:
 
 
 def _written(
-    view: View,
-    model: ir.Model,
-    plans: Mapping[str, Turnings],
-    cases: Sequence[DrawnInputs],
-    conversion: tuple[str, str, int | None, bool],
+    view: View, model: ir.Model, plans: Mapping[str, Turnings], cases: Sequence[DrawnInputs], options: RewriteOptions
 ) -> tuple[ir.Model, dict[AnglePlan, _Test]]:
     """A copy of the model with these exact angles, and what was found of each."""
     written = _places(view, plans)
-    base = converted(model, *conversion)
+    base = _converted(model, options)
     inline(base)
     expand(base, view.operator_shapes, _operators(view, written))
     sources = [source for one in written for source in one.plan.sources]
     dtypes, shapes = view.dtypes([source.value for source in sources]), view.shapes([one.value for one in sources])
     ranks = {name: len(shape) for name, shape in shapes.items()}
-    moved = write_exact(base, written, dtypes, ranks, conversion[0])
+    moved = write_exact(base, written, dtypes, ranks, options.form)
     tests = {plan: _Test() for plan in moved}
     for plan, test in tests.items():
         positions = far(plan.limit)

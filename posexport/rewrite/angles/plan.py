@@ -140,9 +140,7 @@ class Planner:
         exact = exact_of(encoding, rotary.pairs.count)
         if isinstance(exact, Reason):
             return exact
-        sources, differs = (*rotary.cos.parts, *rotary.sin.parts), None
-        if any(getattr(source, "corner", ()) for source in sources):
-            return Reason(UNKNOWN, "its cosines and sines stand in matrices, one for each pair")
+        sources, differs = (rotary.cos, rotary.sin), None  # in columns, or its encoding has a reason
         trial = Trial(self._view, sources, self._view.model)
         for source in candidates(self._view, sources):
             limit = trial.limit(source)

@@ -5,8 +5,6 @@ An attention that can't be written anew keeps its own angles too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import attrs
 import onnx_ir as ir
 
@@ -14,44 +12,23 @@ from posexport.errors import Reason
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.rewrite.angles.exact import ExactModel, exact_model
 from posexport.rewrite.angles.result import SiteAngles
+from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
-from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_model
+from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
 
 ATTENTION_KEPT = "angles-attention-kept"
 """The code of the reason of angles that stay with their attention."""
 
 
-def rewrite_exactly(
-    model: ir.Model,
-    *,
-    form: str = "decomposed",
-    target: str = "portable",
-    opset: int | None = None,
-    roles: Mapping[str, str] | None = None,
-    only: Sequence[str] = (),
-    kv_cache: str | None = None,
-    seed: int = 0,
-) -> Rewritten:
-    """posexport.rewrite.rewriter.rewrite_model with exact angles wherever they were recognised; `original` of the
-    result has them too, and is otherwise `model`."""
+def rewrite_exactly(model: ir.Model, options: RewriteOptions) -> Rewritten:
+    """posexport.rewrite.rewriter.rewrite_as with exact angles wherever they were recognised; `original` of the result
+    has them too, and is otherwise `model`."""
     if not may_hold_attention(model):
-        return rewrite_model(model, form=form, target=target, opset=opset, kv_cache=kv_cache)
+        return rewrite_as(model, options)
     without: dict[str, Reason] = {}
     while True:
-        exact = exact_model(
-            model,
-            form=form,
-            target=target,
-            opset=opset,
-            roles=roles,
-            only=only,
-            shared=kv_cache == "shared",
-            seed=seed,
-            without=without,
-        )
-        done = rewrite_model(
-            exact.model, form=form, target=target, opset=opset, roles=roles, only=only, kv_cache=kv_cache, seed=seed
-        )
+        exact = exact_model(model, options, without)
+        done = rewrite_as(exact.model, options)
         left = {
             site.attention.name: Reason(ATTENTION_KEPT, f"the attention stays as it was: {site.reason.text}")
             for site in done.sites

@@ -48,31 +48,22 @@ def turning_error(
     positions = rng.integers(0, _ROOM, (rows, tokens - prefix))
     cos, sin = exact.cos_sin(positions)
     known = _known(view, rotary) | {rotary.source.name or "": still}
-    for angles, one in zip((*rotary.cos.parts, *rotary.sin.parts), columns, strict=True):
+    for angles, one in zip((rotary.cos, rotary.sin), columns, strict=True):
         rank = len(view.probe.shape(angles.value))
         known[angles.value.name or ""] = as_in(angles, torch.from_numpy(one.of(cos, sin)), rank)
     name = rotary.target.name or ""
     moved = target.to_heads(evaluator.run(known, [name])[name], sizes)
     kept = ((0, 0), (prefix, 0), (0, 0))
     full = (np.pad(cos, kept, constant_values=1.0), np.pad(sin, kept))
-    expected = turned(source, torch.from_numpy(full[0]), torch.from_numpy(full[1]), rotary)
+    expected = rotary.pairs.turned(source, *map(torch.from_numpy, full))
     return float((moved - expected).abs().max()) / max(float(expected.abs().max()), 1e-300)
-
-
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """x [B, H, S, D], the pairs of which are turned by angles [B or 1, S, P]."""
-    (first, second), (lower, upper) = rotary.pairs.indices(), rotary.pairs.results()
-    result, a, b = x.clone(), x[..., first], x[..., second]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    result[..., lower], result[..., upper] = a * cos - b * sin, a * sin + b * cos
-    return result
 
 
 def _layout(view: View, rotary: Rotary, sizes: Sizes) -> Layout | None:
     """How the result of the rotation is laid out."""
     still = view.probe.random_like(rotary.source)
     moved = view.probe.through(rotary.source, [rotary.target], still)[0]
-    expected = turned(rotary.layout.to_heads(still, sizes), *rotary.solved, rotary)
+    expected = rotary.pairs.turned(rotary.layout.to_heads(still, sizes), *rotary.solved)
     limit = EXACT * max(float(expected.abs().max()), 1e-300)
     for layout in layouts_of(tuple(moved.shape), sizes):
         if float((layout.to_heads(moved, sizes) - expected).abs().max()) <= limit:

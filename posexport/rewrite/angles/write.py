@@ -117,7 +117,7 @@ class _Writer:
         nodes, value = self.nodes, self.nodes.cast(self._features(angles, columns, pairs), dtype)
         if source.batch is None:
             value = nodes.one("Squeeze", value, nodes.constant([0]))
-        kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
+        kept = source.axes
         order = [kept.index(axis) for axis in sorted(kept)]
         if order != sorted(order):
             value = nodes.one("Transpose", value, perm=order)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import onnx_ir as ir
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of
@@ -19,6 +18,7 @@ from posexport.bench.scenarios import Scenario
 from posexport.bench.shapes import Sizes
 from posexport.errors import located
 from posexport.graphs.axes import SLOTS
+from posexport.graphs.load import ir_of
 from posexport.graphs.roles import Role, roles_of, values_of_model
 from posexport.graphs.sizes import fitted, shape_of
 from posexport.jsondata import unstructure
@@ -130,7 +130,7 @@ def timed_graph(graph: GraphFile, roles: Mapping[str, str]) -> TimedGraph:
 
     RequestError for an input whose role can't be guessed, and for a manifest that can't be read.
     """
-    model = ir.from_proto(graph.model)
+    model = ir_of(graph)
     inputs = values_of_model(value for value in model.graph.inputs if not value.is_initializer())
     manifest = read_manifest_of(OnnxManifest, graph.path)
     warnings: tuple[str, ...] = ()

@@ -88,11 +88,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     machine.limit_to_what_is_free()
     report("reading the graph")
     graph = read_mapped(Path(request["path"]), request["sha256"])
+    from posexport.graphs.load import InvalidGraphError
     from posexport.graphs.roles import GivenRoleError
 
     try:
         found = inspected(graph, request["roles"], report, attention=request["attention"])
-    except GivenRoleError as error:
+    except (GivenRoleError, InvalidGraphError) as error:
         return {"refused": str(error), "inspection": None}
     return {"refused": None, "inspection": unstructure(found)}
 
@@ -102,8 +103,8 @@ def inspected(
 ) -> Inspection:
     """`inspect_graph` in this process."""
     from posexport.graphs.axes import HEIGHT, WIDTH
-    from posexport.graphs.load import model_of
-    from posexport.graphs.roles import GivenRoleError, guessed_roles, inlined, roles_of
+    from posexport.graphs.load import inlined, model_of
+    from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
     from posexport.graphs.sizes import side_of
 
     model = model_of(graph)

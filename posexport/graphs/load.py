@@ -6,9 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.errors import RequestError, shown
+
+
+class InvalidGraphError(RequestError):
+    """A file whose graph is none, as one in which two nodes give one name."""
 
 
 def load_model(path: Path) -> ir.Model:
@@ -27,12 +32,46 @@ def model_of(graph: GraphFile) -> ir.Model:
                 f"{str(graph.path)!r} keeps weights in {shown(name)}, which has several names (hard links): give a "
                 "copy of it."
             )
-    model = ir.from_proto(graph.model)
+    model = ir_of(graph)
     ir.external_data.set_base_dir(model.graph, graph.path.parent.absolute())
     for function in model.functions.values():
         ir.external_data.set_base_dir(function.graph, graph.path.parent.absolute())
     _settle_names(model)
+    _sort(graph, model)
     return model
+
+
+def ir_of(graph: GraphFile) -> ir.Model:
+    """The graph as onnx_ir has it; InvalidGraphError where it is none."""
+    try:
+        return ir.from_proto(graph.model)
+    except Exception as error:  # one for each level of the graph; the innermost says what is wrong
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise InvalidGraphError(
+            f"{str(graph.path)!r} holds no valid graph ({shown(str(cause), 200)}): export it again."
+        ) from None
+
+
+def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
+    """The model itself, the bodies of its functions now in place of their calls, but for those of the domain `kept`."""
+    if model.functions:
+        InlinePass(criteria=lambda function: function.domain != kept)(model)
+    return model
+
+
+def _sort(graph: GraphFile, model: ir.Model) -> None:
+    """Nodes in an order in which each stands behind those that it reads: ONNX asks for it, some converters to float16
+    don't keep to it, and ONNX Runtime takes the file all the same. InvalidGraphError where there is no such order."""
+    try:
+        model.graph.sort()
+        for function in model.functions.values():
+            function.graph.sort()
+    except ValueError:
+        raise InvalidGraphError(
+            f"the graph of {str(graph.path)!r} has a cycle of nodes: export the file again."
+        ) from None
 
 
 def _settle_names(model: ir.Model) -> None:

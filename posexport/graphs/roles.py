@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, check_known, shown
 from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
+from posexport.graphs.load import inlined, ir_of
 from posexport.graphs.tables import patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values
 
@@ -108,7 +108,7 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     RequestError for an input whose role can't be guessed, and where `given` names an input that isn't there, an unknown
     role, or one that an input of this shape can't have.
     """
-    model = graph if isinstance(graph, ir.Model) else inlined(ir.from_proto(graph.model))
+    model = graph if isinstance(graph, ir.Model) else inlined(ir_of(graph))
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
     given = dict(given or {})
     check_given(given, values)
@@ -189,11 +189,6 @@ def _guesses(
     kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
     _tell_encoder_apart(kinds, given)
     return kinds
-
-
-def inlined(model: ir.Model) -> ir.Model:
-    """The model with its functions in place of their calls; itself where it has none."""
-    return InlinePass()(model).model if model.functions else model
 
 
 def shape_of_value(value: ir.Value) -> Shape:

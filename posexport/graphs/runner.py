@@ -16,11 +16,11 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact.mapped_file import read_mapped
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.load import inlined, ir_of
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.tensors import to_numpy, to_torch
 
@@ -36,15 +36,15 @@ _INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == i
 _kept: dict[tuple[str, int, int], ir.Model] = {}
 
 
-def inlined(path: Path) -> ir.Model:
+def model_at(path: Path) -> ir.Model:
     """The model of a file with its functions inlined and external data left on the disk until it is read."""
     status = path.stat()
     key = (str(path), status.st_mtime_ns, status.st_size)
     if key not in _kept:
         _kept.clear()
-        model = ir.from_proto(read_mapped(path).model)
+        model = ir_of(read_mapped(path))
         ir.external_data.set_base_dir(model.graph, path.parent)
-        _kept[key] = InlinePass()(model).model if model.functions else model
+        _kept[key] = inlined(model)
     return _kept[key]
 
 
@@ -121,4 +121,4 @@ def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], 
 def load(path: Path, options: Mapping[str, Any]) -> GraphRunner:
     """Open any `.onnx` file; RequestError for any other, a damaged one, and wrong options."""
     check_onnx_file("the evaluator", path, options, OPTIONS)
-    return GraphRunner(inlined(Path(os.path.realpath(path.parent)) / path.name), options)
+    return GraphRunner(model_at(Path(os.path.realpath(path.parent)) / path.name), options)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 import attrs
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import common
 
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
@@ -17,6 +16,7 @@ from posexport.graphs.baked import settled_roles
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, expand, expandable
+from posexport.graphs.load import inlined
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
 from posexport.runtimes.tensors import to_torch
@@ -65,7 +65,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     Functions of the domain `kept` stay functions, and their attention is not looked for.
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
     """
-    inline(model, kept)
+    inlined(model, kept)
     roles = settled_roles(model, roles_of(model, given), seed)
     drawn = probe_inputs(roles, seed)
     arrays = {name: to_torch(array) for name, array in drawn.arrays.items()}
@@ -87,12 +87,6 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         expanded=tuple(expanded),
         operator_shapes=shapes,
     )
-
-
-def inline(model: ir.Model, kept: str | None = None) -> None:
-    """Put the bodies of functions in place of their calls, but for those of the domain `kept`."""
-    if model.functions:
-        common.InlinePass(criteria=lambda function: function.domain != kept)(model)
 
 
 def _operator_shapes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> Shapes:

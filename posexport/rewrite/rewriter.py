@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
-from onnxscript import version_converter
 
 from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import Reason, RequestError, check_known, shown
@@ -19,14 +18,16 @@ from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions
-from posexport.graphs.view import View, inline, view_of
+from posexport.graphs.load import inlined
+from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
+from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
 from posexport.rewrite.surgery import lower, values_read, write_sites
-from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
+from posexport.spec.forms import FORMS, TARGETS
 
 
 @attrs.frozen(kw_only=True)
@@ -112,7 +113,7 @@ def rewrite_model(
         absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
             base = converted(model, form, target, opset, shared)
-            inline(base, kept)
+            inlined(base, kept)
             expand(base, view.operator_shapes, absorbed)
             after, _ = _written(view, base, chosen, form, target, shared)
         evidence |= evidence_of(before, after, chosen, cases, shared=shared)
@@ -227,32 +228,6 @@ def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], for
     return not inside and any(
         value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
     )
-
-
-def converted(model: ir.Model, form: str, target: str, opset: int | None, shared: bool = False) -> ir.Model:
-    """A copy of the model in an opset that the form has: its own, or the nearest above; `opset` where it is given."""
-    own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
-    lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # which has TensorScatter
-    wanted = opset if opset is not None else max(own, lowest)
-    why = unsupported_opset(form, target, wanted)
-    if why is not None:
-        raise RequestError(f"{why}.")
-    if wanted < own:
-        raise RequestError(f"opset is {wanted}: the file is of opset {own}, so give {own} or more, or none.")
-    copy = model.clone()
-    if wanted == own:
-        return copy
-    problem = "onnx's converter can't"
-    try:
-        version_converter.convert_version(copy, wanted, fallback=True)
-    except Exception as error:  # it raises what it likes, or leaves the model as it is
-        problem = f"{type(error).__name__}: {error}"
-    if copy.opset_imports.get("") != wanted:
-        raise RequestError(
-            f"opset {own} can't be converted to {wanted} ({problem}): export the file in that, or give a form "
-            "that is written in its own."
-        )
-    return copy
 
 
 def _disagreement(evidence: Evidence) -> Reason:

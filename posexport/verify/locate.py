@@ -22,12 +22,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact import onnx_file
 from posexport.artifact.onnx_artifact import Artifact
 from posexport.errors import plain, shown
 from posexport.export.exporter import export
+from posexport.graphs.load import inlined
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, bytes_of, weight_shapes
 from posexport.runtimes.base import Arrays
 from posexport.spec.contract import bounds_of, graph_inputs
@@ -62,8 +62,8 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
     mine = onnx_file.load(artifact.path)
     if mine.functions:
-        with _quiet():
-            mine = ir.to_proto(_inlined(ir.from_proto(mine)))
+        with _quiet():  # by onnx_ir: it is Python, so no damaged graph ends this process
+            mine = ir.to_proto(inlined(ir.from_proto(mine)))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
@@ -87,17 +87,11 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
     """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
-    inlined = _inlined(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
-    model = onnx_file.skeleton(inlined)
+    model = onnx_file.skeleton(inlined(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed))))
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
     model.graph.initializer.extend(constants)
     return model
-
-
-def _inlined(model: ir.Model) -> ir.Model:
-    """The model with its functions inlined, by onnx_ir: it is Python, so no damaged graph ends this process."""
-    return InlinePass()(model).model
 
 
 def structure(graphs: Graphs) -> str | None:

@@ -3,12 +3,15 @@ posexport."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+Array = np.ndarray[Any, Any]
 
 VOCABULARY, HIDDEN, HEADS, KV_HEADS, SIZE = 19, 32, 4, 2, 8
 
@@ -174,3 +177,32 @@ def _repeated(g: Graph, x: str) -> str:
     wide = g.op("Expand", g.op("Unsqueeze", x, g.constant([2])), shape)
     flat = g.op("Concat", g.length(x, 0), g.constant([HEADS]), g.length(x, 2), g.constant([SIZE]), axis=0)
     return g.op("Reshape", wide, flat)
+
+
+def run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def inputs(batch: int, seq: int, past: int, left: int = 0, layers: int = 1) -> dict[str, Array]:
+    """Tokens behind cached ones; the first `left` of each row but the first are padding."""
+    rng = np.random.default_rng(seq)
+    mask = np.ones((batch, past + seq), np.int64)
+    mask[1:, :left] = 0
+    places = np.maximum(mask.cumsum(1) - 1, 0)[:, past:]
+    arrays: dict[str, Array] = {
+        "input_ids": rng.integers(0, 19, (batch, seq)),
+        "attention_mask": mask,
+        "position_ids": places,
+    }
+    for layer in range(layers):
+        for kind in ("key", "value"):
+            arrays[f"past_key_values.{layer}.{kind}"] = rng.standard_normal((batch, 2, past, 8)).astype(np.float32)
+    return arrays
+
+
+SHAPES = [(1, 1, 0, 0), (2, 6, 0, 2), (3, 1, 9, 4), (2, 4, 5, 1)]
+"""Batch, tokens, cached ones, padding."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
-from small_graphs import decoder, no_attention, with_operator
+from small_graphs import SHAPES, decoder, inputs, no_attention, run, with_operator
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention, UnknownAttention
@@ -19,43 +18,12 @@ from posexport.rewrite.evidence import LIMIT
 from posexport.rewrite.rewriter import ALREADY, KEPT, REWRITTEN, Rewritten, rewrite_model
 from posexport.rewrite.shared_cache import LENGTH_INPUT
 
-Array = np.ndarray[Any, Any]
-
 OPERATORS = {
     "native": [("RotaryEmbedding", ""), ("Attention", "")],
     "contrib": [("RotaryEmbedding", "com.microsoft"), ("MultiHeadAttention", "com.microsoft")],
     "function": [("RotaryPosition", "posexport"), ("CachedAttention", "posexport")],
 }
 """The operators that a form writes for a decoder with a cache."""
-
-
-def run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-
-
-def inputs(batch: int, seq: int, past: int, left: int = 0, layers: int = 1) -> dict[str, Array]:
-    """Tokens behind cached ones; the first `left` of each row but the first are padding."""
-    rng = np.random.default_rng(seq)
-    mask = np.ones((batch, past + seq), np.int64)
-    mask[1:, :left] = 0
-    places = np.maximum(mask.cumsum(1) - 1, 0)[:, past:]
-    arrays: dict[str, Array] = {
-        "input_ids": rng.integers(0, 19, (batch, seq)),
-        "attention_mask": mask,
-        "position_ids": places,
-    }
-    for layer in range(layers):
-        for kind in ("key", "value"):
-            arrays[f"past_key_values.{layer}.{kind}"] = rng.standard_normal((batch, 2, past, 8)).astype(np.float32)
-    return arrays
-
-
-SHAPES = [(1, 1, 0, 0), (2, 6, 0, 2), (3, 1, 9, 4), (2, 4, 5, 1)]
-"""Batch, tokens, cached ones, padding."""
 
 
 def rewritten(model: onnx.ModelProto, **options: Any) -> tuple[Rewritten, onnx.ModelProto]:

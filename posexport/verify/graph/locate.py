@@ -18,7 +18,7 @@ import onnx_ir as ir
 from posexport import temporary
 from posexport.errors import plain, shown
 from posexport.files import staged
-from posexport.graphs.runner import inlined
+from posexport.graphs.runner import model_at
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import result
@@ -64,16 +64,16 @@ class _Search:
 
     def __init__(self, job: GraphJob, row: Runtime, case: GraphCase, folder: Path) -> None:
         self._job, self._row, self._case, self._folder = job, row, case, folder
-        self._model = inlined(job.path)
+        self._model = model_at(job.path)
         self._written = 0
 
     def between_files(self) -> str | None:
         """The first node of the file whose output differs in float64 from the value of the same name in the other."""
         other = self._job.against
         assert other is not None
-        theirs = inlined(other.path)
+        theirs = model_at(other.path)
         known = {str(value.name) for node in theirs.graph for value in node.outputs if value.name}
-        model = inlined(self._job.path)
+        model = model_at(self._job.path)
         names = [str(value.name) for node in model.graph for value in node.outputs if value.name in known]
         mine = self._evaluated(self._job.path, self._case.arrays, names)
         exact = self._evaluated(other.path, converted(self._case.arrays, other), names)
@@ -88,7 +88,7 @@ class _Search:
 
     def within(self) -> str:
         """The first node whose output the runtime computes otherwise than float64."""
-        self._model = inlined(self._job.path)
+        self._model = model_at(self._job.path)
         nodes = list(self._model.graph)
         names = [str(value.name) for node in nodes for value in node.outputs if value.name]
         exact = self._evaluated(self._job.path, self._case.arrays, names)

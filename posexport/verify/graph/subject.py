@@ -18,6 +18,7 @@ from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.signing import TrustedKey, untrusted
 from posexport.errors import MismatchError, Reason, RequestError
 from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.graphs.load import ir_of
 from posexport.graphs.roles import Role, roles_of, values_of_model
 from posexport.jsondata import parse_json
 from posexport.spec.contract import Values
@@ -65,7 +66,7 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
     signed: files that posexport didn't write have no signature."""
     if trusted:
         raise untrusted(graph.path, "it is no artifact of posexport, so nobody signed it")
-    model = ir.from_proto(graph.model)
+    model = ir_of(graph)
     tensors = list(_tensors(graph.model))
     inputs = values_of_model(value for value in model.graph.inputs if not value.is_initializer())
     return GraphSubject(

@@ -1,0 +1,66 @@
+"""The opset of a rewritten graph: its own where the form has it, else the nearest above, to which it is converted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+import onnx
+import onnx_ir as ir
+from onnxscript import version_converter
+
+from posexport.errors import RequestError
+from posexport.spec.forms import FORM_OPSETS, unsupported_opset
+
+_ASIDE = "operators-that-onnx-does-not-know"
+"""The domain of operators that onnx's converter must not see."""
+
+
+def converted(model: ir.Model, form: str, target: str, opset: int | None, shared: bool = False) -> ir.Model:
+    """A copy of the model in an opset that the form has: its own, or the nearest above; `opset` where it is given."""
+    own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
+    lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # which has TensorScatter
+    wanted = opset if opset is not None else max(own, lowest)
+    why = unsupported_opset(form, target, wanted)
+    if why is not None:
+        raise RequestError(f"{why}.")
+    if wanted < own:
+        raise RequestError(f"opset is {wanted}: the file is of opset {own}, so give {own} or more, or none.")
+    copy = model.clone()
+    if wanted == own:
+        return copy
+    problem = "onnx's converter can't"
+    with _set_aside(copy):
+        try:
+            version_converter.convert_version(copy, wanted, fallback=True)
+        except Exception as error:  # it raises what it likes, or leaves the model as it is
+            problem = f"{type(error).__name__}: {error}"
+    if copy.opset_imports.get("") != wanted:
+        raise RequestError(
+            f"opset {own} can't be converted to {wanted} ({problem}): export the file in that, or give a form "
+            "that is written in its own."
+        )
+    return copy
+
+
+@contextlib.contextmanager
+def _set_aside(model: ir.Model) -> Iterator[None]:
+    """Operators that ONNX Runtime adds to the standard's domain, as SimplifiedLayerNormalization, in another domain for
+    a while: onnx's converter refuses a graph with names of that domain that it does not know."""
+    unknown = {node.op_type for node in model.graph.all_nodes() if not node.domain and not onnx.defs.has(node.op_type)}
+    if not unknown:
+        yield
+        return
+    _move(model, unknown, "", _ASIDE)
+    model.opset_imports[_ASIDE] = 1
+    try:
+        yield
+    finally:
+        _move(model, unknown, _ASIDE, "")
+        model.opset_imports.pop(_ASIDE, None)
+
+
+def _move(model: ir.Model, names: Collection[str], domain: str, other: str) -> None:
+    for node in model.graph.all_nodes():
+        if node.domain == domain and node.op_type in names:
+            node.domain = other

@@ -1,0 +1,65 @@
+"""Files whose nodes are in no order, or whose graph is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers import cli
+from onnx import helper
+from small_graphs import decoder
+
+from posexport.graphs.load import InvalidGraphError, load_model
+
+COMMANDS = ["inspect", "verify", "plot", "rewrite", "tune"]
+
+
+def saved(path: Path, nodes: list[onnx.NodeProto], output: str) -> Path:
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]) for name in ("x", output)]
+    graph = helper.make_graph(nodes, "graph", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return path
+
+
+INVALID = {
+    "redeclared": ([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"])], "redeclared"),
+    "cycle": ([helper.make_node("Add", ["x", "y"], ["z"]), helper.make_node("Relu", ["z"], ["y"])], "cycle"),
+}
+
+
+@pytest.mark.parametrize("kind", INVALID)
+def test_an_invalid_graph_is_refused(tmp_path: Path, kind: str) -> None:
+    nodes, word = INVALID[kind]
+    path = saved(tmp_path / "invalid.onnx", nodes, "y")
+    with pytest.raises(InvalidGraphError, match=word):
+        load_model(path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_refuse_an_invalid_graph_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "invalid.onnx", INVALID["redeclared"][0], "y")
+    target = {"plot": ["-o", "a.png"], "rewrite": ["-o", "a.onnx", "--form", "native"], "tune": ["-o", "a.onnx"]}
+    result = cli(command, "invalid.onnx", *target.get(command, []))
+    assert result.exit_code == 2, result.output
+    assert "holds no valid graph" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["invalid.onnx"]
+
+
+def test_nodes_come_in_the_order_that_onnx_asks_for(tmp_path: Path) -> None:
+    model = decoder()
+    names = [node.name for node in model.graph.node]
+    onnx.save(model, tmp_path / "sorted.onnx")
+    assert [node.name for node in load_model(tmp_path / "sorted.onnx").graph] == names
+    nodes = list(reversed(model.graph.node))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, tmp_path / "reversed.onnx")
+    known = {value.name for value in (*model.graph.input, *model.graph.initializer)} | {""}
+    for node in load_model(tmp_path / "reversed.onnx").graph:
+        assert {value.name for value in node.inputs if value is not None} <= known
+        known |= {value.name for value in node.outputs}

@@ -61,12 +61,12 @@ def write_module(
     from posexport.export.modules import export_any
     from posexport.runtimes.module_file import load_module
     from posexport.runtimes.npz import read_arrays
-    from posexport.runtimes.tensors import to_torch
+    from posexport.runtimes.tensors import to_tensors
 
     progress("running the file")
     user = load_module(options.module)
     if options.example is not None:
-        example = {name: to_torch(array) for name, array in read_arrays(Path(options.example), "example").items()}
+        example = to_tensors(read_arrays(Path(options.example), "example"))
     elif (example := user.setting("example_inputs")) is None:
         raise RequestError(
             f"{options.module!r} has no example inputs: write a function example_inputs that returns them, or give "

@@ -21,7 +21,7 @@ from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.kernels.fallback import UnknownOperatorError
 from posexport.graphs.roles import Role, values_of_model
 from posexport.graphs.sizes import is_dynamic
-from posexport.runtimes.tensors import to_torch
+from posexport.runtimes.tensors import to_tensors
 from posexport.spec.contract import Shape, Values
 
 TRIES = 300
@@ -103,7 +103,7 @@ def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict
 
 
 def _evaluate(model: ir.Model, roles: Mapping[str, Role], seed: int) -> None:
-    arrays = {name: to_torch(array) for name, array in probe_inputs(roles, seed).arrays.items()}
+    arrays = to_tensors(probe_inputs(roles, seed).arrays)
     results = Evaluator(model).run(arrays)
     tensors = {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
     inputs, outputs = (values_of_model(values) for values in (model.graph.inputs, model.graph.outputs))

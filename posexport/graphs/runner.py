@@ -22,7 +22,7 @@ from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.load import inlined, ir_of
 from posexport.runtimes.base import Arrays, check_onnx_file
-from posexport.runtimes.tensors import to_numpy, to_torch
+from posexport.runtimes.tensors import to_numpy, to_tensors
 
 OPTIONS = ("wide", "outputs", "last_bits", "decisions")
 
@@ -57,7 +57,7 @@ class GraphRunner:
 
     def run(self, inputs: Arrays) -> Arrays:
         """Values by name: floats in float64 or in the file's dtypes, others as the file has them."""
-        tensors = {name: to_torch(array) for name, array in inputs.items()}
+        tensors = to_tensors(inputs)
         wanted: Sequence[str] | None = self._options.get("outputs")
         seed = self._options.get("last_bits")
         overrides: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}

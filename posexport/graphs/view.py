@@ -19,7 +19,7 @@ from posexport.graphs.expand import Expanded, expand, expandable
 from posexport.graphs.load import inlined
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
-from posexport.runtimes.tensors import to_torch
+from posexport.runtimes.tensors import to_tensors
 
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
 """Roles of inputs that are looked up in tables of features."""
@@ -53,7 +53,7 @@ class View:
         found = {value.name or "": value.dtype for value in values}
         unknown = [name for name, dtype in found.items() if dtype is None]
         if unknown:
-            arrays = {name: to_torch(array) for name, array in self.inputs.arrays.items()}
+            arrays = to_tensors(self.inputs.arrays)
             for name, tensor in Evaluator(self.model, wide=False).run(arrays, unknown).items():
                 found[name] = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
         return {name: dtype for name, dtype in found.items() if dtype is not None}
@@ -68,7 +68,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     inlined(model, kept)
     roles = settled_roles(model, roles_of(model, given), seed)
     drawn = probe_inputs(roles, seed)
-    arrays = {name: to_torch(array) for name, array in drawn.arrays.items()}
+    arrays = to_tensors(drawn.arrays)
     shapes = _operator_shapes(model, arrays)
     refused: dict[ir.Node, str] = {}
     expanded = expand(model, shapes, refused=refused)

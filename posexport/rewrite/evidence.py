@@ -21,6 +21,7 @@ from posexport.graphs.attention.scores import HIDDEN
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
+from posexport.runtimes.tensors import to_tensors
 
 LIMIT = 1e-9
 """Of the largest value: as far as two float64 computations of the same function may differ."""
@@ -59,7 +60,7 @@ def evidence_of(
     found = {attention.name: Evidence() for attention in attentions}
     caches = {side.cache.present.name for one in attentions for side in (one.k, one.v) if side.cache is not None}
     for index, case in enumerate(cases):
-        arrays = {name: torch.from_numpy(array) for name, array in case.arrays.items()}
+        arrays = to_tensors(case.arrays)
         features: dict[str, torch.Tensor] = {}
         overrides = {
             side.source.value.name or "": _drawn(side.source.value.name or "", index, features)
@@ -96,7 +97,7 @@ def _inputs(
     if shared:
         pasts = {side.cache.name: None for one in attentions for side in (one.k, one.v) if side.cache is not None}
         arrays = buffered(case, pasts, any(value.name == LENGTH_INPUT for value in model.graph.inputs))
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return to_tensors(arrays)
 
 
 def _outputs(attention: Attention) -> list[str]:

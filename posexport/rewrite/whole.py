@@ -21,6 +21,7 @@ from posexport.errors import Reason, RequestError
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
+from posexport.runtimes.tensors import to_tensors
 
 LIMIT = 1e-7
 """Of the largest value of an output. Rounding of float64 grows through the layers of a model, and no farther."""
@@ -80,7 +81,7 @@ def whole_evidence(
             continue
         arrays = buffered(case, buffers, with_length) if buffers else case.arrays
         try:
-            actual = new.run(_tensors(arrays), list(expected))
+            actual = new.run(to_tensors(arrays), list(expected))
         except RequestError as problem:
             return WholeEvidence(problem=_differs(f"it takes no inputs such as {case.label}: {problem}"))
         tried += 1
@@ -120,8 +121,8 @@ def _overflowing(
     `arrays` are the inputs of `after`. None too where they can't be evaluated in these dtypes.
     """
     try:
-        expected = Evaluator(before, wide=False).run(_tensors(case.arrays), outputs)
-        actual = Evaluator(after, wide=False).run(_tensors(arrays), outputs)
+        expected = Evaluator(before, wide=False).run(to_tensors(case.arrays), outputs)
+        actual = Evaluator(after, wide=False).run(to_tensors(arrays), outputs)
     except RequestError:
         return None
     for name, want in expected.items():
@@ -137,12 +138,12 @@ def _evaluated(
 ) -> dict[str, torch.Tensor]:
     """The outputs that are tensors and can be evaluated; RequestError where none can."""
     try:
-        values = evaluator.run(_tensors(arrays), outputs)
+        values = evaluator.run(to_tensors(arrays), outputs)
     except RequestError as error:
         values, first = {}, error
         for name in outputs:
             with contextlib.suppress(RequestError):
-                values |= evaluator.run(_tensors(arrays), [name])
+                values |= evaluator.run(to_tensors(arrays), [name])
         if not values:
             raise first from None
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
@@ -150,10 +151,6 @@ def _evaluated(
 
 def _differs(text: str) -> Reason:
     return Reason(DIFFERS, f"the whole graph would be another, {text.rstrip('.')}")
-
-
-def _tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInputs]:

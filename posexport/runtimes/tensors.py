@@ -7,6 +7,7 @@ state Python 3.11 shares between threads: while another thread parses (torch's e
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
     if array.dtype == BF16:
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
+
+
+def to_tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
+    """`to_torch` of each array, by name."""
+    return {name: to_torch(array) for name, array in arrays.items()}
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

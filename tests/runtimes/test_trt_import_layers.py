@@ -17,6 +17,7 @@ from posexport.runtimes.tensorrt.layers import ACTIVATIONS, BINARY, LAYERS, REDU
 
 pytestmark = needs_rtx
 
+IMAGES = ({"b": 2, "s": 9, "t": 8}, {"b": 1, "s": 6, "t": 7})
 SIZES = ({"b": 2, "s": 5, "t": 7}, {"b": 1, "s": 1, "t": 3})
 
 
@@ -42,6 +43,12 @@ def whole(low: int, high: int) -> Any:
 def positive(shape: Any) -> Any:
     """Numbers above 1."""
     return 1.1 + np.random.default_rng(1).random(shape)
+
+
+def _weights(name: str, *shape: int) -> str:
+    """A constant of normal numbers."""
+    numbers = np.random.default_rng(2).standard_normal(int(np.prod(shape)))
+    return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(f'{number:.4f}' for number in numbers)}}}"
 
 
 FUNCTIONS = {
@@ -160,6 +167,48 @@ MADE: dict[str, Made] = {
         f"(float[b,3,s] x) => {Y} <float[3] w = {{1.0, -2.0, 0.5}}, float[3] c = {{0.1, 0.2, 0.3}}, "
         f"float[3] m = {{1.0, 0.0, -1.0}}, float[3] v = {{0.5, 1.0, 2.0}}> {{ y = BatchNormalization(x, w, c, m, v) }}"
     ),
+    # windows
+    **{
+        f"Conv, {attributes}": Made(
+            f"(float[b,4,s,t] x) => (float[i,6,j,k] y) <{_weights('w', 6, 2, 3, 3)}, {_weights('c', 6)}> "
+            f"{{ y = Conv<group = 2, {attributes}>(x, w, c) }}",
+            opset=18,
+            sizes=IMAGES,
+        )
+        for attributes in (
+            "pads = [1, 0, 2, 1], strides = [2, 1], dilations = [1, 2]",
+            *(f'auto_pad = "SAME_{side}", strides = [2, 2]' for side in ("UPPER", "LOWER")),
+        )
+    },
+    "Conv with weights that are inputs": Made(
+        "(float[b,4,s,t] x, float[6,4,3,3] w, float[6] c) => (float[i,6,j,k] y) { y = Conv(x, w, c) }", sizes=IMAGES
+    ),
+    "Conv of a sequence": Made(
+        f"(float[b,4,s] x) => (float[i,6,j] y) <{_weights('w', 6, 4, 3)}> "
+        "{ y = Conv<pads = [1, 0], strides = [2]>(x, w) }",
+        sizes=IMAGES,
+    ),
+    **{
+        f"ConvTranspose, {attributes}": Made(
+            f"(float[b,4,s,t] x) => (float[i,6,j,k] y) <{_weights('w', 4, 3, 3, 3)}, {_weights('c', 6)}> "
+            f"{{ y = ConvTranspose<group = 2, strides = [2, 3], {attributes}>(x, w, c) }}",
+            sizes=IMAGES,
+        )
+        for attributes in ("pads = [1, 0, 1, 1]", "output_padding = [1, 1]")
+    },
+    **{
+        f"{op}, {attributes}": Made(
+            f"(float[b,4,s,t] x) => (float[i,4,j,k] y) {{ y = {op}<kernel_shape = [3, 2], {attributes}>(x) }}",
+            sizes=IMAGES,
+        )
+        for op, attributes in (
+            ("MaxPool", "strides = [2, 2], pads = [1, 0, 1, 1]"),
+            ("MaxPool", "strides = [2, 3], ceil_mode = 1"),
+            ("AveragePool", "strides = [2, 2], pads = [1, 0, 1, 1]"),
+            ("AveragePool", "strides = [2, 2], pads = [1, 0, 1, 1], count_include_pad = 1"),
+            ("AveragePool", 'strides = [2, 3], auto_pad = "SAME_UPPER"'),
+        )
+    },
     # shapes
     "Transpose": Made("(float[b,s,8] x) => (float[i,j,k] y) { y = Transpose<perm = [2, 0, 1]>(x) }"),
     "Reshape": Made("(float[b,s,8] x) => (float[i,j,k] y) <int64[3] n = {0, -1, 4}> { y = Reshape(x, n) }"),

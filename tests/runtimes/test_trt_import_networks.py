@@ -294,7 +294,11 @@ UNSURE: dict[str, tuple[Build, str]] = {
     ),
     "equal elements": (of_layer("add_topk", "TopKOperation.MAX", 2, 8, "int32"), "(TOPK): elements are equal"),
     "a norm in groups": (grouped, "(NORMALIZATION): it has 2 groups"),
-    "a pooling": (of_layer("add_pooling_nd", "PoolingType.MAX", (1, 1)), "(POOLING): its kind is not known"),
+    "a norm of neighbours": (of_layer("add_lrn", 3, 1e-4, 0.75, 1.0), "(LRN): its kind is not known"),
+    "a pooling of two kinds": (
+        of_layer("add_pooling_nd", "PoolingType.MAX_AVERAGE_BLEND", (1, 1)),
+        "(POOLING): the operation MAX_AVERAGE_BLEND is not known",
+    ),
     "quantised numbers": (of_layer("add_cast", "int8"), "(CAST): its output is INT8"),
     "one place twice": (scattered(0, 0), "(SCATTER): it writes to one place twice"),
     "a place outside": (scattered(1), "(SCATTER): it writes at negative indices, or outside of an axis"),

@@ -30,6 +30,7 @@ from posexport.rewrite.angles.trial import Trial, far
 from posexport.rewrite.angles.write import Reader, Written, write_exact
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
+from posexport.runtimes.tensors import to_tensors
 
 
 @attrs.frozen(kw_only=True)
@@ -206,7 +207,7 @@ def _compare(
     before = {value.name or "" for plan in moved for value in (plan.positions.value, *_values(plan))}
     after = {source.value.name or "" for sources in moved.values() for source in sources}
     for case in cases:
-        arrays = {name: torch.from_numpy(array) for name, array in case.arrays.items()}
+        arrays = to_tensors(case.arrays)
         try:
             expected = old.run(arrays, sorted(before))
             actual = new.run(arrays, sorted(after))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from posexport.runtimes.tensorrt import data_movement
+from posexport.runtimes.tensorrt import data_movement, windows
 from posexport.runtimes.tensorrt.attention import attention, kv_cache_update, rotary_embedding
 from posexport.runtimes.tensorrt.values import CannotEvaluate, bits, cast, ints, read_weights
 
@@ -193,7 +193,9 @@ LAYERS: dict[str, tuple[str, Evaluate]] = {
     "CONDITIONAL_INPUT": ("IIfConditionalInputLayer", _first),
     "CONDITIONAL_OUTPUT": ("IIfConditionalOutputLayer", _first),
     "CONSTANT": ("IConstantLayer", lambda layer: read_weights(layer.weights, tuple(layer.shape))),
+    "CONVOLUTION": ("IConvolutionLayer", windows.convolution),
     "CUMULATIVE": ("ICumulativeLayer", cumulative),
+    "DECONVOLUTION": ("IDeconvolutionLayer", windows.deconvolution),
     "EINSUM": ("IEinsumLayer", lambda layer, *x: torch.einsum(layer.equation, *x)),
     "ELEMENTWISE": ("IElementWiseLayer", lambda layer, a, b: chosen(BINARY, layer.op)(a, b)),
     "FILL": ("IFillLayer", fill),
@@ -205,6 +207,7 @@ LAYERS: dict[str, tuple[str, Evaluate]] = {
     "NORMALIZATION": ("INormalizationLayer", normalization),
     "ONE_HOT": ("IOneHotLayer", data_movement.one_hot),
     "PARAMETRIC_RELU": ("IParametricReLULayer", lambda _, x, slope: torch.where(x >= 0, x, x * slope)),
+    "POOLING": ("IPoolingLayer", windows.pooling),
     "REDUCE": ("IReduceLayer", reduce),
     "ROTARY_EMBEDDING": ("IRotaryEmbeddingLayer", rotary_embedding),
     "SCALE": ("IScaleLayer", scale),

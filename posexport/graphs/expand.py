@@ -15,6 +15,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.graphs.expansions import EXPANSIONS
+from posexport.graphs.grouped import PRODUCTS, around_softmaxes
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.operators import Call, Shapes, Unexpanded
 
@@ -37,7 +38,12 @@ def domain_of(node: ir.Node) -> str:
 
 def expandable(model: ir.Model) -> list[ir.Node]:
     """The nodes of the main graph for which there is an expansion."""
-    return [node for node in model.graph if (domain_of(node), node.op_type) in EXPANSIONS]
+    products = set(around_softmaxes(model.graph))
+    return [
+        node
+        for node in model.graph
+        if (domain_of(node), node.op_type) in EXPANSIONS and (node.op_type not in PRODUCTS or node in products)
+    ]
 
 
 def expand(

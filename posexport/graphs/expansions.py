@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from posexport.graphs import grouped
 from posexport.graphs.operators import HIDDEN, Call, Expansion, Unexpanded, default_scale
 
 Results = Sequence["ir.Value | None"]
@@ -370,10 +371,12 @@ def _turned(
 
 
 EXPANSIONS: dict[tuple[str, str], Expansion] = {
+    ("", "MatMul"): grouped.matmul,
+    ("", "Einsum"): grouped.einsum,
     ("", "Attention"): attention,
     ("", "RotaryEmbedding"): rotary_embedding,
     ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
     ("com.microsoft", "GroupQueryAttention"): group_query_attention,
     ("com.microsoft", "RotaryEmbedding"): microsoft_rotary_embedding,
 }
-"""The expansion of each operator."""
+"""The expansion of each operator; products only around a softmax."""

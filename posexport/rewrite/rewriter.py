@@ -224,7 +224,8 @@ def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], for
     foreign = form == "decomposed" or (form != "contrib" and domain_of(operator.node) == "com.microsoft")
     if foreign and operator.node.op_type == "RotaryEmbedding":
         return False
-    inside = {value.name for value in values_read(chosen) if (node := value.producer()) and node.name in operator.nodes}
+    met = [*values_read(chosen), *(one.output.value for one in chosen)]
+    inside = {value.name for value in met if (node := value.producer()) and node.name in operator.nodes}
     return not inside and any(
         value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
     )

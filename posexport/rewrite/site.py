@@ -21,6 +21,7 @@ from posexport.custom_ops import attend, attend_cached, attend_shared, rotate
 from posexport.custom_ops.rotary import Layout, has_operator
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
+from posexport.graphs.attention.layouts import has_groups
 from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
@@ -283,7 +284,16 @@ class SiteWriter:
         if len(level) == 3 and len(shape) == 3:  # rows and heads are one axis
             value = nodes.one("Unsqueeze", value, nodes.constant([1]))
             return value if shape[0] == 1 else nodes.shaped(value, -1, heads, 0, 0)
-        if len(level) == 5:  # rows are two axes, such as images and windows
+        if has_groups(level, heads) and len(shape) > 2:  # heads are two axes, those of keys and groups
+            if len(shape) < 5:
+                value = nodes.one("Unsqueeze", value, nodes.constant(list(range(5 - len(shape)))))
+            if (*shape,)[-4:-2] == (1, 1) or (len(shape) == 3 and shape[0] == 1):
+                return nodes.one("Squeeze", value, nodes.constant([1]))
+            value = nodes.one("Expand", value, nodes.constant([1, *level[1:3], 1, 1]))
+            rows = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=0, end=1)
+            last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=5)
+            return nodes.one("Reshape", value, nodes.one("Concat", rows, nodes.constant([heads]), last, axis=0))
+        if len(level) == 5 and not has_groups(level, heads):  # rows are two axes, such as images and windows
             if len(shape) < 5:
                 value = nodes.one("Unsqueeze", value, nodes.constant(list(range(5 - len(shape)))))
             rows = nodes.one("Shape", q, dtype=ir.DataType.INT64, start=0, end=1)

@@ -265,11 +265,23 @@ def test_windows_of_a_term_are_rows() -> None:
     measure: Any = None
     site: Any = SimpleNamespace(terms=(), num_heads=2)
     term: Any = SimpleNamespace(level=SimpleNamespace(name="level"))
-    added = AddedToScores(measure, site, {"level": 5})
+    added = AddedToScores(measure, site, {"level": (3, 4, 2, 5, 5)})
     value = torch.arange(3.0 * 4 * 5 * 5).reshape(3, 4, 1, 5, 5)
     rows = added._four_axes(term, value)
     assert rows.shape == (12, 1, 5, 5)
     assert torch.equal(rows[7], value[1, 3])
+
+
+def test_groups_of_a_term_are_heads() -> None:
+    measure: Any = None
+    site: Any = SimpleNamespace(terms=(), num_heads=6)
+    term: Any = SimpleNamespace(level=SimpleNamespace(name="level"))
+    added = AddedToScores(measure, site, {"level": (4, 2, 3, 5, 7)})
+    slopes = torch.arange(3.0).reshape(3, 1, 1)
+    assert torch.equal(added._four_axes(term, slopes), torch.tensor([0.0, 1, 2, 0, 1, 2]).reshape(1, 6, 1, 1))
+    padding = torch.arange(28.0).reshape(4, 1, 1, 1, 7)
+    assert torch.equal(added._four_axes(term, padding), padding[:, 0])
+    assert torch.equal(added._four_axes(term, padding[0, 0, 0]), padding[0, 0, :1][None])
 
 
 @pytest.mark.parametrize(("error", "code"), [(RequestError("odd."), "not-evaluated"), (IndexError("odd"), "failed")])

@@ -140,15 +140,14 @@ def test_what_is_no_softmax_is_left_alone(
     assert all(one["state"] == "kept" for one in result.attentions)
 
 
-def test_an_einsum_of_five_axes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_einsum_that_sums_over_heads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
     g = Graph()
     q, k = heads_of(g, "q", (0, 2, 1, 3)), heads_of(g, "k", (0, 2, 1, 3))
-    groups = g.op("Reshape", q, g.constant([0, 2, 2, -1, SIZE]))
-    some = g.op("Slice", k, g.constant([0]), g.constant([2]), g.constant([1]))
-    scores = g.op("Softmax", g.op("Einsum", groups, some, equation="bkgsd,bktd->bkgst"), axis=-1)
-    mixed = g.op("Einsum", scores, some, equation="bkgst,bktd->bkgsd")
-    path = helpers.saved(tmp_path, model_of(g, merged(g, g.op("Reshape", mixed, g.constant([0, HEADS, -1, SIZE])))))
+    weights = g.op("Softmax", g.op("Einsum", q, k, equation="bhsd,bhtd->bhst"), axis=-1)
+    mixed = g.op("Einsum", weights, k, equation="bhst,bhtd->bsd")
+    tokens = g.op("MatMul", mixed, g.random("o_proj", SIZE, HIDDEN), name="output")
+    path = helpers.saved(tmp_path, model_of(g, tokens))
     result = helpers.rewritten(path, tmp_path / "out.onnx", form="native", target="ort")
     assert [one["reason"]["code"] for one in result.attentions] == ["einsum"]
 

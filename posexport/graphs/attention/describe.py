@@ -168,15 +168,15 @@ class Describer:
 
     def _mask_and_bias(self, attention: Attention) -> tuple[Data, Data | None]:
         terms = tuple((term.value, term.factor, term.seen_if, term.fill) for term in attention.terms)
-        ranks = tuple(len(self.view.probe.shape(term.level)) for term in attention.terms)
-        key = ("terms", terms, ranks, attention.num_heads, attention.sinks is not None)
-        return self._shared(key, lambda: self._measured_terms(attention, ranks))
+        levels = tuple(tuple(self.view.probe.shape(term.level)) for term in attention.terms)
+        key = ("terms", terms, levels, attention.num_heads, attention.sinks is not None)
+        return self._shared(key, lambda: self._measured_terms(attention, levels))
 
-    def _measured_terms(self, attention: Attention, ranks: tuple[int, ...]) -> tuple[Data, Data | None]:
+    def _measured_terms(self, attention: Attention, shapes: tuple[tuple[int, ...], ...]) -> tuple[Data, Data | None]:
         if any(term.value in self.view.flow.content for term in attention.terms):
             reason = Reason(FEATURES, "what is added to its scores is computed from features")
             return _no_mask(reason), unknown("unknown", reason)
-        levels = {term.level.name or "": rank for term, rank in zip(attention.terms, ranks, strict=True)}
+        levels = {term.level.name or "": shape for term, shape in zip(attention.terms, shapes, strict=True)}
         added = AddedToScores(self._measure, attention, levels)
         try:
             mask = mask_of(added, self._measure, self.view.roles)

@@ -8,7 +8,7 @@ and none is misread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, permutations
 
 import attrs
@@ -40,6 +40,11 @@ class Layout:
         named = dict(zip("bhsd", sizes, strict=True))
         split = value.reshape([named[letter] for letter in self.order])
         return split.permute([self.order.index(letter) for letter in "bhsd"])
+
+
+def has_groups(shape: Sequence[int], heads: int) -> bool:
+    """Whether scores of this shape have two axes of heads, those of keys and the groups that share each."""
+    return len(shape) == 5 and shape[2] != heads and shape[1] * shape[2] == heads
 
 
 def layouts_of(shape: tuple[int, ...], sizes: Sizes) -> Iterator[Layout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,6 +11,7 @@ import torch
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.layouts import has_groups
 from posexport.graphs.attention.measure import Measure, Positions
 from posexport.graphs.attention.scores import Term
 from posexport.graphs.axes import ENCODER, PAST, SEQ, SLOTS
@@ -48,8 +50,8 @@ class Logits:
 class AddedToScores:
     """The terms of one attention on inputs that are chosen."""
 
-    def __init__(self, measure: Measure, attention: Attention, levels: dict[str, int]) -> None:
-        """`levels` are the ranks of the values that terms are broadcast to, by name."""
+    def __init__(self, measure: Measure, attention: Attention, levels: Mapping[str, Sequence[int]]) -> None:
+        """`levels` are the probed shapes of the values that terms are broadcast to, by name."""
         self._measure, self._attention, self._levels = measure, attention, levels
         self.terms = attention.terms
         self.values = [term.value for term in attention.terms]
@@ -93,9 +95,14 @@ class AddedToScores:
         return value.double() * term.factor
 
     def _four_axes(self, term: Term, value: torch.Tensor) -> torch.Tensor:
-        """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one, of five windows too."""
-        if self._levels[term.level.name or ""] == 3 and value.dim() == 3 and value.shape[0] != 1:
+        """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one, those of five have two
+        axes of rows, as windows, or of heads, as groups that share keys."""
+        level = self._levels[term.level.name or ""]
+        if len(level) == 3 and value.dim() == 3 and value.shape[0] != 1:
             return value.reshape(-1, self._attention.num_heads, *value.shape[1:])
+        if has_groups(level, self._attention.num_heads) and value.dim() > 2:
+            value = value[(None,) * (5 - value.dim())]
+            return value[:, 0] if value.shape[1:3] == (1, 1) else value.expand(-1, *level[1:3], -1, -1).flatten(1, 2)
         while value.dim() < 4:
             value = value.unsqueeze(0)
         return value.flatten(0, value.dim() - 4)  # windows of an image are rows

@@ -1,0 +1,137 @@
+"""Products of attention with two axes of heads, those of keys and the query heads that share each, written with one.
+
+    scores [B, K, G, S, T] = queries [B, K, G, S, D] keys [B, K, 1, D, T],   heads of query k*G + g
+
+MatMul with five axes, and Einsum whose result has five, become a product of four axes between two reshapes. Attention
+is then recognised in one way. Windows of an image that stand before the heads are folded into them likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from posexport.graphs.operators import Call, Unexpanded
+
+PRODUCTS = {"MatMul", "Einsum"}
+
+_AROUND = {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh", "Cast", "Identity", "Dropout", "Softmax", "Transpose"}
+_AROUND |= {"Reshape", "Flatten", "Slice", "Concat"}
+"""Operators between a product of attention and its softmax."""
+
+_DEPTH = 12
+
+
+def around_softmaxes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The products before and behind each softmax whose scores have five axes, or an unknown number of them."""
+    for node in graph:
+        if node.op_type == "Softmax" and node.inputs[0] is not None and _may_have_five(node.inputs[0]):
+            yield from _before(node.inputs[0], _DEPTH)
+            yield from _behind(node.outputs[0], _DEPTH)
+
+
+def _may_have_five(value: ir.Value) -> bool:
+    return value.shape is None or len(value.shape) not in (3, 4)  # flattened, too: Softmax had two axes before opset 13
+
+
+def _before(value: ir.Value, depth: int) -> Iterator[ir.Node]:
+    node = value.producer()
+    if node is None or not depth:
+        return
+    if node.op_type in PRODUCTS:
+        yield node
+    elif node.op_type in _AROUND:
+        for source in node.inputs:
+            if source is not None:
+                yield from _before(source, depth - 1)
+
+
+def _behind(value: ir.Value, depth: int) -> Iterator[ir.Node]:
+    for use in value.uses() if depth else ():
+        if use.node.op_type in PRODUCTS:
+            yield use.node
+        elif use.node.op_type in _AROUND - {"Softmax"}:
+            yield from _behind(use.node.outputs[0], depth - 1)
+
+
+def matmul(call: Call) -> Sequence[ir.Value]:
+    """MatMul of five axes."""
+    left, right = call.input(0), call.input(1)
+    if left is None or right is None or {len(call.shape(left)), len(call.shape(right))} != {5}:
+        raise Unexpanded("its operands don't have five axes")
+    return [_product(call, (left, call.shape(left)), (right, call.shape(right)))]
+
+
+def einsum(call: Call) -> Sequence[ir.Value]:
+    """Einsum of two operands whose result has five axes: rows, heads, groups, and those of the product."""
+    attribute = call.node.attributes.get("equation")
+    operands, _, result = ("" if attribute is None else attribute.as_string().replace(" ", "")).partition("->")
+    parts, values = operands.split(","), [value for value in call.node.inputs if value is not None]
+    if len(result) != 5 or len(parts) != 2 or len(values) != 2 or not (operands.replace(",", "") + result).isalpha():
+        raise Unexpanded("its result doesn't have five axes")
+    if any(len(set(part)) != len(part) for part in (*parts, result)):
+        raise Unexpanded("it takes a diagonal")
+    sizes: dict[str, int] = {}
+    for part, value in zip(parts, values, strict=True):
+        sizes |= zip(part, call.shape(value), strict=True)
+    shared = [letter for letter in result if all(letter in part for part in parts)]
+    summed = [letter for letter in parts[0] if letter in parts[1] and letter not in result]
+    own = [[letter for letter in result if letter in part and letter not in shared] for part in parts]
+    if (len(shared), sorted(map(len, own)), len(summed)) not in ((2, [1, 2], 1), (3, [1, 1], 1)):
+        raise Unexpanded("it is no product of matrices")
+    if {*operands} - {",", *shared, *summed, *result}:
+        raise Unexpanded("it sums over more than one axis")
+    group = next((_group(two, sizes, [*one, *summed]) for two, one in (own, own[::-1]) if len(two) == 2), None)
+    heads = [letter for letter in result if letter in shared or letter == group]
+    rows, columns = ([letter for letter in letters if letter != group] for letters in own)
+    left, right = (
+        _turned(call, value, part, [*heads, *last], sizes)
+        for value, part, last in zip(values, parts, ([*rows, *summed], [*summed, *columns]), strict=True)
+    )
+    product, letters = _product(call, left, right), [*heads, *rows, *columns]
+    perm = [letters.index(letter) for letter in result]
+    return [product if perm == sorted(perm) else call.nodes.one("Transpose", product, perm=perm)]
+
+
+def _group(own: Sequence[str], sizes: Mapping[str, int], others: Sequence[str]) -> str:
+    """Of the two axes that only queries have, that of the heads that share keys: tokens are as many as keys, or stand
+    next to the last axis."""
+    tokens = [letter for letter in own if any(sizes[letter] == sizes[other] for other in others)]
+    return own[0] if len(tokens) != 1 or tokens[0] == own[1] else own[1]
+
+
+def _turned(
+    call: Call, value: ir.Value, part: str, order: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[ir.Value, list[int]]:
+    """An operand with its axes in this order, those that it lacks of size 1; and its shape."""
+    perm = [part.index(letter) for letter in order if letter in part]
+    value = value if perm == sorted(perm) else call.nodes.one("Transpose", value, perm=perm)
+    missing = [axis for axis, letter in enumerate(order) if letter not in part]
+    if missing:
+        value = call.nodes.one("Unsqueeze", value, call.nodes.constant(missing))
+    return value, [sizes[letter] if letter in part else 1 for letter in order]
+
+
+def _product(call: Call, left: tuple[ir.Value, Sequence[int]], right: tuple[ir.Value, Sequence[int]]) -> ir.Value:
+    """The product of operands of five axes, the second and third of which are one in it."""
+    nodes = call.nodes
+    heads = [max(sizes) for sizes in zip(left[1][1:3], right[1][1:3], strict=True)]
+    if left[1][0] != right[1][0]:
+        raise Unexpanded("its operands have different rows")
+    product = nodes.one("MatMul", *(_folded(call, *operand, heads) for operand in (left, right)))
+    return _reshaped(call, product, heads, 2)
+
+
+def _folded(call: Call, value: ir.Value, shape: Sequence[int], heads: Sequence[int]) -> ir.Value:
+    if [*shape[1:3]] != [*heads]:
+        value = call.nodes.one("Expand", value, call.nodes.constant([1, *heads, 1, 1]))
+    return _reshaped(call, value, [heads[0] * heads[1]], 3)
+
+
+def _reshaped(call: Call, value: ir.Value, middle: Sequence[int], last: int) -> ir.Value:
+    """The value with other axes between the first and those from `last` on."""
+    nodes, int64 = call.nodes, ir.DataType.INT64
+    first = nodes.one("Shape", value, dtype=int64, start=0, end=1)
+    behind = nodes.one("Shape", value, dtype=int64, start=last, end=last + 2)
+    return nodes.one("Reshape", value, nodes.one("Concat", first, nodes.constant([*middle]), behind, axis=0))

@@ -77,7 +77,7 @@ def inspect_graph(
         worker.close()
     failure = failure_of(reply)
     if failure is not None:
-        return Inspection(roles=dict.fromkeys(graph.inputs()), reason=failure)
+        return Inspection(roles=dict.fromkeys(graph.inputs()), reason=attrs.evolve(failure, text=failure.text.rstrip(".")))
     if reply["refused"] is not None:
         raise RequestError(reply["refused"])
     return structure(reply["inspection"], Inspection)
@@ -88,12 +88,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     machine.limit_to_what_is_free()
     report("reading the graph")
     graph = read_mapped(Path(request["path"]), request["sha256"])
-    from posexport.graphs.load import InvalidGraphError
     from posexport.graphs.roles import GivenRoleError
 
     try:
         found = inspected(graph, request["roles"], report, attention=request["attention"])
-    except (GivenRoleError, InvalidGraphError) as error:
+    except GivenRoleError as error:
         return {"refused": str(error), "inspection": None}
     return {"refused": None, "inspection": unstructure(found)}
 

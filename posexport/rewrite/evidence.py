@@ -26,6 +26,9 @@ from posexport.runtimes.tensors import to_tensors
 LIMIT = 1e-9
 """Of the largest value: as far as two float64 computations of the same function may differ."""
 
+_MAGNITUDES = (1.0, 8.0, 1.0, 0.02)
+"""Of the features of the cases, by turns."""
+
 UNSEEN = HIDDEN
 """Logits of a query all of which lie below this: it sees no key."""
 
@@ -157,7 +160,8 @@ def _drawn(name: str, case: int, drawn: dict[str, torch.Tensor]) -> Callable[[to
 
     def features(value: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) * 1000 + case)
-        drawn[name] = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        size = _MAGNITUDES[case % len(_MAGNITUDES)]
+        drawn[name] = size * torch.randn(value.shape, generator=generator, dtype=torch.float64)
         return drawn[name]
 
     return features

@@ -236,7 +236,7 @@ class SiteWriter:
         """Queries times the scale of each head, where there is one."""
         for scale, divides in attention.head_scales:
             heads, width = attention.num_heads, attention.num_heads * attention.head_dim
-            per_head = self._nodes.shaped(self._read(scale), heads, 1)
+            per_head = self._nodes.shaped(self._read(scale), -1, 1)  # or one number for all
             split = self._nodes.shaped(q, 0, 0, heads, attention.head_dim)
             scaled = self._nodes.one(
                 "Div" if divides else "Mul", split, self._nodes.cast(per_head, q.dtype or ir.DataType.FLOAT)

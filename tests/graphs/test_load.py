@@ -12,7 +12,7 @@ from small_graphs import decoder
 
 from posexport.graphs.load import InvalidGraphError, load_model
 
-COMMANDS = ["inspect", "verify", "plot", "rewrite", "tune"]
+COMMANDS = ["verify", "plot", "rewrite", "tune"]
 
 
 def saved(path: Path, nodes: list[onnx.NodeProto], output: str) -> Path:
@@ -48,6 +48,16 @@ def test_commands_refuse_an_invalid_graph_in_one_sentence(
     assert "holds no valid graph" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["invalid.onnx"]
+
+
+def test_inspect_shows_the_rest_of_an_invalid_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "invalid.onnx", INVALID["redeclared"][0], "y")
+    result = cli("inspect", "invalid.onnx")
+    assert result.exit_code == 0
+    assert "attention was not looked for, " in result.stdout
+    assert "holds no valid graph" in result.stdout
+    assert "export it again.\n" in result.stdout
 
 
 def test_nodes_come_in_the_order_that_onnx_asks_for(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from posexport.artifact import onnx_file
 from posexport.artifact.manifest import OnnxManifest, read_manifest
 from posexport.errors import RequestError
 from posexport.files import protected_inputs
-from posexport.rewrite import draft, files, rewriter, site, whole
+from posexport.rewrite import draft, files, opset, rewriter, site, whole
 from posexport.rewrite.evidence import Evidence
 from posexport.rewrite.request import RewriteOptions
 from posexport.spec.forms import FORMS
@@ -267,7 +267,7 @@ def test_an_opset_that_can_t_be_converted_is_refused(way: str, tmp_path: Path, m
         if way == "raises":
             raise ValueError("no adapter")
 
-    monkeypatch.setattr(rewriter.version_converter, "convert_version", convert)
+    monkeypatch.setattr(opset.version_converter, "convert_version", convert)
     with pytest.raises(RequestError, match=r"'.*in\.onnx': opset 18 can't be converted to 23"):
         helpers.rewritten(helpers.saved(tmp_path), tmp_path / "out.onnx", form="native")
     assert helpers.names_of(tmp_path) == ["in.onnx"]

@@ -32,7 +32,7 @@ class Dataflow:
         tokens: set[ir.Value] = set()
         for value in (*model.graph.inputs, *model.graph.initializers.values()):
             self.values[value.name or ""] = value
-            if value.is_initializer():
+            if value.is_initializer() and not value.is_graph_input():
                 self.constant.add(value)
             elif value.name in token_inputs:
                 tokens.add(value)
@@ -138,13 +138,5 @@ _NEVER_FLOAT = {
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node; None where a value is computed."""
-    if value is None:
-        return None
-    if value.const_value is not None:
-        return value.const_value
-    node = value.producer()
-    if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-        attribute = node.attributes.get("value")
-        return None if attribute is None else attribute.as_tensor()
-    return None
+    """The tensor of an initializer or of a Constant node; None where it is computed, or callers may give another."""
+    return None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)

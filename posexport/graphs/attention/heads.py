@@ -12,6 +12,7 @@ import attrs
 import onnx_ir as ir
 import torch
 
+from posexport.graphs.attention.absorbed import keeps_numbers
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, factor, layouts_of, repeated
 from posexport.graphs.attention.probe import Probe
@@ -93,7 +94,11 @@ def plain_source(
     """
     best: Source | None = None
     misses = 0
+    above = operand
     for value in flow.dominators(operand):
+        if not all(keeps_numbers(flow, probe, node) for node in flow.between(value, above)):
+            break
+        above = value
         found = _as_source(probe, value, operand, canonical, sizes)
         if found is not None:
             best, misses = found, 0

@@ -12,13 +12,23 @@ import onnx_ir as ir
 import torch
 
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.fixed import FixedNumbers
 from posexport.graphs.evaluate import Evaluator
 
 
 class Probe:
-    """A graph on one set of inputs. `values` has every value that depends on them, in float64, by name."""
+    """A graph on one set of inputs. `values` has every value that depends on them, in float64, by name; what depends on
+    none is in `fixed`."""
 
-    def __init__(self, evaluator: Evaluator, flow: Dataflow, inputs: Mapping[str, torch.Tensor], seed: int = 0) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        flow: Dataflow,
+        inputs: Mapping[str, torch.Tensor],
+        seed: int = 0,
+        others: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """`others` are inputs of other sizes, where the graph takes such."""
         self._evaluator, self._flow = evaluator, flow
         self._generator = torch.Generator().manual_seed(seed)
         names = [
@@ -28,6 +38,7 @@ class Probe:
             if value.name and value not in flow.constant and value.uses()
         ]
         self.values: dict[str, torch.Tensor] = {**inputs, **evaluator.run(inputs, names)}
+        self.fixed = FixedNumbers(evaluator, flow, self.values, others)
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """The shape of a value on these inputs."""

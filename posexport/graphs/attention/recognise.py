@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import PosexportError, Reason, shown
+from posexport.graphs.attention.absorbed import Origins, keeps_numbers
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.heads import Side, Source
@@ -187,7 +188,7 @@ def _attention(
         raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
     sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
-    _check_weights(probe, softmax.node, product, passed, scores)
+    _check_weights(flow, probe, softmax.node, product, passed, scores)
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
@@ -208,7 +209,7 @@ def _attention(
         k=k,
         v=v,
         terms=scores.terms,
-        head_scales=_head_scales(probe, scores, heads),
+        head_scales=_head_scales(flow, probe, scores, heads),
         sinks=_sinks(probe, scores.sinks, heads),
         output=result_of(probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
@@ -291,18 +292,25 @@ def _logits(probe: Probe, value: ir.Value) -> ir.Value:
     return value
 
 
-def _head_scales(probe: Probe, scores: Scores, heads: int) -> tuple[tuple[ir.Value, bool], ...]:
+def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tuple[tuple[ir.Value, bool], ...]:
     """What each head's scores are multiplied or divided by, without masks of zeros and ones, which change the logits of
-    keys that are hidden by what is added."""
+    keys that are hidden by what is added, and is computed from the mask."""
     kept = []
     for value, divides in scores.head_scales:
         array = probe.get(value)
-        if scores.terms and not divides and bool(((array == 0) | (array == 1)).all()):
+        if not divides and bool(((array == 0) | (array == 1)).all()) and _is_of_masks(flow, probe, value, scores):
             continue
         if array.numel() not in (1, heads):
             raise Declined("score-scale", f"{shown(value.name or '')} scales the scores, and is no number per head")
         kept.append((value, divides))
     return tuple(kept)
+
+
+def _is_of_masks(flow: Dataflow, probe: Probe, value: ir.Value, scores: Scores) -> bool:
+    """Whether what a value is laid out from goes into what is added to the scores, or put in their place."""
+    origins = Origins(flow, probe)
+    added = frozenset[int]().union(*(origins.above(term.value) for term in scores.terms))
+    return value not in probe.fixed and origins.of(value) <= added
 
 
 def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
@@ -315,11 +323,15 @@ def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
     return value
 
 
-def _check_weights(probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores) -> None:
+def _check_weights(
+    flow: Dataflow, probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores
+) -> None:
     """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column)."""
     source, target = softmax.outputs[0], product.left
     if not passed:
         return
+    if not all(_keeps_weights(flow, probe, node, scores) for node in flow.between(source, target)):
+        raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
     replaced = torch.softmax(probe.random_like(source), -1)
     result = probe.through(source, [target], replaced)[0]
     if product.axes[0].endswith("ts"):
@@ -338,6 +350,16 @@ def _check_weights(probe: Probe, softmax: ir.Node, product: Product, passed: Seq
     if same and nodes <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
         return
     raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
+
+
+def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) -> bool:
+    """Whether a node gives the weights that it gets, but for zeros where a query sees no key, or none of that one."""
+    if node.op_type != "Where" or node.inputs[0] is None:
+        return keeps_numbers(flow, probe, node)
+    condition = node.inputs[0].producer()
+    if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:
+        condition = condition.inputs[0].producer()
+    return (condition is not None and condition.op_type == "IsNaN") or _is_of_masks(flow, probe, node.inputs[0], scores)
 
 
 def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Source:

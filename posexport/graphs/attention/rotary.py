@@ -16,6 +16,7 @@ import attrs
 import onnx_ir as ir
 import torch
 
+from posexport.graphs.attention.absorbed import turns_alike
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of
 from posexport.graphs.attention.pairings import Pairs, pairings
@@ -167,7 +168,8 @@ def rotation_of(
                 sin=angles[1],
                 solved=solved,
             )
-            return found, True
+            alike = turns_alike(flow, probe, flow.between(source, target), found.angle_values)
+            return found if alike else None, True
     return None, False
 
 

@@ -77,7 +77,9 @@ def inspect_graph(
         worker.close()
     failure = failure_of(reply)
     if failure is not None:
-        return Inspection(roles=dict.fromkeys(graph.inputs()), reason=attrs.evolve(failure, text=failure.text.rstrip(".")))
+        return Inspection(
+            roles=dict.fromkeys(graph.inputs()), reason=attrs.evolve(failure, text=failure.text.rstrip("."))
+        )
     if reply["refused"] is not None:
         raise RequestError(reply["refused"])
     return structure(reply["inspection"], Inspection)

@@ -23,11 +23,13 @@ class RewriteSource:
 @attrs.frozen(kw_only=True)
 class WholeGraph:
     """The whole graph before and after in float64: the largest `error` of an output, as a part of its largest value,
-    on so many `cases`; `untested` says why there are none, such as an operator that nobody knows."""
+    on so many `cases`; `untested` says why there are none, such as an operator that nobody knows.
+    `left` are outputs that can't be computed in float64."""
 
     error: float | None
     cases: int
     untested: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
+    left: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ import click
 from posexport.artifact.paths import check_onnx
 from posexport.cli import console
 from posexport.cli.options import input_roles, roles_option, sign_option, signing_key
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.files import not_a_file
 from posexport.report.attentions import recognised
 from posexport.runtimes import RUNTIMES
@@ -151,7 +151,8 @@ def angles_text(angles: Mapping[str, Any] | None) -> str:
 def _whole(whole: WholeGraph) -> str:
     if whole.error is None:
         return f"not tested: {whole.untested}"
-    return f"tested in float64: error {whole.error:.1e}, {_sets(whole.cases)}"
+    left = f"; not {', '.join(map(shown, whole.left))}, which float64 can't compute" if whole.left else ""
+    return f"tested in float64: error {whole.error:.1e}, {_sets(whole.cases)}{left}"
 
 
 def _sets(cases: int) -> str:

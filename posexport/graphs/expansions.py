@@ -52,6 +52,13 @@ def _repeated(call: Call, value: ir.Value, group: int, heads: int, size: int) ->
     return nodes.shaped(grouped, 0, heads, -1, size)
 
 
+def _times(call: Call, scores: ir.Value, scale: float, dtype: ir.DataType) -> ir.Value:
+    """Scores times a float32 number, which operators multiply by in float32, whatever the dtype of the scores."""
+    wide = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    product = call.nodes.one("Mul", call.nodes.cast(scores, wide), call.nodes.constant(scale, wide))
+    return call.nodes.cast(product, dtype)
+
+
 def _hide(call: Call, scores: ir.Value, seen: ir.Value) -> ir.Value:
     lowest = call.nodes.constant(
         HIDDEN if scores.dtype != ir.DataType.FLOAT16 else -65504.0, scores.dtype or ir.DataType.FLOAT
@@ -77,7 +84,7 @@ def _weighted(
     k = _repeated(call, k, heads // kv_heads, heads, call.shapes["k"][3])
     v = _repeated(call, v, heads // kv_heads, heads, call.shapes["v"][3])
     scores = nodes.one("MatMul", q, nodes.one("Transpose", k, perm=[0, 1, 3, 2]))
-    scores = nodes.one("Mul", scores, nodes.constant(scale, dtype))
+    scores = _times(call, scores, scale, dtype)
     if softcap:
         cap = nodes.constant(softcap, dtype)
         scores = nodes.one("Mul", nodes.one("Tanh", nodes.one("Div", scores, cap)), cap)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import onnx.defs
@@ -23,8 +24,9 @@ class Functions:
     `for_target_only` becomes true with the first body that differs from the one for all targets.
     """
 
-    def __init__(self, opset: int, form: str, target: str) -> None:
-        self.opset, self.form, self._target = opset, form, target
+    def __init__(self, opset: int, form: str, target: str, taken: Collection[str] = ()) -> None:
+        """`taken` are names of functions that the model has already."""
+        self.opset, self.form, self._target, self._taken = opset, form, target, set(taken)
         self.for_target_only = False
         self._calls: dict[tuple[object, ...], ir.Function] = {}
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
@@ -62,11 +64,17 @@ class Functions:
                 self.for_target_only = _differ(function, lambda: self._build(operator, common, values, attributes))
             body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))
             if body not in self._bodies:  # queries and keys of different widths may share one body
-                count = sum(name == operator.function for name, _ in self._bodies)
-                function.name = operator.function if not count else f"{operator.function}_{count + 1}"
+                function.name = self._name(operator.function)
                 self._bodies[body] = function
             self._calls[key] = self._bodies[body]
         return self._calls[key]
+
+    def _name(self, name: str) -> str:
+        """The name, or with a number from 2 on where it is taken."""
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        free = next(one for one in names if one not in self._taken)
+        self._taken.add(free)
+        return free
 
     def _build(
         self, operator: Operator[..., Any], chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]

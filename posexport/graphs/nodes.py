@@ -51,8 +51,8 @@ class Nodes:
     def one(
         self, op_type: str, *inputs: ir.Value | None, dtype: ir.DataType | None = None, **attributes: Any
     ) -> ir.Value:
-        """The only output of a node; its dtype is that of its first input, if not given."""
-        first = inputs[0] if inputs else None
+        """The only output of a node; its dtype is that of its first input, if not given, and of Where of its second."""
+        first = inputs[op_type == "Where"] if inputs else None
         return self.op(op_type, inputs, attributes, dtype=dtype or (None if first is None else first.dtype))[0]
 
     def constant(self, value: Any, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:

@@ -69,6 +69,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     roles = settled_roles(model, roles_of(model, given), seed)
     drawn = probe_inputs(roles, seed)
     arrays = to_tensors(drawn.arrays)
+    _settle_dtypes(model, arrays)
     shapes = _operator_shapes(model, arrays)
     refused: dict[ir.Node, str] = {}
     expanded = expand(model, shapes, refused=refused)
@@ -88,6 +89,15 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         expanded=tuple(expanded),
         operator_shapes=shapes,
     )
+
+
+def _settle_dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> None:
+    """Note the dtypes of what operators read that can be written out, where the graph doesn't say them."""
+    values = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
+    unknown = [name for name, value in values.items() if value.dtype is None]
+    if unknown:
+        for name, tensor in Evaluator(model, wide=False).run(arrays, unknown).items():
+            values[name].dtype = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
 
 
 def _operator_shapes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> Shapes:

@@ -141,7 +141,7 @@ def _checked(
     )
     if evidence.problem is None:
         error = None if evidence.untested is not None else rounded(evidence.error)
-        return rewritten, WholeGraph(error=error, cases=evidence.cases, untested=evidence.untested)
+        return rewritten, WholeGraph(error=error, cases=evidence.cases, untested=evidence.untested, left=evidence.left)
     return _kept(model, rewritten, evidence.problem), None
 
 

@@ -128,7 +128,11 @@ def rewrite_model(
         if shared:  # a graph has buffers or grown caches, not both
             break
         chosen = _without(chosen, wrong)
-    done = set() if shared and any(one.name in reasons for one in chosen) else {one.name for one in chosen}
+    done = {one.name for one in chosen}
+    if shared and not done.isdisjoint(reasons):
+        text = f"caches are buffers in all attentions or in none, and {next(n for n in done if n in reasons)} is left"
+        reasons = dict.fromkeys(done, Reason("others-left", text)) | reasons
+        done = set()
     sites = tuple(
         SiteResult(
             attention=one,
@@ -211,7 +215,8 @@ def _written(
 ) -> tuple[ir.Model, dict[str, RequestError]]:
     """A copy of `base` with these sites in the form; and the sites that the form can't express, by name."""
     copy = base.clone()
-    functions = Functions(copy.opset_imports[""], form, target)
+    taken = [function.name for function in copy.functions.values() if function.domain == DOMAIN]
+    functions = Functions(copy.opset_imports[""], form, target, taken)
     refused = write_sites(view, copy, chosen, functions, shared=shared)
     if not refused:
         lower(copy, functions, form)

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from posexport.custom_ops import attend, attend_cached, attend_shared, rotate
 from posexport.custom_ops.rotary import Layout, has_operator
+from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.layouts import has_groups
@@ -73,7 +74,11 @@ class SiteWriter:
         v = self._side(attention.v, attention.value_dim, rotations)
         if attention.k.cache is None and len({q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
             q, k, v = (self._in(one, ir.DataType.FLOAT) for one in (q, k, v))
+        if self._functions.form == "contrib" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
+            raise RequestError("operators of com.microsoft take no fp64: choose another form.")
         attribute, factors = split_scale(attention.factors, q)
+        if self._functions.form in _SCALED_IN_DTYPE and not _is_exact(attribute, q.dtype or ir.DataType.FLOAT):
+            attribute, factors = 1.0, [*factors, attribute]
         for number in factors:
             q = self._times(q, number)
         q = self._by_heads(q, attention)
@@ -230,6 +235,9 @@ class SiteWriter:
         assert value.dtype is not None
         if _is_exact(number, value.dtype):
             return self._nodes.one("Mul", value, self._nodes.constant(number, value.dtype))
+        if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and not _is_exact(1.0 / number, value.dtype):
+            wide = self._nodes.cast(value, ir.DataType.FLOAT)
+            return self._nodes.cast(self._times(wide, number), value.dtype)
         return self._nodes.one("Div", value, self._nodes.constant(1.0 / number, value.dtype))
 
     def _by_heads(self, q: ir.Value, attention: Attention) -> ir.Value:
@@ -317,6 +325,10 @@ class SiteWriter:
         given = [value for value, _ in inputs if value is not None]
         dtype = given[0].dtype
         return self._nodes.op(function.name, given, outputs=len(operator.outputs), domain=DOMAIN, dtype=dtype)
+
+
+_SCALED_IN_DTYPE = ("decomposed", "function")
+"""Forms whose operators multiply by the scale in the dtype of the queries, others do so in float32."""
 
 
 def _is_exact(number: float, dtype: ir.DataType) -> bool:

@@ -44,13 +44,14 @@ DIFFERS, NOT_TESTED = "whole-graph-differs", "not-tested"
 class WholeEvidence:
     """The largest difference of an output, relative to its largest value, the number of cases, and how the two differ.
 
-    `untested` says why there is no case.
+    `untested` says why there is no case, and `left` are outputs that no case could compute.
     """
 
     error: float = 0.0
     cases: int = 0
     problem: Reason | None = None
     untested: Reason | None = None
+    left: tuple[str, ...] = ()
 
 
 def whole_evidence(
@@ -100,7 +101,8 @@ def whole_evidence(
             if overflowing is not None:
                 text = f"in the dtypes of the file output {overflowing!r} is finite in only one of the two"
                 return WholeEvidence(error=error, cases=tried, problem=_differs(f"{text} on {case.label}"))
-    return WholeEvidence(error=error, cases=tried, untested=None if tried else untested)
+    left = tuple(name for name in outputs if name not in computable) if tried else ()
+    return WholeEvidence(error=error, cases=tried, untested=None if tried else untested, left=left)
 
 
 def _grown(have: torch.Tensor, want: torch.Tensor, buffers: Sequence[str]) -> torch.Tensor:

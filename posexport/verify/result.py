@@ -40,6 +40,7 @@ NOT_RUN: Final = "not run"
 State = Literal["passed", "failed", "not run"]
 
 CONTRACT, REFERENCE_FAILED, NOTHING_COMPARED = "contract", "reference-failed", "nothing-compared"
+INPUTS_REFUSED = "inputs-refused"
 MISSING_OUTPUT, UNKNOWN_OUTPUT, WRONG_SHAPE, WRONG_DTYPE = "missing-output", "unknown-output", "shape", "dtype"
 NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "inconclusive", "property"
 """Codes of failed comparisons and verdicts."""

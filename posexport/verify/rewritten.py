@@ -18,10 +18,11 @@ from posexport.progress import Progress, silent
 from posexport.rewrite.draft import Draft, draft
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import KEPT, RewriteResult
-from posexport.runtimes import INTERPRETER, RUNTIMES, TENSORRT, TORCH, Runtime
+from posexport.runtimes import INTERPRETER, ORT, RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.verify.eligibility import UNSUPPORTED
-from posexport.verify.result import FAILED, NOT_RUN, Verdict
-from posexport.verify.verifier import verify
+from posexport.verify.result import FAILED, NOT_RUN, REFERENCE_FAILED, Verdict
+from posexport.verify.side_by_side import side_by_side
+from posexport.verify.verifier import TIME_LIMIT, verify
 
 if TYPE_CHECKING:
     from posexport.artifact.signing import SigningKey
@@ -101,13 +102,34 @@ def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress
         verdicts |= {name: _named(Verdict.of(target, name, NOT_RUN, reason), made) for name in tried}
     reason = Reason(UNSUPPORTED, "the target is ort: the new file is for ONNX Runtime only")
     verdicts |= {name: Verdict.of(target, name, NOT_RUN, reason) for name in alone}
+    for name, verdict in verdicts.items():
+        if verdict.reason_code == REFERENCE_FAILED and rows[name].module == ORT and against is not None:
+            verdicts[name] = _beside(path, made, rows[name], verdict)
     failing = {name: rows[name] for name, verdict in verdicts.items() if verdict.state == FAILED}
     originals = verify([path], runtimes=failing, **settings).verdicts if failing else ()
     for original in originals:
-        if original.state == FAILED:
+        if original.state == FAILED and _is_no_worse(verdicts[original.runtime], original):
             reason = Reason(ORIGINAL_FAILS, f"the original fails on it too: {original.reason}")
             verdicts[original.runtime] = Verdict.of(target, original.runtime, NOT_RUN, reason)
     return tuple(verdicts[name] for name in rows if name in verdicts)
+
+
+def _beside(path: Path, made: Draft, row: Runtime, verdict: Verdict) -> Verdict:
+    """The verdict where float64 has none: the new file is run beside the original."""
+    options = made.options
+    found = side_by_side(path, made.path, row, TIME_LIMIT, options.roles, options.seed)
+    if found.problem is not None:
+        return attrs.evolve(verdict, state=FAILED, reason=str(found.problem), reason_code=found.problem.code)
+    text = f"beside the original, on {found.cases} sets of inputs, it differs by {found.error:.1e} of the largest value"
+    return attrs.evolve(verdict, reason=f"{str(verdict.reason).rstrip('.')}; {text}") if found.cases else verdict
+
+
+def _is_no_worse(new: Verdict, original: Verdict) -> bool:
+    """Whether the new file fails as the original does: for the same reason, and by no more than twice as much."""
+    errors = [verdict.worst.max_error if verdict.worst is not None else None for verdict in (new, original)]
+    if new.reason_code != original.reason_code or (errors[0] is None) != (errors[1] is None):
+        return False
+    return errors[0] is None or errors[1] is None or errors[0] <= 2 * errors[1]
 
 
 def _named(verdict: Verdict, made: Draft) -> Verdict:

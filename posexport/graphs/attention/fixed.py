@@ -67,7 +67,7 @@ class FixedNumbers:
 
     def _elsewhere(self) -> dict[str, torch.Tensor]:
         """All lengths on inputs of other sizes; none where the graph doesn't take such."""
-        values = [value for node in self._flow.graph for value in node.outputs if value.name and value.uses()]
+        values = [value for node in self._flow.graph for value in node.outputs if value.name]
         names = [value.name or "" for value in values if value not in self._flow.constant and self._is_length(value)]
         if self._others is None or not names:
             return {}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 import torch
 
+from posexport.errors import RequestError, shown
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.fixed import FixedNumbers
 from posexport.graphs.evaluate import Evaluator
@@ -31,13 +32,14 @@ class Probe:
         """`others` are inputs of other sizes, where the graph takes such."""
         self._evaluator, self._flow = evaluator, flow
         self._generator = torch.Generator().manual_seed(seed)
-        names = [
-            value.name
-            for node in flow.graph
-            for value in node.outputs
-            if value.name and value not in flow.constant and value.uses()
-        ]
-        self.values: dict[str, torch.Tensor] = {**inputs, **evaluator.run(inputs, names)}
+        values = [value for node in flow.graph for value in node.outputs if value.name and value not in flow.constant]
+        read = [value.name or "" for value in values if value.uses()]
+        given = [value.name or "" for value in values if value.is_graph_output() and not value.uses()]
+        try:
+            found = evaluator.run(inputs, [*read, *given])
+        except RequestError:  # an output that nobody can compute says nothing of the rest
+            found = evaluator.run(inputs, read)
+        self.values: dict[str, torch.Tensor] = {**inputs, **found}
         self.fixed = FixedNumbers(evaluator, flow, self.values, others)
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
@@ -45,11 +47,13 @@ class Probe:
         return tuple(self.get(value).shape)
 
     def get(self, value: ir.Value) -> torch.Tensor:
-        """A value on these inputs."""
+        """A value on these inputs; RequestError for a sequence of tensors."""
         name = value.name or ""
-        if name not in self.values:  # a constant, which would take its memory for nothing
-            return self._evaluator.run({}, [name])[name]
-        return self.values[name]
+        # a constant would take its memory for nothing
+        found = self.values[name] if name in self.values else self._evaluator.run({}, [name])[name]
+        if not isinstance(found, torch.Tensor):
+            raise RequestError(f"{shown(name)} is a sequence of tensors, where a tensor is needed.")
+        return found
 
     def random_like(self, value: ir.Value) -> torch.Tensor:
         """Normal numbers of the shape of a value."""

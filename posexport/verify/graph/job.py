@@ -26,6 +26,7 @@ from posexport.verify.parity import inconclusive_reason, set_aside, worst_of
 from posexport.verify.result import (
     FAILED,
     INCONCLUSIVE,
+    INPUTS_REFUSED,
     NOT_RUN,
     NOTHING_COMPARED,
     PASSED,
@@ -170,6 +171,10 @@ class GraphJob:
                 f"no set of inputs could be evaluated in float64, give --inputs: {next(iter(truth.untried.values()))}"
             )
             return Verdict.of(path, name, NOT_RUN, Reason(REFERENCE_FAILED, text))
+        if truth.refused:
+            index, why = next(iter(truth.refused.items()))
+            text = f"it doesn't take inputs that the other file takes, {why} (inputs: {self.cases[index].name})"
+            return Verdict.of(path, name, FAILED, Reason(INPUTS_REFUSED, text))
         outcome = self._outputs(row)
         outputs, failure = outcome.outputs, outcome.failure
         notes = (*self._notes(truth, row, outcome), *([row.note] if row.note else []))

@@ -103,10 +103,21 @@ def main_dtype(model: onnx.ModelProto, inputs: Values) -> str:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The weights of a graph, and what its Constant nodes hold."""
-    yield from model.graph.initializer
+    """The weights that nodes of a graph read, and what its Constant nodes hold."""
+    read = set(_names_read(model.graph))
+    yield from (tensor for tensor in model.graph.initializer if tensor.name in read)
     for node in model.graph.node:
         yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that nodes of a graph and of the graphs in it read, and those of its outputs."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _names_read(inner)
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:

@@ -99,6 +99,20 @@ class Truth:
         return failures
 
     @cached_property
+    def refused(self) -> dict[int, Reason]:
+        """The cases that another file takes and this one doesn't, by their number, with the reason; none where this
+        file can't be evaluated at all, which says nothing of the inputs."""
+        if self.against is None or self._itself is None:
+            return {}
+        failures = {
+            index: failure
+            for index in range(len(self.cases))
+            if self._reference.evaluation(index).failure is None
+            and (failure := self._itself.evaluation(index).failure) is not None
+        }
+        return failures if self.tried else {}
+
+    @cached_property
     def tried(self) -> list[int]:
         """The numbers of the other cases. Where the own dtypes are far from float64, but near it once it has their
         whole numbers and truth values, those count."""

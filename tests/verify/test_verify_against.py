@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
-from posexport.verify.result import FAILED, PASSED, Verdict
+from posexport.verify.result import FAILED, INPUTS_REFUSED, PASSED, Verdict
 
 ORT = {"ort-cpu": RUNTIMES["ort-cpu"]}
 SPEC = one_layer(kv_cache="concat", vocab_size=23)
@@ -185,3 +185,47 @@ def test_the_command(other: Path, tmp_path: Path) -> None:
         bad = cli("verify", *arguments)
         assert bad.exit_code == 2
         assert message in bad.stderr
+
+
+def _features(name: str, nodes: list[onnx.NodeProto], weights: dict[str, Any], folder: Path) -> Path:
+    """A file from `features` [batch, seq, 4] to `output`."""
+    values = [
+        helper.make_tensor_value_info(each, TensorProto.FLOAT, ["batch", "seq", 4]) for each in ("features", "output")
+    ]
+    tensors = [numpy_helper.from_array(array, weight) for weight, array in weights.items()]
+    graph = helper.make_graph(nodes, "graph", values[:1], values[1:], tensors)
+    path = folder / f"{name}.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return path
+
+
+def test_a_file_that_refuses_inputs_that_the_other_takes_fails(tmp_path: Path) -> None:
+    """A table of 16 rows ends where the other file has none."""
+    other = _features("other", [helper.make_node("Relu", ["features"], ["output"])], {}, tmp_path)
+    short = _features(
+        "short",
+        [
+            helper.make_node("Shape", ["features"], ["length"], start=1, end=2),
+            helper.make_node("Squeeze", ["length"], ["count"]),
+            helper.make_node("Range", ["zero", "count", "one"], ["places"]),
+            helper.make_node("Gather", ["table", "places"], ["rows"]),
+            helper.make_node("Relu", ["features"], ["positive"]),
+            helper.make_node("Add", ["positive", "rows"], ["output"]),
+        ],
+        {"zero": np.array(0), "one": np.array(1), "table": np.zeros((16, 4), np.float32)},
+        tmp_path,
+    )
+    verdict = verdict_of(short, other)
+    assert (verdict.state, verdict.reason_code) == (FAILED, INPUTS_REFUSED)
+    assert "it doesn't take inputs that the other file takes" in str(verdict.reason)
+    assert verdict_of(other, other).state == PASSED
+
+
+def test_a_weight_that_nothing_reads_makes_no_file_half_precise(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["features", "weight"], ["output"])]
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    other = _features("other", nodes, {"weight": weight}, tmp_path)
+    unused = {"unused": np.ones((400, 400), np.float16)}
+    near = _features("near", nodes, {"weight": weight * np.float32(1.0001), **unused}, tmp_path)
+    assert verdict_of(near, other).state == FAILED
+    assert verdict_of(_features("same", nodes, {"weight": weight, **unused}, tmp_path), other).state == PASSED

@@ -1,0 +1,215 @@
+"""Graphs of unusual dtypes, outputs and operators: the smallest attention, float64, sequences, unknown operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import rewrite_helpers as helpers
+from onnx import TensorProto, helper
+from small_graphs import Graph, run
+
+from posexport.rewrite.rewriter import KEPT, REWRITTEN, rewrite_model
+from posexport.runtimes import RUNTIMES
+from posexport.verify.result import FAILED, Verdict
+from posexport.verify.rewritten import _is_no_worse
+from posexport.verify.side_by_side import DIFFERS, FAILS, side_by_side
+
+HEADS, SIZE = 2, 8
+HIDDEN = HEADS * SIZE
+
+
+def model_of(
+    g: Graph,
+    outputs: dict[str, Any],
+    *,
+    inputs: dict[str, Any] | None = None,
+    dtype: int = TensorProto.FLOAT,
+    opset: int = 18,
+) -> onnx.ModelProto:
+    inputs = inputs or {"features": ["batch", "seq", HIDDEN]}
+    infos = [
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in values.items()]
+        for values in (inputs, outputs)
+    ]
+    graph = helper.make_graph(g.nodes, "main_graph", *infos, g.weights)
+    domains = {node.domain for node in g.nodes} - {""}
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    model = helper.make_model(graph, opset_imports=imports)
+    model.ir_version = 10
+    return model
+
+
+def heads_of(g: Graph, name: str) -> str:
+    split = g.op("Reshape", g.op("MatMul", "features", g.random(name, HIDDEN, HIDDEN)), g.constant([0, 0, HEADS, SIZE]))
+    return g.op("Transpose", split, perm=[0, 2, 1, 3])
+
+
+def attended(g: Graph, q: str, k: str, v: str, output: str = "mixed") -> str:
+    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
+    weights = g.op("Softmax", g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32)), axis=-1)
+    return g.op("MatMul", weights, v, name=output)
+
+
+def merged(g: Graph, mixed: str, name: str = "output") -> str:
+    return g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]), name=name)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_the_product_with_values_may_be_an_output(form: str) -> None:
+    """The smallest attention that there is."""
+    g = Graph()
+    attended(g, "q", "k", "v")
+    shape = ["batch", HEADS, "seq", SIZE]
+    model = model_of(g, {"mixed": shape}, inputs={"q": shape, "k": shape, "v": shape})
+    done = rewrite_model(
+        ir.from_proto(model), form=form, target="ort", roles=dict.fromkeys(("q", "k", "v"), "features")
+    )
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((2, HEADS, 5, SIZE)).astype(np.float32) for name in "qkv"}
+    np.testing.assert_allclose(run(ir.to_proto(done.model), arrays)["mixed"], run(model, arrays)["mixed"], atol=2e-6)
+
+
+def test_contrib_takes_no_float64() -> None:
+    g = Graph()
+    merged(g, attended(g, heads_of(g, "q"), heads_of(g, "k"), heads_of(g, "v")))
+    for tensor in g.weights:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float64), tensor.name))
+    model = model_of(g, {"output": ["batch", "seq", HIDDEN]}, dtype=TensorProto.DOUBLE)
+    (site,) = rewrite_model(ir.from_proto(model), form="contrib", target="ort").sites
+    assert site.reason is not None
+    assert (site.state, site.reason.code) == (KEPT, "form")
+    (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
+    assert site.state == REWRITTEN
+
+
+def test_a_sequence_of_tensors_is_a_reason() -> None:
+    g = Graph()
+    q, k, v = (heads_of(g, name) for name in "qkv")
+    parts = g.op("SplitToSequence", g.op("Concat", q, k, axis=1), g.constant(HEADS), axis=1)
+    q, k = (g.op("SequenceAt", parts, g.constant(place)) for place in range(2))
+    merged(g, attended(g, q, k, v))
+    model = model_of(g, {"output": ["batch", "seq", HIDDEN]})
+    onnx.checker.check_model(model)
+    (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
+    assert site.state == REWRITTEN or (site.reason is not None and site.reason.code == "not-evaluated")
+
+
+@pytest.mark.parametrize("size", [8, 80])
+@pytest.mark.parametrize("form", ["decomposed", "function", "native"])
+def test_an_operator_in_float16_of_any_head_size(form: str, size: int) -> None:
+    """Its scale is no number of float16; nor does the graph say what it reads is float16."""
+    g = Graph()
+    projected = [g.op("MatMul", "features", g.random(name, HIDDEN, HEADS * size)) for name in "qkv"]
+    g.nodes.append(
+        helper.make_node(
+            "MultiHeadAttention", projected, ["mixed"], "attention", domain="com.microsoft", num_heads=HEADS
+        )
+    )
+    g.op("Identity", "mixed", name="output")
+    for tensor in g.weights:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    model = model_of(g, {"output": ["batch", "seq", HEADS * size]}, dtype=TensorProto.FLOAT16)
+    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    features = np.random.default_rng(0).standard_normal((2, 5, HIDDEN)).astype(np.float16)
+    expected, actual = (run(one, {"features": features})["output"] for one in (model, ir.to_proto(done.model)))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-2)
+
+
+def unknown_output(g: Graph, source: str) -> None:
+    """An output by an operator of ONNX Runtime's that nobody else computes."""
+    g.nodes.append(
+        helper.make_node(
+            "ExpandDims", [source, g.weight("axis", np.array(0, np.int32))], ["other"], domain="com.microsoft"
+        )
+    )
+
+
+def test_outputs_without_a_float64_value_are_named_and_run_beside_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers.in_process(monkeypatch)
+    g = Graph()
+    unknown_output(g, merged(g, attended(g, heads_of(g, "q"), heads_of(g, "k"), heads_of(g, "v"))))
+    model = model_of(g, {"output": ["batch", "seq", HIDDEN], "other": [1, "batch", "seq", HIDDEN]})
+    path, out = helpers.saved(tmp_path, model), tmp_path / "out.onnx"
+    result = helpers.rewritten(path, out, form="native", target="ort")
+    assert result.whole is not None
+    assert result.whole.left == ("other",)
+    runtime = RUNTIMES["ort-cpu"]
+    found = side_by_side(path, out, runtime, 60)
+    assert found.problem is None
+    assert found.cases >= 3
+    assert found.error <= 1e-4
+    wrong = onnx.load(out)
+    scale = next(one for node in wrong.graph.node for one in node.attribute if one.name == "scale")
+    scale.f *= 1.5
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    problem = side_by_side(path, tmp_path / "wrong.onnx", runtime, 60).problem
+    assert problem is not None
+    assert problem.code == DIFFERS
+    wrong.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(wrong, tmp_path / "broken.onnx")
+    problem = side_by_side(path, tmp_path / "broken.onnx", runtime, 60).problem
+    assert problem is not None
+    assert problem.code == FAILS
+
+
+def verdict(error: float | None, code: str = "over-limit") -> Verdict:
+    from posexport.verify.result import Comparison
+
+    worst = None if error is None else Comparison(case="a", output="b", state=FAILED, max_error=error)
+    return Verdict(artifact="a", runtime="ort-cpu", state=FAILED, reason="r", reason_code=code, worst=worst)
+
+
+def test_a_failure_of_the_original_excuses_no_larger_one() -> None:
+    assert _is_no_worse(verdict(1e-3), verdict(1e-3))
+    assert _is_no_worse(verdict(None, "crashed"), verdict(None, "crashed"))
+    assert not _is_no_worse(verdict(1.0), verdict(1e-3))
+    assert not _is_no_worse(verdict(None, "failed"), verdict(1e-8))
+    assert not _is_no_worse(verdict(1e-3, "not-finite"), verdict(1e-3))
+
+
+def test_functions_that_are_there_keep_their_bodies() -> None:
+    """Two layers that become functions one after the other, with different attributes."""
+    g = Graph()
+
+    def layer(x: str, number: int, cap: float) -> str:
+        q, k, v = (
+            g.op(
+                "Transpose",
+                g.op(
+                    "Reshape",
+                    g.op("MatMul", x, g.random(f"{name}{number}", HIDDEN, HIDDEN)),
+                    g.constant([0, 0, HEADS, SIZE]),
+                ),
+                perm=[0, 2, 1, 3],
+            )
+            for name in "qkv"
+        )
+        scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.25, np.float32))
+        if cap:
+            number_of = g.constant(cap, np.float32)
+            scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, number_of)), number_of)
+        return merged(g, g.op("MatMul", g.op("Softmax", scores, axis=-1), v), f"layer{number}")
+
+    g.op("Identity", layer(layer("features", 0, 0.0), 1, 0.5), name="output")
+    model = model_of(g, {"output": ["batch", "seq", HIDDEN]})
+    names = [node.name for node in model.graph.node if node.op_type == "Softmax"]
+    first = rewrite_model(ir.from_proto(model), form="function", target="ort", only=names[:1])
+    second = rewrite_model(first.model, form="function", target="ort", only=names[1:])
+    assert [one.state for one in second.sites].count(REWRITTEN) == 1
+    features = np.random.default_rng(0).standard_normal((2, 5, HIDDEN)).astype(np.float32)
+    expected, actual = (run(one, {"features": features})["output"] for one in (model, ir.to_proto(second.model)))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    bodies = [function.name for function in second.model.functions.values()]
+    assert len(bodies) == len(set(bodies)) == 2

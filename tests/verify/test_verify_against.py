@@ -195,7 +195,7 @@ def _features(name: str, nodes: list[onnx.NodeProto], weights: dict[str, Any], f
     tensors = [numpy_helper.from_array(array, weight) for weight, array in weights.items()]
     graph = helper.make_graph(nodes, "graph", values[:1], values[1:], tensors)
     path = folder / f"{name}.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
     return path
 
 

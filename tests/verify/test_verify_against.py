@@ -229,3 +229,13 @@ def test_a_weight_that_nothing_reads_makes_no_file_half_precise(tmp_path: Path) 
     near = _features("near", nodes, {"weight": weight * np.float32(1.0001), **unused}, tmp_path)
     assert verdict_of(near, other).state == FAILED
     assert verdict_of(_features("same", nodes, {"weight": weight, **unused}, tmp_path), other).state == PASSED
+
+
+def test_buffers_are_not_held_against_caches_that_grow(other: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared.onnx"
+    made = cli("rewrite", other, "-o", shared, "--form", "native", "--target", "ort", "--kv-cache", "shared")
+    assert made.exit_code == 0, made.output
+    verdict = verdict_of(shared, other)
+    assert (verdict.state, verdict.reason_code) == (FAILED, "interface")
+    assert "is a buffer of a fixed length, that of other.onnx is one that grows" in str(verdict.reason)
+    assert "verify each by itself" in str(verdict.reason)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from posexport.errors import Reason, shown
+from posexport.graphs.axes import SLOTS
 from posexport.graphs.roles import Role
 from posexport.spec.contract import Shape, Values
 from posexport.verify.graph.subject import GraphSubject
@@ -27,6 +28,17 @@ def mismatch(subject: GraphSubject, other: GraphSubject) -> Reason | None:
         text = _difference(kind, mine, theirs, other.path.name)
         if text is not None:
             return Reason(INTERFACE, text)
+    return None
+
+
+def cache_mismatch(roles: Mapping[str, Role], others: Mapping[str, Role], name: str) -> Reason | None:
+    """That the caches of one file grow and those of the other, `name`, are buffers; None where both are alike."""
+    for cache, role in roles.items():
+        mine, theirs = (SLOTS in one.axes for one in (role, others[cache]))
+        if role.kind == "past" and mine != theirs:
+            kinds = ("a buffer of a fixed length", "one that grows")
+            text = f"its cache {shown(cache)} is {kinds[not mine]}, that of {name} is {kinds[not theirs]}"
+            return Reason(INTERFACE, f"{text}, so no inputs fit both: verify each by itself")
     return None
 
 

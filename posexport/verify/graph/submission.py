@@ -19,7 +19,7 @@ from posexport.runtimes.pool import Pool
 from posexport.verify.graph.cases import drawn_cases, given_case
 from posexport.verify.graph.exact_angles import exact_source
 from posexport.verify.graph.job import GraphJob
-from posexport.verify.graph.pairing import mismatch, shared_roles
+from posexport.verify.graph.pairing import cache_mismatch, mismatch, shared_roles
 from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
 from posexport.verify.result import VerifyOverrides
 
@@ -52,6 +52,10 @@ def make_graph_job(
     subject = read_subject(graph, trusted)
     other = None if request.against is None else read_subject(read_file(request.against))
     differs = None if other is None else mismatch(subject, other)
+    if other is not None and differs is None and request.inputs is None:
+        mine = subject.roles(request.roles)
+        theirs = other.roles({name: role.kind for name, role in mine.items()})
+        differs = cache_mismatch(mine, theirs, other.path.name)
     exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
     roles = {} if differs is not None else _roles(subject, other, request)
     if differs is not None:

@@ -37,6 +37,10 @@ class Columns:
         chosen = np.where(np.asarray(self.sines), sin[..., pairs], cos[..., pairs])
         return np.asarray(np.where(np.asarray(self.negative), -chosen, chosen))
 
+    def misfit(self, value: Array, cos: Array, sin: Array, tolerance: Array) -> float:
+        """How far a value [n, F] is from these features at most, in tolerances [n, P]."""
+        return float((np.abs(value - self.of(cos, sin)) / tolerance[:, list(self.pairs)]).max(initial=0.0))
+
 
 def columns_of(values: list[Array], exact: ExactAngles, positions: Whole) -> tuple[Columns, ...] | float:
     """The columns of values [n, F] at positions [n]; by how much of what rounding explains they differ, where they do.

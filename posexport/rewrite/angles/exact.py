@@ -231,20 +231,21 @@ def _misfit(
     case: DrawnInputs,
 ) -> str | None:
     """How new cosines and sines are no others than rounding explains; None where they are not."""
-    positions = plan.positions.read(expected[plan.positions.value.name or ""]).numpy()
-    known = positions >= 0  # padding may have any
-    if known.shape == case.tokens.shape:
-        known = known & case.tokens
-    tolerance = plan.exact.tolerance(positions)
-    exact = plan.exact.cos_sin(positions)
+    numbers = plan.positions.read(expected[plan.positions.value.name or ""]).numpy()
     for source, new, columns in zip(plan.sources, moved, plan.columns, strict=True):
         want, have = expected[source.value.name or ""], actual[new.value.name or ""]
         if want.shape != have.shape:
             return f"shape {list(have.shape)} in place of {list(want.shape)}"
-        allowed = tolerance[..., list(columns.pairs)][known]
-        values = [by_token(source, one.double()).numpy()[known] for one in (want, have)]
-        if not (np.abs(values[0] - values[1]) <= allowed).all():
-            return f"they differ by {np.abs(values[0] - values[1]).max():.2g}"
-        if not np.abs(values[1] - columns.of(*exact)[known]).max(initial=0.0) <= plan.exact.scale * 1e-6:
+        values = [by_token(source, one.double()).numpy() for one in (want, have)]
+        positions = np.broadcast_to(numbers, values[0].shape[:2])
+        known = positions >= 0  # padding may have any
+        if known.shape == case.tokens.shape:
+            known = known & case.tokens
+        allowed = plan.exact.tolerance(positions)[..., list(columns.pairs)][known]
+        old, exact = (value[known] for value in values)
+        if not (np.abs(old - exact) <= allowed).all():
+            return f"they differ by {np.abs(old - exact).max():.2g}"
+        told = columns.of(*plan.exact.cos_sin(positions))[known]
+        if not np.abs(exact - told).max(initial=0.0) <= plan.exact.scale * 1e-6:
             return "they are not those of their positions"
     return None

@@ -22,12 +22,13 @@ from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.attention.rotation import rotary_encoding
+from posexport.graphs.axes import BATCH
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.view import View
 from posexport.rewrite.angles.columns import Columns, columns_of
-from posexport.rewrite.angles.parameters import UNKNOWN, ExactAngles, exact_of
+from posexport.rewrite.angles.parameters import BY_LENGTH, UNKNOWN, ExactAngles, exact_of
 from posexport.rewrite.angles.positions import PositionSource, candidates
-from posexport.rewrite.angles.trial import Trial, far, near_and_far
+from posexport.rewrite.angles.trial import MOST, Trial, far, near_and_far
 from posexport.rewrite.angles.turned import EXACT, turning_error
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ rotation has angles in other values too; keys are shared with an attention whose
 PROMISED = 2.5e-7
 """What posexport.custom_ops.exact_sinusoids may be off by at positions below 2^24."""
 
+_ROWS = 2**14
+"""Rows of a table that are compared at a time."""
+
 _UNITS = {ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
 """Half a unit in the last place of 1, for dtypes to which cosines and sines are rounded."""
 
@@ -50,7 +54,8 @@ class AnglePlan:
     """The values `sources` with cosines and sines of the graph, and what they are in exact arithmetic.
 
     `columns` are those of each. `limit` is the number of positions that the graph takes; `error` that of its own angles
-    in its own dtypes, at far ones; `bound` what exact ones may be off by.
+    in its own dtypes, at far ones; `bound` what exact ones may be off by. `rows` are an input of the graph and its axis
+    that has their number.
     """
 
     sources: tuple[AngleSource, ...]
@@ -60,6 +65,7 @@ class AnglePlan:
     limit: int
     error: float
     bound: float
+    rows: tuple[str, int] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -142,8 +148,11 @@ class Planner:
             return exact
         sources, differs = (rotary.cos, rotary.sin), None  # in columns, or its encoding has a reason
         trial = Trial(self._view, sources, self._view.model)
-        for source in candidates(self._view, sources):
-            limit = trial.limit(source)
+        held = candidates(self._view, sources)
+        for one in held.sources:
+            limit, source = max(
+                ((trial.limit(each), each) for each in (attrs.evolve(one, whole={}), one)), key=lambda pair: pair[0]
+            )
             if limit < 2:
                 continue
             positions = near_and_far(limit)
@@ -151,6 +160,12 @@ class Planner:
             if all(float(np.ptp(value, 0).max()) < 1e-6 for value in values):
                 continue  # angles don't follow it
             columns = columns_of(values, exact, positions)
+            if (
+                not isinstance(columns, float)
+                and limit < MOST
+                and (far_off := _table_misfit(trial, source, exact, columns, limit)) > 1.0
+            ):
+                columns = far_off
             if isinstance(columns, float):
                 differs = columns if differs is None else min(differs, columns)
                 continue
@@ -158,6 +173,8 @@ class Planner:
         if differs is not None:
             text = f"its angles are farther from those of its parameters than rounding explains ({differs:.1e} times)"
             return Reason(DIFFER, text)
+        if held.by_length:
+            return Reason(BY_LENGTH, "lengths decide its angles too, not only its positions")
         return Reason(POSITIONS, "no value of the graph holds the positions that its angles follow")
 
     def _measured(
@@ -178,7 +195,28 @@ class Planner:
             limit=limit,
             error=error_of(values, exact, columns, tried),
             bound=bound_of(self._view, sources, exact),
+            rows=_rows(self._view),
         )
+
+
+def _rows(view: View) -> tuple[str, int] | None:
+    """An input of the graph that has all rows, and the axis on which it has them."""
+    held = ((name, role.axes) for name, role in view.roles.items())
+    return next(((name, axes.index(BATCH)) for name, axes in held if BATCH in axes), None)
+
+
+def _table_misfit(
+    trial: Trial, source: PositionSource, exact: ExactAngles, columns: Collection[Columns], limit: int
+) -> float:
+    """By how much of what rounding explains a table differs in any row: one may be edited."""
+    worst = 0.0
+    for start in range(0, limit, _ROWS):
+        positions = np.arange(start, min(start + _ROWS, limit))
+        cos, sin = exact.cos_sin(positions)
+        tolerance = exact.tolerance(positions)
+        for value, one in zip(trial.at(source, positions), columns, strict=True):
+            worst = max(worst, float(np.nan_to_num(one.misfit(value, cos, sin, tolerance), nan=np.inf)))
+    return worst
 
 
 def _rotations(side: Side, head_dim: int) -> list[tuple[Rotary, int]]:

@@ -1,12 +1,13 @@
 """The positions that cosines and sines are computed from, as a value of the graph: found by putting others there.
 
 Any value above the angles that has a whole number for each token may hold the positions. It does where angles are
-computed from it alone, and follow the numbers that are put there instead, row by row.
+computed from it alone, and follow the numbers that are put there instead, row by row. Lengths may only say how many
+angles there are (posexport.rewrite.angles.lengths).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -15,12 +16,30 @@ import torch
 from posexport.graphs.attention.dataflow import outer_values
 from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.view import View
+from posexport.rewrite.angles.lengths import LENGTHS, Lengths
 
 _STEPS = 400
 """Values that are looked at above angles, at most."""
 
-_LENGTHS = ("Shape", "Size")
-"""Operators that give lengths alone."""
+_WHOLE = {
+    *(
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Expand",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Slice",
+        "Concat",
+        "Gather",
+        "Tile",
+    ),
+    *("Add", "Sub", "Mul", "Neg", "Abs", "Min", "Max", "Clip", "Range", "CumSum", "Where"),
+}
+"""Operators that give whole numbers of whole ones."""
+
+_ROUNDING = ("Floor", "Round", "Ceil")
 
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Floating-point dtypes that hold positions as they are."""
@@ -29,12 +48,14 @@ _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 @attrs.frozen(kw_only=True)
 class PositionSource:
     """Positions [B, S] as `value` holds them, of `rank` axes of which all but `batch` and `tokens` are of size 1; those
-    are the same for all rows where `batch` is None."""
+    are the same for all rows where `batch` is None. `whole` are tables above the angles without the cut that a length
+    makes, by name."""
 
     value: ir.Value
     batch: int | None
     tokens: int
     rank: int
+    whole: Mapping[str, torch.Tensor] = attrs.field(factory=dict, eq=False, repr=False)
 
     def laid_out(self, positions: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """Positions [B or 1, S] in the `shape` that the value has."""
@@ -53,24 +74,54 @@ class PositionSource:
         return value.reshape(rows, tokens)
 
 
-def candidates(view: View, sources: Sequence[AngleSource]) -> Iterator[PositionSource]:
+@attrs.define(kw_only=True)
+class Candidates:
+    """Values that may hold the positions, the likeliest first; `by_length`: lengths decide angles of others too."""
+
+    sources: list[PositionSource] = attrs.field(factory=list)
+    by_length: bool = False
+
+
+def candidates(view: View, sources: Sequence[AngleSource]) -> Candidates:
     """The values that may hold the positions of these cosines and sines, whole numbers first, the nearest first."""
     rows = [None if one.batch is None else view.probe.shape(one.value)[one.batch] for one in sources]
     tokens = view.probe.shape(sources[0].value)[sources[0].tokens]
     batch = next((count for count in rows if count is not None), None)
     values = [source.value for source in sources]
-    held = [(one, source) for one in _above(view, values) if (source := _source(view, one, batch, tokens)) is not None]
-    found = [(one, source) for one, source in held if _are_alone(view, values, one, tokens)]
-    whole = [source for one, source in found if not view.probe.get(one).is_floating_point()]
-    floats = [source for one, source in found if view.probe.get(one).is_floating_point()]
-    yield from whole
-    for source in floats:
-        numbers = view.probe.get(source.value)
-        if (
-            bool((numbers == numbers.round()).all())
-            and view.dtypes([source.value]).get(source.value.name or "") in _WIDE
-        ):
-            yield source
+    found, floats = Candidates(), list[PositionSource]()
+    for one in _above(view, values):
+        source = _source(view, one, batch, tokens)
+        lengths = None if source is None else _followed(view, values, one, tokens)
+        found.by_length |= lengths is False
+        if source is None or not isinstance(lengths, Lengths):
+            continue
+        source = attrs.evolve(source, whole=lengths.whole)
+        if not view.probe.get(one).is_floating_point():
+            found.sources.append(source)
+        elif _is_whole(view, one) and view.dtypes([one]).get(one.name or "") in _WIDE:
+            floats.append(source)
+    found.sources += floats
+    return found
+
+
+def _is_whole(view: View, value: ir.Value) -> bool:
+    """Whether floating-point numbers are whole on all inputs: made of whole ones without a division."""
+    pending, seen = [value], {value}
+    while pending:
+        one = pending.pop()
+        numbers, node = view.probe.get(one), one.producer()
+        if not numbers.is_floating_point() or (node is not None and node.op_type in _ROUNDING):
+            continue
+        if one in view.probe.fixed:
+            if not bool((numbers == numbers.round()).all()):
+                return False
+            continue
+        if node is None or node.op_type not in _WHOLE:
+            return False
+        new = {source for source in node.inputs if source is not None} - seen
+        seen |= new
+        pending += new
+    return True
 
 
 def _source(view: View, value: ir.Value, batch: int | None, tokens: int) -> PositionSource | None:
@@ -88,25 +139,38 @@ def _source(view: View, value: ir.Value, batch: int | None, tokens: int) -> Posi
     others = [axis for axis in axes if axis != by_token[-1]]
     if others and (batch is None or held.shape[others[0]] != batch):
         return None
-    if not others and batch is not None and batch > 1:
-        return None  # rows have positions of their own
     return PositionSource(value=value, batch=others[0] if others else None, tokens=by_token[-1], rank=held.dim())
 
 
-def _are_alone(view: View, values: Sequence[ir.Value], positions: ir.Value, tokens: int) -> bool:
-    """Whether positions are all that values know of their tokens, and of the numbers of the graph's inputs; on lengths
-    they may depend otherwise."""
+def _followed(view: View, values: Sequence[ir.Value], positions: ir.Value, tokens: int) -> Lengths | bool | None:
+    """What lengths do where positions are all else that values know of their tokens, and of the numbers of the graph's
+    inputs; False where lengths decide the values too, None where something else does."""
     above = _above(view, values, positions)
     if len(above) >= _STEPS:
-        return False
-    below = {positions}
+        return None
+    below, lengths, by_token, decided = {positions}, Lengths(view), set[ir.Value](), False
     for value in sorted(above, key=view.flow.depth):
         node = value.producer()
-        if value is positions or (node is not None and below.intersection((*node.inputs, *outer_values(node)))):
+        if value is positions:
+            continue
+        if node is None:
+            return None
+        inputs = {one for one in (*node.inputs, *outer_values(node)) if one is not None}
+        if node.op_type not in LENGTHS and below & inputs:
             below.add(value)
-        elif node is None or tokens in view.probe.shape(value):
-            return False
-    return True
+            read = lengths.read(node, below)
+            if by_token.intersection(read):
+                return None
+            decided |= any(map(lengths.decide, read))
+            continue
+        if node.op_type not in LENGTHS and view.flow.content & inputs:
+            return None
+        if tokens in view.probe.shape(value):
+            by_token.add(value)
+        lengths.tell(value)
+    if not below.issuperset(values):
+        return None
+    return lengths if not decided else False
 
 
 def _above(view: View, values: Sequence[ir.Value], stop: ir.Value | None = None) -> list[ir.Value]:
@@ -117,7 +181,7 @@ def _above(view: View, values: Sequence[ir.Value], stop: ir.Value | None = None)
     while pending and len(seen) < _STEPS:
         value = pending.pop(0)
         node = value.producer()
-        if node is None or value is stop or (stop is not None and node.op_type in _LENGTHS):
+        if node is None or value is stop or (stop is not None and node.op_type in LENGTHS):
             continue
         for source in (*node.inputs, *outer_values(node)):
             if source is None or source in view.flow.content or source in view.flow.constant:

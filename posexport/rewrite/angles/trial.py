@@ -12,9 +12,11 @@ import torch
 from posexport.errors import RequestError
 from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.kernels.dtypes import torch_dtype
 from posexport.graphs.view import View
 from posexport.rewrite.angles.columns import by_token
 from posexport.rewrite.angles.positions import PositionSource
+from posexport.rewrite.surgery import values_of
 from posexport.runtimes.tensors import to_torch
 
 if TYPE_CHECKING:
@@ -25,19 +27,32 @@ MOST = 2**24
 """Positions end here: as far as posexport.custom_ops.exact_sinusoids is exact."""
 
 
+_MANY = 2048
+"""Positions of a row that are put in at once, where the graph takes another number of tokens there."""
+
+
 class Trial:
     """The values of `sources` in `model`, a copy of the model of a view, on the view's inputs."""
 
     def __init__(self, view: View, sources: Sequence[AngleSource], model: ir.Model, *, wide: bool = True) -> None:
-        self._sources = sources
+        self._sources, self._view, self._wide = sources, view, wide
         self._names = [source.value.name or "" for source in sources]
         self._evaluator = Evaluator(model, wide=wide)
         self._arrays = {name: to_torch(array) for name, array in view.inputs.arrays.items()}
-        self._view = view
+        self._values = values_of(model)
 
     def at(self, source: PositionSource, positions: Whole) -> list[Array]:
         """Each value as [n, F] at positions [n]; RequestError where the graph takes none of them."""
         shape = self._view.probe.shape(source.value)
+        wider = (*shape[: source.tokens], _MANY, *shape[source.tokens + 1 :])
+        if len(positions) >= _MANY:
+            try:
+                return self._in_parts(source, positions, wider)
+            except RequestError:  # the number of tokens stands elsewhere too
+                pass
+        return self._in_parts(source, positions, shape)
+
+    def _in_parts(self, source: PositionSource, positions: Whole, shape: Sequence[int]) -> list[Array]:
         rows = 1 if source.batch is None else shape[source.batch]
         room = rows * shape[source.tokens]
         parts: list[list[Array]] = [[] for _ in self._names]
@@ -45,6 +60,8 @@ class Trial:
             part = positions[start : start + room]
             filled = np.concatenate((part, np.repeat(part[-1:], room - len(part))))
             for found, value in zip(parts, self._run(source, filled.reshape(rows, -1), shape), strict=True):
+                if len(value) != room:
+                    raise RequestError(f"{len(value)} angles are computed from {room} positions.")
                 found.append(value[: len(part)])
         return [np.concatenate(part) for part in parts]
 
@@ -61,15 +78,17 @@ class Trial:
         return low
 
     def _run(self, source: PositionSource, positions: Whole, shape: Sequence[int]) -> list[Array]:
-        def put(value: torch.Tensor) -> torch.Tensor:
-            return source.laid_out(torch.from_numpy(positions), shape).to(value.dtype)
-
-        overrides = {source.value.name or "": put}
-        values = self._evaluator.run(self._arrays, [*dict.fromkeys(self._names)], overrides=overrides)
-        return [
-            by_token(one, values[name].double()).reshape(-1, values[name].shape[one.features]).numpy()
-            for one, name in zip(self._sources, self._names, strict=True)
-        ]
+        put = {source.value.name or "": source.laid_out(torch.from_numpy(positions), shape), **source.whole}
+        known = {name: tensor for name, tensor in put.items() if name in self._values}
+        kinds = self._view.dtypes([self._values[name] for name in known])
+        given = {name: tensor.to(torch_dtype(kinds[name], self._wide)) for name, tensor in known.items()}
+        values = self._evaluator.run(self._arrays | given, [*dict.fromkeys(self._names)])
+        tokens = [by_token(one, values[name].double()) for one, name in zip(self._sources, self._names, strict=True)]
+        if source.batch is None:
+            if not all(bool((one == one[:1]).all()) for one in tokens):
+                raise RequestError("Rows have angles of their own.")
+            tokens = [one[:1] for one in tokens]
+        return [one.flatten(0, 1).numpy() for one in tokens]
 
 
 def near_and_far(limit: int, seed: int = 0) -> Whole:

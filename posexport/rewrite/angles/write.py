@@ -45,7 +45,9 @@ def write_exact(
     """
     values = values_of(model)
     taken = set(values) | {node.name or "" for node in model.graph}
-    writer = _Writer(Nodes(taken, prefix="posexport/exact"), Functions(model.opset_imports[""], form, "portable"))
+    writer = _Writer(
+        Nodes(taken, prefix="posexport/exact"), Functions(model.opset_imports[""], form, "portable"), values
+    )
     nodes = {node.outputs[0].name or "": node for node in model.graph if node.outputs}
     replaced: list[ir.Value] = []
     for one in written:
@@ -54,7 +56,7 @@ def write_exact(
         angles = writer.angles(plan, values[plan.positions.value.name or ""])
         for source, columns, readers in places:
             name = source.value.name or ""
-            new = writer.laid_out(angles, source, columns, dtypes[name], ranks[name], len(plan.exact.frequencies))
+            new = writer.laid_out(angles, plan, source, columns, dtypes[name], ranks[name])
             new.shape = values[name].shape
             for output, at in readers:
                 nodes[output].replace_input_with(at, new)
@@ -79,8 +81,8 @@ def _moved(nodes: Mapping[str, ir.Node], source: AngleSource, readers: Iterable[
 class _Writer:
     """Writes cosines and sines with these nodes."""
 
-    def __init__(self, nodes: Nodes, functions: Functions) -> None:
-        self.nodes, self.functions = nodes, functions
+    def __init__(self, nodes: Nodes, functions: Functions, values: Mapping[str, ir.Value]) -> None:
+        self.nodes, self.functions, self._values = nodes, functions, values
 
     def angles(self, plan: AnglePlan, value: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Cosines and sines [B or 1, S, P] of a plan, whose positions are `value`."""
@@ -107,16 +109,22 @@ class _Writer:
     def laid_out(
         self,
         angles: tuple[ir.Value, ir.Value],
+        plan: AnglePlan,
         source: AngleSource,
         columns: Columns,
         dtype: ir.DataType,
         rank: int,
-        pairs: int,
     ) -> ir.Value:
-        """The features of cosines and sines of so many `pairs`, with the axes of a value of this `rank`."""
-        nodes, value = self.nodes, self.nodes.cast(self._features(angles, columns, pairs), dtype)
+        """The features of the cosines and sines of a plan, with the axes of a value of this `rank`."""
+        nodes = self.nodes
+        value = nodes.cast(self._features(angles, columns, len(plan.exact.frequencies)), dtype)
         if source.batch is None:
             value = nodes.one("Squeeze", value, nodes.constant([0]))
+        elif plan.positions.batch is None and plan.rows is not None:
+            name, axis = plan.rows
+            lengths = nodes.one("Shape", self._values[name], dtype=ir.DataType.INT64)
+            count = nodes.one("Gather", lengths, nodes.constant([axis]), axis=0)
+            value = nodes.one("Expand", value, nodes.one("Concat", count, nodes.constant([1, 1]), axis=0))
         kept = source.axes
         order = [kept.index(axis) for axis in sorted(kept)]
         if order != sorted(order):

@@ -1,0 +1,172 @@
+"""Decoders whose angles know of the lengths of rows. Nothing here imports posexport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import small_graphs
+from exact_graphs import frequencies, table
+from onnx import TensorProto, helper, numpy_helper
+
+Array = np.ndarray[Any, Any]
+
+LONG = 200
+"""Rows of more tokens are long."""
+
+
+def _put(model: onnx.ModelProto, before: int, nodes: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProto:
+    for name, array in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    for offset, node in enumerate(nodes):
+        model.graph.node.insert(before + offset, node)
+    onnx.checker.check_model(model)
+    return model
+
+
+def _op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], name=f"made_{output}", **attributes)
+
+
+def _long() -> list[onnx.NodeProto]:
+    """Whether the row is long, as a number that is true or not."""
+    return [_op("Shape", "input_ids", "many", start=1, end=2), _op("Greater", "many limit", "is_long")]
+
+
+def _at(model: onnx.ModelProto, kind: str) -> tuple[int, onnx.NodeProto]:
+    return next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == kind)
+
+
+def chosen_frequencies() -> onnx.ModelProto:
+    """Other frequencies where a row is long."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    node.input[1] = "chosen"
+    chosen = [*_long(), _op("Where", "is_long others inv_freq", "chosen")]
+    return _put(model, place, chosen, limit=np.array([LONG]), others=frequencies(100.0))
+
+
+def scaled_cosines() -> onnx.ModelProto:
+    """Cosines that are larger where a row is long."""
+    model = small_graphs.decoder()
+    place, node = _at(model, "Cos")
+    output, node.output[0] = node.output[0], "plain_cosines"
+    new = [*_long(), _op("Where", "is_long larger one", "factor"), _op("Mul", "plain_cosines factor", output)]
+    return _put(model, place + 1, new, limit=np.array([LONG]), larger=np.float32(1.5), one=np.float32(1.0))
+
+
+def taken_variant() -> onnx.ModelProto:
+    """Frequencies that are cut out of a table of two rows, the second where a row is long."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    node.input[1] = "chosen"
+    both = np.concatenate([frequencies().reshape(1, 1, -1), frequencies(100.0).reshape(1, 1, -1)])
+    new = [
+        *_long(),
+        _op("Cast", "is_long", "first", to=TensorProto.INT64),
+        _op("Add", "first single", "last"),
+        _op("Slice", "both first last outer", "chosen"),
+    ]
+    return _put(model, place, new, limit=np.array([LONG]), both=both, single=np.array([1]), outer=np.array([0]))
+
+
+def interpolated() -> onnx.ModelProto:
+    """Positions that are pressed together where a row is long."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    places, node.input[0] = node.input[0], "pressed"
+    new = [
+        _op("Shape", "input_ids", "many", start=1, end=2),
+        _op("Cast", "many", "many_f", to=TensorProto.FLOAT),
+        _op("Div", "limit many_f", "part"),
+        _op("Min", "part one", "factor"),
+        _op("Mul", f"{places} factor", "pressed"),
+    ]
+    return _put(model, place, new, limit=np.array([LONG], np.float32), one=np.array([1.0], np.float32))
+
+
+def doubled_positions() -> onnx.ModelProto:
+    """Whole positions that are twice as far where a row is long: from these on, nothing else is by length."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "position_ids" in one.input)
+    node.input[0] = "far_positions"
+    new = [*_long(), _op("Where", "is_long two one", "factor"), _op("Mul", "position_ids factor", "far_positions")]
+    return _put(model, place, new, limit=np.array([LONG]), two=np.array(2), one=np.array(1))
+
+
+def cut_table(rows: int, edited: int | None = None) -> onnx.ModelProto:
+    """Tables in float64 whose first rows are taken, as many as there are keys, before rows are looked up; one row is
+    another."""
+    model = table(rows)
+    angles = np.arange(rows)[:, None] * 10_000.0 ** (-np.arange(0, small_graphs.SIZE, 2) / small_graphs.SIZE)
+    for weight in model.graph.initializer:
+        if weight.name.endswith("_table"):
+            array = np.tile(np.cos(angles) if weight.name == "Cos_table" else np.sin(angles), 2)
+            if edited is not None:
+                array[edited] = -array[edited]
+            weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    place = next(at for at, one in enumerate(model.graph.node) if one.op_type == "Gather" and "table" in one.input[0])
+    new = [_op("Shape", "attention_mask", "keys", start=1, end=2)]
+    for node in [one for one in model.graph.node if one.op_type == "Gather" and one.input[0].endswith("_table")]:
+        name = node.input[0]
+        new.append(_op("Slice", f"{name} begin keys begin", f"{name}_cut"))
+        new.append(_op("Cast", f"{name}_cut", f"{name}_f", to=TensorProto.FLOAT))
+        node.input[0] = f"{name}_f"
+    return _put(model, place, new, begin=np.array([0]))
+
+
+def made_table(edited: int | None = None) -> onnx.ModelProto:
+    """Tables that the graph makes, with as many rows as there are keys; one position is another."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    angles = node.output[0]
+    model.graph.node.remove(node)
+    new = [
+        _op("Shape", "attention_mask", "keys", start=1, end=2),
+        _op("Squeeze", "keys", "how_many"),
+        _op("Range", "none how_many single", "places"),
+        _op("Equal", "places edited", "is_edited"),
+        _op("Where", "is_edited none places", "moved"),
+        _op("Cast", "moved", "moved_f", to=TensorProto.FLOAT),
+        _op("Unsqueeze", "moved_f last", "moved_column"),
+        _op("Mul", "moved_column flat", "table"),
+        _op("Gather", "table position_ids", angles),
+    ]
+    return _put(
+        model,
+        place,
+        new,
+        none=np.array(0),
+        single=np.array(1),
+        last=np.array([1]),
+        flat=frequencies().reshape(1, -1),
+        edited=np.array(-1 if edited is None else edited),
+    )
+
+
+def counted(*, spread: bool) -> onnx.ModelProto:
+    """A decoder that counts its positions itself; `spread`: its cosines and sines are repeated for each row."""
+    model = small_graphs.decoder(cache=False)
+    graph = model.graph
+    graph.input.remove(next(one for one in graph.input if one.name == "position_ids"))
+    place, node = next((at, one) for at, one in enumerate(graph.node) if "position_ids" in one.input)
+    node.input[0] = "own_positions"
+    new = [
+        _op("Shape", "input_ids", "many", start=1, end=2),
+        _op("Squeeze", "many", "how_many"),
+        _op("Range", "none how_many single", "places"),
+        _op("Unsqueeze", "places outer", "own_positions"),
+    ]
+    _put(model, place, new, none=np.array(0), single=np.array(1), outer=np.array([0]))
+    if spread:
+        for kind in ("Cos", "Sin"):
+            place, node = _at(model, kind)
+            output, node.output[0] = node.output[0], f"{kind}_of_one"
+            shape = [
+                _op("Shape", "input_ids", f"{kind}_rows", start=0, end=1),
+                _op("Concat", f"{kind}_rows {kind}_ones", f"{kind}_shape", axis=0),
+                _op("Expand", f"{kind}_of_one {kind}_shape", output),
+            ]
+            _put(model, place + 1, shape, **{f"{kind}_ones": np.array([1, 1, 1])})
+    return model

@@ -20,7 +20,7 @@ import onnx.backend.test.case.node.rotaryembedding
 import onnx_ir as ir
 import pytest
 import torch
-from helpers import Array, open_ort
+from helpers import Array, open_ort, sampled
 from onnx.backend.test.case import node as made
 from onnx.reference import ReferenceEvaluator
 
@@ -326,7 +326,7 @@ def on_reference(form: str, target: str, halves: bool) -> dict[str, list[Array]]
         return _by_vector(names, evaluator.run(None, _inputs(names)))
 
 
-@pytest.mark.parametrize("how", list(HOWS), ids="-".join)
+@pytest.mark.parametrize("how", sampled([(how,) for how in HOWS], 2), ids="-".join)
 def test_on_onnx_runtime(how: tuple[str, str]) -> None:
     found = on_ort(*how)
     assert len(found) >= HOWS[how]
@@ -336,7 +336,7 @@ def test_on_onnx_runtime(how: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("how", list(HOWS)[:3], ids="-".join)
+@pytest.mark.parametrize("how", sampled([(how,) for how in list(HOWS)[:3]], 3), ids="-".join)
 def test_on_the_reference(how: tuple[str, str], halves: bool) -> None:
     """Which has no operators of com.microsoft, and unlike ONNX Runtime has those of the standard in bfloat16."""
     found = on_reference(*how, halves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +253,16 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 CHILD_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).parents[1].iterdir()) if folder.is_dir())
 """The PYTHONPATH with which a child process finds the helpers and engines of the tests."""
+
+
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """The cases of a sweep: one in `every` is tried by the test command, the others by `scripts/test slow`.
+
+    A tuple is one case of several arguments; those of one argument come as tuples of one.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=() if index % every == 0 else pytest.mark.slow
+        )
+        for index, case in enumerate(cases)
+    ]

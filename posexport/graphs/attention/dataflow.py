@@ -29,6 +29,7 @@ class Dataflow:
         self.values: dict[str, ir.Value] = {}
         self.content: set[ir.Value] = set()
         self.constant: set[ir.Value] = set()
+        self._whole: set[ir.Value] = set()  # whole numbers that stand for features until they are scaled
         tokens: set[ir.Value] = set()
         for value in (*model.graph.inputs, *model.graph.initializers.values()):
             self.values[value.name or ""] = value
@@ -54,8 +55,9 @@ class Dataflow:
             tokens.update(node.outputs)
             return
         embeds = node.op_type in ("Gather", "GatherND", "EmbedLayerNormalization") and any(v in tokens for v in inputs)
-        if embeds or any(value in self.content for value in inputs):
+        if embeds or any(value in self.content or value in self._whole for value in inputs):
             self.content.update(value for value in node.outputs if _may_be_float(value))
+            self._whole.update(value for value in node.outputs if _is_quantised(value))
 
     def depth(self, value: ir.Value) -> int:
         """The place of the node that computes a value in the graph's order; -1 for inputs and initializers."""
@@ -130,6 +132,14 @@ def _may_be_float(value: ir.Value) -> bool:
         return to is None or ir.DataType(to.as_int()).is_floating_point()
     return True
 
+
+def _is_quantised(value: ir.Value) -> bool:
+    """Whether a value holds features as whole numbers."""
+    node = value.producer()
+    return value.dtype in _QUANTISED or (node is not None and node.op_type in ("MatMulInteger", "ConvInteger"))
+
+
+_QUANTISED = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4}
 
 _NEVER_FLOAT = {
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"),

@@ -66,12 +66,12 @@ class SiteWriter:
         self._nodes, self._functions, self._values = nodes, functions, values
         self._dtypes, self._shapes = dtypes, shapes
 
-    def write(self, attention: Attention, shared: SharedCache | None = None, *, rotations: bool = True) -> Site:
+    def write(self, attention: Attention, shared: SharedCache | None = None) -> Site:
         """The nodes of one attention; raises RequestError where the form can't express it."""
         nodes, heads, dim = self._nodes, attention.num_heads, attention.head_dim
-        q = self._side(attention.q, dim, rotations)
-        k = self._side(attention.k, dim, rotations)
-        v = self._side(attention.v, attention.value_dim, rotations)
+        q = self._side(attention.q, dim)
+        k = self._side(attention.k, dim)
+        v = self._side(attention.v, attention.value_dim)
         if attention.k.cache is None and len({q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
             q, k, v = (self._in(one, ir.DataType.FLOAT) for one in (q, k, v))
         if self._functions.form == "contrib" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
@@ -140,10 +140,8 @@ class SiteWriter:
             own.type = ir.TensorType(self._dtypes[name])
         return own
 
-    def _side(self, side: Side, dim: int, rotations: bool) -> ir.Value:
+    def _side(self, side: Side, dim: int) -> ir.Value:
         source, rotary = side.source, side.rotary
-        if rotary is not None and not rotations:
-            raise AssertionError("a rotation that is not to be written must not be part of a side")
         tokens = to_tokens(self._nodes, self._read(source.value), source.layout, source.heads, dim)
         return tokens if rotary is None else self._rotated(rotary, tokens, source.heads, dim)
 

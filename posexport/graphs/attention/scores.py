@@ -51,8 +51,6 @@ class Scores:
     sinks: ir.Value | None = None
     sinks_first: bool = False
     head_scales: tuple[tuple[ir.Value, bool], ...] = ()
-    reshaped: bool = False
-    upcast: bool = False
     nodes: tuple[ir.Node, ...] = ()
 
 
@@ -75,8 +73,6 @@ class _Walk:
     sinks: ir.Value | None = None
     sinks_first: bool = False
     head_scales: list[tuple[ir.Value, bool]] = attrs.Factory(list)
-    reshaped: bool = False
-    upcast: bool = False
     nodes: list[ir.Node] = attrs.Factory(list)
     factors: list[float] = attrs.Factory(list)
 
@@ -105,8 +101,6 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
                 sinks=walk.sinks,
                 sinks_first=walk.sinks_first,
                 head_scales=tuple(walk.head_scales),
-                reshaped=walk.reshaped,
-                upcast=walk.upcast,
                 nodes=tuple(walk.nodes),
             )
         step = _STEPS.get(node.op_type)
@@ -150,16 +144,6 @@ def scalar_of(value: ir.Value | None) -> float | None:
 def _through(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     assert node.inputs[0] is not None
     walk.value = node.inputs[0]
-
-
-def _layout(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
-    walk.reshaped = True
-    _through(flow, walk, node)
-
-
-def _cast(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
-    walk.upcast = True
-    _through(flow, walk, node)
 
 
 def _sides(flow: Dataflow, node: ir.Node) -> tuple[ir.Value, ir.Value, int]:
@@ -267,13 +251,13 @@ _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
     "Max": _bounded,
     "Tanh": _tanh,
     "Concat": _sinks,
-    "Cast": _cast,
+    "Cast": _through,
     "Identity": _through,
     "Dropout": _through,
-    "Reshape": _layout,
-    "Unsqueeze": _layout,
-    "Squeeze": _layout,
-    "Transpose": _layout,
-    "Flatten": _layout,
+    "Reshape": _through,
+    "Unsqueeze": _through,
+    "Squeeze": _through,
+    "Transpose": _through,
+    "Flatten": _through,
 }
 """What may stand between the products, by operator."""

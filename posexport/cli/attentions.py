@@ -36,8 +36,8 @@ def _facts(group: Sequence[Data]) -> Iterator[tuple[str, str]]:
     yield "mask", mask_text(first["mask"])
     yield "encoding", encoding_text(first["encoding"])
     if first["cache"] is not None:
-        kinds = dict.fromkeys((cache_text(first["cache"]), cache_text(last["cache"])))
-        yield "cache", " ... ".join(kinds)
+        text, others = cache_text(first["cache"]), cache_text(last["cache"])
+        yield "cache", text if text == others else f"{text} ... {others.removeprefix(first['cache']['kind'] + ': ')}"
     if more := more_text(first):
         yield "more", more
     yield "operator", f"{first['operator']}, {first['dtype']}"

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -141,21 +141,31 @@ def fail(sentence: str, code: int) -> int:
 
 
 def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """`facts` with equal values of consecutive layers in one row: `past_key.0 ... past_key.31`."""
-    rows: list[tuple[list[str], Any]] = []
+    """`facts` with equal values of consecutive layers in one row: `past_key.0 ... past_key.31`, and where others lie
+    between them `past.0.key, past.1.key ... past.31.key`."""
+    rows: list[tuple[dict[int, str], Any]] = []  # names by their places
     last: dict[str, tuple[int, int]] = {}  # a name without its number: its last row, and the number there
-    for name, value in facts:
+    for place, (name, value) in enumerate(facts):
         match = _LAYER.search(name)
         if match:
             bare, number = _LAYER.sub("", name, count=1), int(match[1])
             row, before = last.get(bare, (len(rows), number))
             if number == before + 1 and rows[row][1] == value:
-                rows[row][0].append(name[: match.end()])
+                rows[row][0][place] = name
                 last[bare] = (row, number)
                 continue
             last[bare] = (len(rows), number)
-        rows.append(([name], value))
-    return [(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", value) for names, value in rows]
+        rows.append(({place: name}, value))
+    return [(_run(names), value) for names, value in rows]
+
+
+def _run(names: Mapping[int, str]) -> str:
+    """The first name and the last, and the second where that would not be the next of all."""
+    shown = [*names.values()]
+    if len(shown) < 3:
+        return ", ".join(shown)
+    first, *_, last = names
+    return f"{shown[0]} ... {shown[-1]}" if last - first < len(shown) else f"{shown[0]}, {shown[1]} ... {shown[-1]}"
 
 
 class Steps:

@@ -119,6 +119,9 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
             f"{rewritten} of {len(result.attentions)} rewritten" if result.attentions else "no attention found",
         )
     ]
+    if options.angles is not None and result.attentions and not any(one["angles"] for one in result.attentions):
+        chosen = " of those that were chosen" if options.only else ""
+        facts.append(("angles", f"no attention{chosen} is rotated: there was nothing to make exact"))
     if result.whole is not None:
         facts.append(("whole graph", _whole(result.whole)))
     facts += [(verdict.runtime, _verdict(verdict)) for verdict in done.verdicts]
@@ -128,7 +131,27 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
 
 
 def _unchanged(result: RewriteResult) -> str:
-    return "" if result.changed else f", a copy of {result.source.file}: nothing was to be rewritten"
+    """Why the new file is a copy, where it is one."""
+    if result.changed:
+        return ""
+    every, refused, angles = result.attentions, result.refused, result.angles_left
+    parts = []
+    if refused:
+        parts.append(f"{len(refused)} of {len(every)} could not be rewritten, the reasons are in the table")
+    elif every:
+        chosen = "what was chosen" if any(_is_not_chosen(one) for one in every) else "all attention"
+        parts.append(f"{chosen} is in the form {result.form} already")
+    else:
+        parts.append("no attention was found in it")
+    if angles and not refused:
+        parts.append(f"angles of {len(angles)} of {len(every)} could not be made exact, the reasons are in the table")
+    return f", a copy of {result.source.file}: {'; '.join(parts)}"
+
+
+def _is_not_chosen(one: Mapping[str, Any]) -> bool:
+    from posexport.rewrite.result import NOT_CHOSEN
+
+    return (one["reason"] or {}).get("code") == NOT_CHOSEN
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

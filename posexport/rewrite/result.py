@@ -17,6 +17,9 @@ REWRITTEN, KEPT = "rewritten", "kept"
 ALREADY = "already-in-form"
 """The code of the reason of an attention that needs no rewriting."""
 
+NOT_CHOSEN = "not-chosen"
+"""The code of the reason of an attention that nobody asked to rewrite."""
+
 
 @attrs.frozen(kw_only=True)
 class Block:
@@ -52,19 +55,33 @@ class RewriteResult:
     outputs: tuple[Tensor, ...]
 
     @property
+    def refused(self) -> list[Mapping[str, Any]]:
+        """The attentions that were to be rewritten and could not be."""
+        settled = (ALREADY, NOT_CHOSEN)
+        return [one for one in self.attentions if one["state"] == KEPT and _code(one["reason"]) not in settled]
+
+    @property
+    def angles_left(self) -> list[Mapping[str, Any]]:
+        """The attentions whose angles are not exact where that was asked for."""
+        return [one for one in self.attentions if (one["angles"] or {}).get("state") == PARITY]
+
+    @property
     def left(self) -> list[Mapping[str, Any]]:
         """The attentions that are not in the form that was asked for, or whose angles are not exact where that was."""
         return [
             one
             for one in self.attentions
-            if (one["state"] == KEPT and (one["reason"] or {}).get("code") != ALREADY)
-            or (one["angles"] or {}).get("state") == PARITY
+            if (one["state"] == KEPT and _code(one["reason"]) != ALREADY) or one in self.angles_left
         ]
 
     @property
     def is_complete(self) -> bool:
         """Whether all attention is in the form; a file without any has none in it."""
         return bool(self.attentions) and not self.left
+
+
+def _code(reason: Mapping[str, Any] | None) -> str | None:
+    return None if reason is None else str(reason["code"])
 
 
 def site_record(

@@ -11,7 +11,7 @@ import click
 import pytest
 from helpers import cli, refused
 
-from posexport.cli.console import show_table
+from posexport.cli.console import runs, show_table
 
 POSEXPORT = [sys.executable, "-m", "posexport"]
 
@@ -90,3 +90,26 @@ def test_numbers_are_never_folded_and_empty_columns_go_first(
     assert {"2.89e-05", "2.07e-05", "1.74e-04", "ort-cpu", "passed"} <= set(" ".join(lines).split())
     assert ("note" in " ".join(lines)) == (columns == 100)
     assert columns < 70 or max(map(len, lines)) < columns
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["key.0", "key.1", "key.2"], ["key.0 ... key.2"]),
+        (["past.0.key", "past.1.key", "past.2.key"], ["past.0.key ... past.2.key"]),
+        (
+            ["past.0.key", "past.0.value", "past.1.key", "past.1.value"],
+            ["past.0.key, past.1.key", "past.0.value, past.1.value"],
+        ),
+        (
+            [f"past.{layer}.{kind}" for layer in range(4) for kind in ("key", "value")],
+            ["past.0.key, past.1.key ... past.3.key", "past.0.value, past.1.value ... past.3.value"],
+        ),
+        (["key.0", "key.2"], ["key.0", "key.2"]),
+    ],
+)
+def test_a_run_of_layers_names_what_there_is(names: list[str], expected: list[str]) -> None:
+    """Both ends are names, and a range has what stands between them."""
+    assert runs([(name, "fp32") for name in names]) == [(name, "fp32") for name in expected]
+    for row, _ in runs([(name, "fp32") for name in names]):
+        assert set(row.replace(" ... ", ", ").split(", ")) <= set(names)

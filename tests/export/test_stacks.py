@@ -200,7 +200,7 @@ def test_people_see_a_line_for_a_run_of_layers(written: Path) -> None:
     said, _, attentions = cli("inspect", written).stdout.partition("attention 0")
     lines = {line.split("  ")[0]: line for line in (each.strip() for each in said.splitlines())}
     assert {"past_key.0 ... past_key.4", "present_value.0 ... present_value.4"} <= lines.keys()
-    assert "layers.0.q_proj.weight ... layers.4" in lines
+    assert "layers.0.q_proj.weight, layers.1.q_proj.weight ... layers.4.q_proj.weight" in lines
     assert "past_key.1" not in said
     assert "{" not in said + attentions
     assert lines["layer_pattern.1"] and lines["encoding"].split() == ["encoding", "alibi"]

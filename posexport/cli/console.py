@@ -160,12 +160,12 @@ def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _run(names: Mapping[int, str]) -> str:
-    """The first name and the last, and the second where that would not be the next of all."""
-    shown = [*names.values()]
+    """The first name and the last; the second too where the names don't end in their numbers and others lie between."""
+    shown, places = [*names.values()], [*names]
     if len(shown) < 3:
         return ", ".join(shown)
-    first, *_, last = names
-    return f"{shown[0]} ... {shown[-1]}" if last - first < len(shown) else f"{shown[0]}, {shown[1]} ... {shown[-1]}"
+    is_plain = places[-1] - places[0] < len(shown) or shown[0].rpartition(".")[2].isdecimal()
+    return f"{shown[0]} ... {shown[-1]}" if is_plain else f"{shown[0]}, {shown[1]} ... {shown[-1]}"
 
 
 class Steps:

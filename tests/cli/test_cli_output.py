@@ -96,6 +96,10 @@ def test_numbers_are_never_folded_and_empty_columns_go_first(
     ("names", "expected"),
     [
         (["key.0", "key.1", "key.2"], ["key.0 ... key.2"]),
+        (
+            [f"{kind}.{layer}" for layer in range(3) for kind in ("key", "value")],
+            ["key.0 ... key.2", "value.0 ... value.2"],
+        ),
         (["past.0.key", "past.1.key", "past.2.key"], ["past.0.key ... past.2.key"]),
         (
             ["past.0.key", "past.0.value", "past.1.key", "past.1.value"],

@@ -20,8 +20,8 @@ from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import KEPT, RewriteResult
 from posexport.runtimes import INTERPRETER, ORT, RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.verify.eligibility import UNSUPPORTED
-from posexport.verify.result import FAILED, NOT_RUN, REFERENCE_FAILED, Verdict
-from posexport.verify.side_by_side import side_by_side
+from posexport.verify.result import FAILED, INCONCLUSIVE, NOT_RUN, OVER_LIMIT, REFERENCE_FAILED, Verdict
+from posexport.verify.side_by_side import is_quantised, side_by_side
 from posexport.verify.verifier import TIME_LIMIT, verify
 
 if TYPE_CHECKING:
@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 
 ORIGINAL_FAILS, UNREADABLE = "original-fails", "unreadable"
 NO_ATTENTION, ATTENTION_LEFT, ANGLES_LEFT = "no-attention", "left", "angles-left"
-"""Codes of reasons: the original fails on a runtime too, verify can't take the file, `require_all` asks for more."""
+QUANTISED = "quantised"
+"""Codes of reasons: the original fails on a runtime too, verify can't take the file, `require_all` asks for more, a
+quantised file is the same beside the original."""
+
+
+_OF_NUMBERS = (OVER_LIMIT, INCONCLUSIVE)
+QUANTISED_LIMIT = 1e-5
+"""Of the largest value: as far as two quantised files may differ on most inputs, which round alike in both."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,6 +112,8 @@ def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress
     for name, verdict in verdicts.items():
         if verdict.reason_code == REFERENCE_FAILED and rows[name].module == ORT and against is not None:
             verdicts[name] = _beside(path, made, rows[name], verdict)
+    if against is not None and any(verdict.state == FAILED for verdict in verdicts.values()) and is_quantised(path):
+        verdicts = _excused_by_quantisation(path, made, rows, verdicts)
     failing = {name: rows[name] for name, verdict in verdicts.items() if verdict.state == FAILED}
     originals = verify([path], runtimes=failing, **settings).verdicts if failing else ()
     for original in originals:
@@ -122,6 +131,32 @@ def _beside(path: Path, made: Draft, row: Runtime, verdict: Verdict) -> Verdict:
         return attrs.evolve(verdict, state=FAILED, reason=str(found.problem), reason_code=found.problem.code)
     text = f"beside the original, on {found.cases} sets of inputs, it differs by {found.error:.1e} of the largest value"
     return attrs.evolve(verdict, reason=f"{str(verdict.reason).rstrip('.')}; {text}") if found.cases else verdict
+
+
+def _excused_by_quantisation(
+    path: Path, made: Draft, rows: Mapping[str, Runtime], verdicts: Mapping[str, Verdict]
+) -> dict[str, Verdict]:
+    """The verdicts, of which those on numbers say nothing where both files are the same beside each other: between
+    whole numbers the last digit of a float decides, and a runtime and float64 may decide otherwise."""
+    excused = dict(verdicts)
+    row = next((row for row in rows.values() if row.module == ORT and not row.needs_gpu), None)
+    failing = [name for name, one in verdicts.items() if one.state == FAILED and one.reason_code in _OF_NUMBERS]
+    if row is None or not failing:
+        return excused
+    options = made.options
+    found = side_by_side(path, made.path, row, TIME_LIMIT, options.roles, options.seed)
+    if found.problem is not None or not found.cases or found.median > QUANTISED_LIMIT:
+        return excused
+    for name in failing:
+        text = f"the file is quantised, so its last digits decide between whole numbers: {verdicts[name].reason}"
+        beside = (
+            f"beside the original {row.name} gives the same to {found.error:.1e}, and on half of {found.cases} sets of "
+            f"inputs to {found.median:.1e}"
+        )
+        excused[name] = attrs.evolve(
+            verdicts[name], state=NOT_RUN, reason=f"{text.rstrip('.')}; {beside}", reason_code=QUANTISED
+        )
+    return excused
 
 
 def _is_no_worse(new: Verdict, original: Verdict) -> bool:

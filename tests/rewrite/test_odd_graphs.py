@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import rewrite_helpers as helpers
 from onnx import TensorProto, helper
 from small_graphs import Graph, run
 
+from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.rewriter import KEPT, REWRITTEN, rewrite_model
 from posexport.runtimes import RUNTIMES
-from posexport.verify.result import FAILED, Verdict
-from posexport.verify.rewritten import _is_no_worse
-from posexport.verify.side_by_side import DIFFERS, FAILS, side_by_side
+from posexport.verify.result import FAILED, NOT_RUN, Verdict
+from posexport.verify.rewritten import QUANTISED, _excused_by_quantisation, _is_no_worse
+from posexport.verify.side_by_side import DIFFERS, FAILS, is_quantised, side_by_side
 
 HEADS, SIZE = 2, 8
 HIDDEN = HEADS * SIZE
@@ -177,6 +179,34 @@ def test_a_failure_of_the_original_excuses_no_larger_one() -> None:
     assert not _is_no_worse(verdict(1.0), verdict(1e-3))
     assert not _is_no_worse(verdict(None, "failed"), verdict(1e-8))
     assert not _is_no_worse(verdict(1e-3, "not-finite"), verdict(1e-3))
+
+
+def quantised(g: Graph, x: str) -> str:
+    """x rounded to steps of 1/16."""
+    step, zero = g.constant(1 / 16, np.float32), g.weight("zero", np.array(0, np.int8))
+    return g.op("DequantizeLinear", g.op("QuantizeLinear", x, step, zero), step, zero)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_one_rounding_of_a_quantised_file_is_no_fault(
+    fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers.in_process(monkeypatch)
+    g = Graph()
+    mixed = attended(g, heads_of(g, "q"), heads_of(g, "k"), heads_of(g, "v"))
+    g.op("MatMul", quantised(g, merged(g, mixed, "rows")), g.random("o", HIDDEN, HIDDEN), name="output")
+    path, out = helpers.saved(tmp_path, model_of(g, {"output": ["batch", "seq", HIDDEN]})), tmp_path / "out.onnx"
+    helpers.rewritten(path, out, form="native", target="ort")
+    assert is_quantised(path)
+    if fault:
+        wrong = onnx.load(out)
+        next(one for node in wrong.graph.node for one in node.attribute if one.name == "scale").f *= 1.5
+        onnx.save(wrong, out)
+    made: Any = SimpleNamespace(path=out, target=out, options=RewriteOptions(form="native", target="ort"))
+    rows = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
+    found = _excused_by_quantisation(path, made, rows, dict.fromkeys(rows, verdict(1e-2)))
+    assert {one.state for one in found.values()} == {FAILED if fault else NOT_RUN}
+    assert fault or {one.reason_code for one in found.values()} == {QUANTISED}
 
 
 def test_functions_that_are_there_keep_their_bodies() -> None:

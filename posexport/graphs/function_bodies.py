@@ -111,6 +111,11 @@ class Functions:
         model.opset_imports[DOMAIN] = 1
 
 
+def names_in(model: ir.Model) -> list[str]:
+    """The names of posexport's functions that a model has."""
+    return [function.name for function in model.functions.values() if function.domain == DOMAIN]
+
+
 def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
     """Whether a body differs from the one that `other` builds, or that one can't be built."""
     try:

@@ -50,13 +50,7 @@ class View:
 
     def dtypes(self, values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
         """The dtype of each value, from the graph where it says it, else from a run in the graph's own dtypes."""
-        found = {value.name or "": value.dtype for value in values}
-        unknown = [name for name, dtype in found.items() if dtype is None]
-        if unknown:
-            arrays = to_tensors(self.inputs.arrays)
-            for name, tensor in Evaluator(self.model, wide=False).run(arrays, unknown).items():
-                found[name] = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
-        return {name: dtype for name, dtype in found.items() if dtype is not None}
+        return _dtypes(self.model, to_tensors(self.inputs.arrays), values)
 
 
 def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0, *, kept: str | None = None) -> View:
@@ -69,15 +63,18 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     roles = settled_roles(model, roles_of(model, given), seed)
     drawn = probe_inputs(roles, seed)
     arrays = to_tensors(drawn.arrays)
-    _settle_dtypes(model, arrays)
-    shapes = _operator_shapes(model, arrays)
+    operands = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
+    for name, dtype in _dtypes(model, arrays, operands.values()).items():
+        operands[name].dtype = dtype
+    values = Evaluator(model).run(arrays, sorted(operands)) if operands else {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
     refused: dict[ir.Node, str] = {}
     expanded = expand(model, shapes, refused=refused)
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
     flow = Dataflow(model, tokens, content)
     others = to_tensors(probe_inputs(roles, seed, OTHER_SIZES).arrays)
-    probe = Probe(Evaluator(model), flow, arrays, seed, others)
+    probe = Probe(Evaluator(model), flow, arrays, others, seed)
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,
@@ -91,18 +88,11 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     )
 
 
-def _settle_dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> None:
-    """Note the dtypes of what operators read that can be written out, where the graph doesn't say them."""
-    values = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
-    unknown = [name for name, value in values.items() if value.dtype is None]
+def _dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor], values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
+    """The dtype of each value by name, from the graph where it says it, else from a run in the graph's own dtypes."""
+    found = {value.name or "": value.dtype for value in values}
+    unknown = [name for name, dtype in found.items() if dtype is None]
     if unknown:
         for name, tensor in Evaluator(model, wide=False).run(arrays, unknown).items():
-            values[name].dtype = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
-
-
-def _operator_shapes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> Shapes:
-    """The shapes of all that operators read that can be written out, by name."""
-    names = {value.name or "" for node in expandable(model) for value in node.inputs if value is not None}
-    if not names:
-        return {}
-    return {name: tuple(tensor.shape) for name, tensor in Evaluator(model).run(arrays, sorted(names)).items()}
+            found[name] = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
+    return {name: dtype for name, dtype in found.items() if dtype is not None}

@@ -63,7 +63,7 @@ class RewriteResult:
     @property
     def angles_left(self) -> list[Mapping[str, Any]]:
         """The attentions whose angles are not exact where that was asked for."""
-        return [one for one in self.attentions if (one["angles"] or {}).get("state") == PARITY]
+        return [one for one in self.attentions if _has_angles_left(one)]
 
     @property
     def left(self) -> list[Mapping[str, Any]]:
@@ -71,13 +71,17 @@ class RewriteResult:
         return [
             one
             for one in self.attentions
-            if (one["state"] == KEPT and _code(one["reason"]) != ALREADY) or one in self.angles_left
+            if (one["state"] == KEPT and _code(one["reason"]) != ALREADY) or _has_angles_left(one)
         ]
 
     @property
     def is_complete(self) -> bool:
         """Whether all attention is in the form; a file without any has none in it."""
         return bool(self.attentions) and not self.left
+
+
+def _has_angles_left(one: Mapping[str, Any]) -> bool:
+    return (one["angles"] or {}).get("state") == PARITY
 
 
 def _code(reason: Mapping[str, Any] | None) -> str | None:

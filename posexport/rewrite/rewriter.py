@@ -17,7 +17,7 @@ from posexport.graphs.attention.recognise import may_hold_attention, narrower
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
-from posexport.graphs.function_bodies import DOMAIN, Functions
+from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
 from posexport.graphs.load import inlined
 from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.result import SiteAngles
@@ -25,7 +25,7 @@ from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
-from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
+from posexport.rewrite.result import ALREADY, KEPT, NOT_CHOSEN, REWRITTEN
 from posexport.rewrite.surgery import lower, values_read, write_sites
 from posexport.spec.forms import FORMS, TARGETS
 
@@ -93,7 +93,7 @@ def rewrite_model(
         if isinstance(one, UnknownAttention):
             reasons[one.name] = one.reason
         elif only and one.name not in only:
-            reasons[one.name] = Reason("not-chosen", "--only names others")
+            reasons[one.name] = Reason(NOT_CHOSEN, "--only names others")
         elif not (called or (shared and one.k.cache is not None)) and is_in_form(view, one, form, target):
             reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
         else:
@@ -215,8 +215,7 @@ def _written(
 ) -> tuple[ir.Model, dict[str, RequestError]]:
     """A copy of `base` with these sites in the form; and the sites that the form can't express, by name."""
     copy = base.clone()
-    taken = [function.name for function in copy.functions.values() if function.domain == DOMAIN]
-    functions = Functions(copy.opset_imports[""], form, target, taken)
+    functions = Functions(copy.opset_imports[""], form, target, names_in(copy))
     refused = write_sites(view, copy, chosen, functions, shared=shared)
     if not refused:
         lower(copy, functions, form)

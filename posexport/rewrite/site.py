@@ -290,26 +290,26 @@ class SiteWriter:
         if len(level) == 3 and len(shape) == 3:  # rows and heads are one axis
             value = nodes.one("Unsqueeze", value, nodes.constant([1]))
             return value if shape[0] == 1 else nodes.shaped(value, -1, heads, 0, 0)
-        if has_groups(level, heads) and len(shape) > 2:  # heads are two axes, those of keys and groups
-            if len(shape) < 5:
-                value = nodes.one("Unsqueeze", value, nodes.constant(list(range(5 - len(shape)))))
-            if (*shape,)[-4:-2] == (1, 1) or (len(shape) == 3 and shape[0] == 1):
+        grouped = has_groups(level, heads)
+        rank = 5 if len(level) == 5 and not (grouped and len(shape) < 3) else 4
+        missing = rank - len(shape)
+        if missing:
+            value = nodes.one("Unsqueeze", value, nodes.constant(list(range(missing))))
+        if rank == 5 and grouped:  # heads are two axes, those of keys and groups
+            if [*[1] * missing, *shape][1:3] == [1, 1]:
                 return nodes.one("Squeeze", value, nodes.constant([1]))
             value = nodes.one("Expand", value, nodes.constant([1, *level[1:3], 1, 1]))
             rows = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=0, end=1)
             last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=5)
             return nodes.one("Reshape", value, nodes.one("Concat", rows, nodes.constant([heads]), last, axis=0))
-        if len(level) == 5 and not has_groups(level, heads):  # rows are two axes, such as images and windows
-            if len(shape) < 5:
-                value = nodes.one("Unsqueeze", value, nodes.constant(list(range(5 - len(shape)))))
+        if rank == 5:  # rows are two axes, such as images and windows
             rows = nodes.one("Shape", q, dtype=ir.DataType.INT64, start=0, end=1)
             images = nodes.one("Div", rows, nodes.constant([level[1]]))
             target = nodes.one("Concat", images, nodes.constant([level[1], 1, 1, 1]), axis=0)
             last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=2, end=5)
             merged = nodes.one("Concat", nodes.constant([-1]), last, axis=0)
             return nodes.one("Reshape", nodes.one("Expand", value, target), merged)
-        missing = 4 - len(shape)
-        return nodes.one("Unsqueeze", value, nodes.constant(list(range(missing)))) if missing else value
+        return value
 
     def _call(
         self, operator: Any, inputs: Sequence[tuple[ir.Value | None, tuple[int | str, ...]]], attributes: dict[str, Any]

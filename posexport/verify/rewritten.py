@@ -20,8 +20,9 @@ from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import KEPT, RewriteResult
 from posexport.runtimes import INTERPRETER, ORT, RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.verify.eligibility import UNSUPPORTED
+from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
 from posexport.verify.result import FAILED, INCONCLUSIVE, NOT_RUN, OVER_LIMIT, REFERENCE_FAILED, Verdict
-from posexport.verify.side_by_side import is_quantised, side_by_side
+from posexport.verify.side_by_side import SideBySide, side_by_side
 from posexport.verify.verifier import TIME_LIMIT, verify
 
 if TYPE_CHECKING:
@@ -109,11 +110,8 @@ def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress
         verdicts |= {name: _named(Verdict.of(target, name, NOT_RUN, reason), made) for name in tried}
     reason = Reason(UNSUPPORTED, "the target is ort: the new file is for ONNX Runtime only")
     verdicts |= {name: Verdict.of(target, name, NOT_RUN, reason) for name in alone}
-    for name, verdict in verdicts.items():
-        if verdict.reason_code == REFERENCE_FAILED and rows[name].module == ORT and against is not None:
-            verdicts[name] = _beside(path, made, rows[name], verdict)
-    if against is not None and any(verdict.state == FAILED for verdict in verdicts.values()) and is_quantised(path):
-        verdicts = _excused_by_quantisation(path, made, rows, verdicts)
+    if against is not None:
+        verdicts = _beside_the_original(path, made, rows, verdicts)
     failing = {name: rows[name] for name, verdict in verdicts.items() if verdict.state == FAILED}
     originals = verify([path], runtimes=failing, **settings).verdicts if failing else ()
     for original in originals:
@@ -123,40 +121,51 @@ def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress
     return tuple(verdicts[name] for name in rows if name in verdicts)
 
 
-def _beside(path: Path, made: Draft, row: Runtime, verdict: Verdict) -> Verdict:
-    """The verdict where float64 has none: the new file is run beside the original."""
-    options = made.options
-    found = side_by_side(path, made.path, row, TIME_LIMIT, options.roles, options.seed)
+def _beside_the_original(
+    path: Path, made: Draft, rows: Mapping[str, Runtime], verdicts: Mapping[str, Verdict]
+) -> dict[str, Verdict]:
+    """The verdicts with what a run beside the original says: where float64 has no value, and of a quantised file, where
+    numbers fail."""
+    unknown = [
+        name for name, one in verdicts.items() if one.reason_code == REFERENCE_FAILED and rows[name].module == ORT
+    ]
+    failing = [name for name, one in verdicts.items() if one.state == FAILED and one.reason_code in _OF_NUMBERS]
+    settled = dict(verdicts)
+    if unknown or failing:
+        original = read_subject(read_file(path))
+        for name in unknown:
+            found = _side_by_side(original, made, rows[name])
+            settled[name] = _with_difference(verdicts[name], found)
+        on_cpu = next((row for row in rows.values() if row.module == ORT and not row.needs_gpu), None)
+        if failing and on_cpu is not None and original.is_quantised:
+            found = _side_by_side(original, made, on_cpu)
+            settled |= {name: _excused_by_quantisation(verdicts[name], found, on_cpu.name) for name in failing}
+    return settled
+
+
+def _side_by_side(original: GraphSubject, made: Draft, row: Runtime) -> SideBySide:
+    return side_by_side(original, made.path, row, TIME_LIMIT, made.options.roles, made.options.seed)
+
+
+def _with_difference(verdict: Verdict, found: SideBySide) -> Verdict:
+    """The verdict where float64 has none."""
     if found.problem is not None:
         return attrs.evolve(verdict, state=FAILED, reason=str(found.problem), reason_code=found.problem.code)
     text = f"beside the original, on {found.cases} sets of inputs, it differs by {found.error:.1e} of the largest value"
     return attrs.evolve(verdict, reason=f"{str(verdict.reason).rstrip('.')}; {text}") if found.cases else verdict
 
 
-def _excused_by_quantisation(
-    path: Path, made: Draft, rows: Mapping[str, Runtime], verdicts: Mapping[str, Verdict]
-) -> dict[str, Verdict]:
-    """The verdicts, of which those on numbers say nothing where both files are the same beside each other: between
-    whole numbers the last digit of a float decides, and a runtime and float64 may decide otherwise."""
-    excused = dict(verdicts)
-    row = next((row for row in rows.values() if row.module == ORT and not row.needs_gpu), None)
-    failing = [name for name, one in verdicts.items() if one.state == FAILED and one.reason_code in _OF_NUMBERS]
-    if row is None or not failing:
-        return excused
-    options = made.options
-    found = side_by_side(path, made.path, row, TIME_LIMIT, options.roles, options.seed)
+def _excused_by_quantisation(verdict: Verdict, found: SideBySide, runtime: str) -> Verdict:
+    """A failure that says nothing where both files are the same beside each other: between whole numbers the last digit
+    of a float decides, and a runtime and float64 may decide otherwise."""
     if found.problem is not None or not found.cases or found.median > QUANTISED_LIMIT:
-        return excused
-    for name in failing:
-        text = f"the file is quantised, so its last digits decide between whole numbers: {verdicts[name].reason}"
-        beside = (
-            f"beside the original {row.name} gives the same to {found.error:.1e}, and on half of {found.cases} sets of "
-            f"inputs to {found.median:.1e}"
-        )
-        excused[name] = attrs.evolve(
-            verdicts[name], state=NOT_RUN, reason=f"{text.rstrip('.')}; {beside}", reason_code=QUANTISED
-        )
-    return excused
+        return verdict
+    text = f"the file is quantised, so its last digits decide between whole numbers: {verdict.reason}"
+    beside = (
+        f"beside the original {runtime} gives the same to {found.error:.1e}, and on half of {found.cases} sets of "
+        f"inputs to {found.median:.1e}"
+    )
+    return attrs.evolve(verdict, state=NOT_RUN, reason=f"{text.rstrip('.')}; {beside}", reason_code=QUANTISED)
 
 
 def _is_no_worse(new: Verdict, original: Verdict) -> bool:

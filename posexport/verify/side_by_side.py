@@ -14,12 +14,11 @@ import numpy as np
 
 from posexport.errors import Reason
 from posexport.graphs.axes import SLOTS
-from posexport.graphs.load import ir_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool, result
 from posexport.verify.graph.cases import GraphCase, drawn_cases
-from posexport.verify.graph.subject import read_file, read_subject
+from posexport.verify.graph.subject import GraphSubject
 
 LIMITS = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1, "fp64": 1e-7}
 """Of the largest value of an output, by dtype: larger than what another order of the same sums makes."""
@@ -45,7 +44,7 @@ class SideBySide:
 
 
 def side_by_side(
-    original: Path,
+    original: GraphSubject,
     other: Path,
     runtime: Runtime,
     time_limit: float,
@@ -53,14 +52,13 @@ def side_by_side(
     seed: int = 0,
 ) -> SideBySide:
     """What a runtime makes of two files of the same inputs; no cases where it doesn't run the original on any."""
-    subject = read_subject(read_file(original))
-    limit = STEP if is_quantised(original) else LIMITS.get(subject.dtype, LIMITS["fp32"])
-    whole = [case for case in drawn_cases(subject.roles(roles), seed) if _is_without_padding(case)]
+    limit = STEP if original.is_quantised else LIMITS.get(original.dtype, LIMITS["fp32"])
+    whole = [case for case in drawn_cases(original.roles(roles), seed) if _is_without_padding(case)]
     errors = list[float]()
     with Pool(time_limit) as pool:
         for case in whole[:CASES]:
             before, after = (
-                result(pool.submit(runtime, path, [case.arrays], key=str(path))) for path in (original, other)
+                result(pool.submit(runtime, path, [case.arrays], key=str(path))) for path in (original.path, other)
             )
             if before.failure is not None:
                 continue
@@ -73,12 +71,6 @@ def side_by_side(
                 text = f"an output differs from that of the original by {found:.2g} of its largest value"
                 return SideBySide(cases=len(errors), problem=Reason(DIFFERS, f"{text} (inputs: {case.name})"))
     return SideBySide(error=max(errors), median=float(np.median(errors)), cases=len(errors)) if errors else SideBySide()
-
-
-def is_quantised(path: Path) -> bool:
-    """Whether a file rounds features to whole numbers."""
-    nodes = ir_of(read_file(path)).graph.all_nodes()
-    return any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in nodes)
 
 
 def _is_without_padding(case: GraphCase) -> bool:

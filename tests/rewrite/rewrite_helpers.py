@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import small_graphs
@@ -18,6 +19,7 @@ from posexport.rewrite.draft import rewrite_file
 from posexport.rewrite.files import rewrite_into
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import RewriteResult
+from posexport.rewrite.rewriter import Rewritten, rewrite_model
 from posexport.runtimes import Runtime
 from posexport.verify import rewritten as verify_rewritten
 from posexport.verify.result import Report
@@ -57,6 +59,14 @@ def numbers_hidden(text: str) -> str:
 def rewritten(path: Path, out: Path, **options: Any) -> RewriteResult:
     """Rewrite a file; `options` are those of RewriteOptions."""
     return rewrite_file(path, out, RewriteOptions(**options))
+
+
+def rewritten_model(model: onnx.ModelProto, **options: Any) -> tuple[Rewritten, onnx.ModelProto]:
+    """What becomes of a graph, and the new one, which onnx's checker takes; `options` are those of rewrite_model."""
+    done = rewrite_model(ir.from_proto(model), **options)
+    proto = ir.to_proto(done.model)
+    onnx.checker.check_model(proto, full_check=True)
+    return done, proto
 
 
 def feeds(batch: int, seq: int, past: int, layers: int = 1, seed: int = 0) -> dict[str, Array]:

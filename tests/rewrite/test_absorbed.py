@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
+from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
 
-from posexport.rewrite.rewriter import REWRITTEN, Rewritten, rewrite_model
+from posexport.rewrite.rewriter import REWRITTEN
 
 HEADS, SIZE, HIDDEN = 4, 8, 32
 FAR = 300
@@ -121,11 +121,6 @@ FAULTS: dict[str, tuple[dict[str, Hook], float]] = {
 """What stands in the graph, and the size of features on which it does something."""
 
 
-def rewritten(model: onnx.ModelProto, form: str) -> tuple[Rewritten, onnx.ModelProto]:
-    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
-    return done, ir.to_proto(done.model)
-
-
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
@@ -135,7 +130,7 @@ def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
     expected, plain = (run(one, {"features": features})["output"] for one in (model, model_of()))
     largest = float(np.abs(expected).max())
     assert float(np.abs(plain - expected).max()) > 1e-3 * largest  # it does something here
-    _, proto = rewritten(model, form)
+    _, proto = rewritten_model(model, form=form, target="ort")
     actual = run(proto, {"features": features})["output"]
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
@@ -145,7 +140,7 @@ def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
 @pytest.mark.parametrize("fault", [name for name in FAULTS if "weights" not in name])
 def test_attention_begins_below_it(fault: str) -> None:
     """Its products are an operator all the same."""
-    done, proto = rewritten(model_of(**FAULTS[fault][0]), "native")
+    done, proto = rewritten_model(model_of(**FAULTS[fault][0]), form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
     assert [node.op_type for node in proto.graph.node].count("Attention") == 1
 
@@ -162,7 +157,7 @@ def whole_slice(g: Graph, value: str) -> str:
 
 @pytest.mark.parametrize("hooks", [{"q": size_of_heads, "k": size_of_heads}, {"k": whole_slice}])
 def test_what_is_the_same_for_all_inputs_is_taken_over(hooks: dict[str, Any]) -> None:
-    done, proto = rewritten(model_of(**hooks), "native")
+    done, proto = rewritten_model(model_of(**hooks), form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
     assert not {node.op_type for node in proto.graph.node} & {"Div", "Slice", "Softmax"}
 
@@ -172,7 +167,7 @@ def test_a_default_that_callers_may_change_is_no_constant() -> None:
     scale = next(one for one in model.graph.initializer if onnx.numpy_helper.to_array(one).shape == ())
     model.graph.input.append(helper.make_tensor_value_info(scale.name, TensorProto.FLOAT, []))
     onnx.checker.check_model(model, full_check=True)
-    done, proto = rewritten(model, "native")
+    done, proto = rewritten_model(model, form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
     features = np.random.default_rng(1).standard_normal((2, 7, HIDDEN)).astype(np.float32)
     for given in ({}, {scale.name: np.array(1.5, np.float32)}):

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
+from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
 
 from posexport.graphs.attention.attention import Attention
 from posexport.rewrite.evidence import LIMIT
-from posexport.rewrite.rewriter import KEPT, REWRITTEN, Rewritten, rewrite_model
+from posexport.rewrite.rewriter import KEPT, REWRITTEN
 
 KEY_HEADS, GROUPS, SIZE, HIDDEN = 2, 3, 8, 24
 HEADS = KEY_HEADS * GROUPS
@@ -132,19 +132,12 @@ def agrees(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
         np.testing.assert_allclose(actual[mask == 1], expected[mask == 1], rtol=0, atol=2e-5)
 
 
-def rewritten(model: onnx.ModelProto, form: str, **options: object) -> tuple[Rewritten, onnx.ModelProto]:
-    done = rewrite_model(ir.from_proto(model), form=form, target="ort", **options)  # type: ignore[arg-type]
-    proto = ir.to_proto(done.model)
-    onnx.checker.check_model(proto, full_check=True)
-    return done, proto
-
-
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 @pytest.mark.parametrize("style", STYLES)
 def test_heads_in_two_axes(style: str, form: str) -> None:
     layer, key_heads = STYLES[style]
     model = model_of(layer)
-    done, proto = rewritten(model, form)
+    done, proto = rewritten_model(model, form=form, target="ort")
     (site,) = done.sites
     assert (site.state, site.reason) == (REWRITTEN, None)
     assert isinstance(site.attention, Attention)
@@ -160,7 +153,7 @@ def test_products_of_an_attention_that_stays_are_what_they_were(style: str) -> N
     layer, _ = STYLES[style]
     model = model_of(layer, layer)
     first, second = [node.name for node in model.graph.node if node.op_type == "Softmax"]
-    done, proto = rewritten(model, "native", only=(second,))
+    done, proto = rewritten_model(model, form="native", target="ort", only=(second,))
     assert [one.state for one in done.sites] == [KEPT, REWRITTEN]
     own = {node.name: node.SerializeToString() for node in model.graph.node}
     left = {node.name: node.SerializeToString() for node in proto.graph.node}
@@ -182,7 +175,7 @@ def test_a_fault_stays_a_fault() -> None:
         return merged(g, g.op("Einsum", weights, v, equation="bkgst,btkd->bskgd"), (0, 1, 2, 3, 4))
 
     model = model_of(wrong)
-    _, proto = rewritten(model, "native")
+    _, proto = rewritten_model(model, form="native", target="ort")
     agrees(model, proto)
     with pytest.raises(AssertionError):
         agrees(model_of(STYLES["einsum"][0]), proto)

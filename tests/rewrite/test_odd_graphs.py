@@ -17,9 +17,10 @@ from small_graphs import Graph, run
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.rewriter import KEPT, REWRITTEN, rewrite_model
 from posexport.runtimes import RUNTIMES
+from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
 from posexport.verify.result import FAILED, NOT_RUN, Verdict
-from posexport.verify.rewritten import QUANTISED, _excused_by_quantisation, _is_no_worse
-from posexport.verify.side_by_side import DIFFERS, FAILS, is_quantised, side_by_side
+from posexport.verify.rewritten import QUANTISED, _beside_the_original, _is_no_worse
+from posexport.verify.side_by_side import DIFFERS, FAILS, side_by_side
 
 HEADS, SIZE = 2, 8
 HIDDEN = HEADS * SIZE
@@ -148,7 +149,7 @@ def test_outputs_without_a_float64_value_are_named_and_run_beside_the_original(
     assert result.whole is not None
     assert result.whole.left == ("other",)
     runtime = RUNTIMES["ort-cpu"]
-    found = side_by_side(path, out, runtime, 60)
+    found = side_by_side(subject_of(path), out, runtime, 60)
     assert found.problem is None
     assert found.cases >= 3
     assert found.error <= 1e-4
@@ -156,14 +157,18 @@ def test_outputs_without_a_float64_value_are_named_and_run_beside_the_original(
     scale = next(one for node in wrong.graph.node for one in node.attribute if one.name == "scale")
     scale.f *= 1.5
     onnx.save(wrong, tmp_path / "wrong.onnx")
-    problem = side_by_side(path, tmp_path / "wrong.onnx", runtime, 60).problem
+    problem = side_by_side(subject_of(path), tmp_path / "wrong.onnx", runtime, 60).problem
     assert problem is not None
     assert problem.code == DIFFERS
     wrong.graph.node[0].op_type = "NoSuchOperator"
     onnx.save(wrong, tmp_path / "broken.onnx")
-    problem = side_by_side(path, tmp_path / "broken.onnx", runtime, 60).problem
+    problem = side_by_side(subject_of(path), tmp_path / "broken.onnx", runtime, 60).problem
     assert problem is not None
     assert problem.code == FAILS
+
+
+def subject_of(path: Path) -> GraphSubject:
+    return read_subject(read_file(path))
 
 
 def verdict(error: float | None, code: str = "over-limit") -> Verdict:
@@ -197,14 +202,14 @@ def test_one_rounding_of_a_quantised_file_is_no_fault(
     g.op("MatMul", quantised(g, merged(g, mixed, "rows")), g.random("o", HIDDEN, HIDDEN), name="output")
     path, out = helpers.saved(tmp_path, model_of(g, {"output": ["batch", "seq", HIDDEN]})), tmp_path / "out.onnx"
     helpers.rewritten(path, out, form="native", target="ort")
-    assert is_quantised(path)
+    assert subject_of(path).is_quantised
     if fault:
         wrong = onnx.load(out)
         next(one for node in wrong.graph.node for one in node.attribute if one.name == "scale").f *= 1.5
         onnx.save(wrong, out)
     made: Any = SimpleNamespace(path=out, target=out, options=RewriteOptions(form="native", target="ort"))
     rows = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
-    found = _excused_by_quantisation(path, made, rows, dict.fromkeys(rows, verdict(1e-2)))
+    found = _beside_the_original(path, made, rows, dict.fromkeys(rows, verdict(1e-2)))
     assert {one.state for one in found.values()} == {FAILED if fault else NOT_RUN}
     assert fault or {one.reason_code for one in found.values()} == {QUANTISED}
 

@@ -21,7 +21,7 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.processes import CRASHED, MEMORY, failure
 from posexport.rewrite import files, process, rewriter, site
 from posexport.rewrite.evidence import Evidence
-from posexport.rewrite.result import ALREADY
+from posexport.rewrite.result import ALREADY, NOT_CHOSEN
 from posexport.rewrite.whole import DIFFERS, NOT_TESTED, WholeEvidence
 from posexport.verify import rewritten
 from posexport.verify.result import FAILED, Report
@@ -359,7 +359,7 @@ def test_every_reason_is_on_the_page() -> None:
         root / "graphs" / "attention" / name for name in ("recognise.py", "scores.py", "heads.py", "products.py")
     ]
     text = "".join(path.read_text() for path in (*sources, *(root / "rewrite").glob("*.py")))
-    codes = set(re.findall(r"(?:Declined|Reason)\(\s*\"([a-z-]+)\"", text)) | {ALREADY, DIFFERS, NOT_TESTED}
+    codes = set(re.findall(r"(?:Declined|Reason)\(\s*\"([a-z-]+)\"", text)) | {ALREADY, DIFFERS, NOT_CHOSEN, NOT_TESTED}
     page = (root.parent / "docs" / "reference" / "rewrite.md").read_text(encoding="utf-8")
     table = page.split("## Why an attention is kept")[1]
     assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == codes

@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from rewrite_helpers import rewritten_model
 from small_graphs import SHAPES, decoder, inputs, no_attention, run, with_operator
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.rewrite import site, surgery
 from posexport.rewrite.evidence import LIMIT
-from posexport.rewrite.rewriter import ALREADY, KEPT, REWRITTEN, Rewritten, rewrite_model
+from posexport.rewrite.rewriter import ALREADY, KEPT, REWRITTEN, rewrite_model
 from posexport.rewrite.shared_cache import LENGTH_INPUT
 
 OPERATORS = {
@@ -26,18 +27,11 @@ OPERATORS = {
 """The operators that a form writes for a decoder with a cache."""
 
 
-def rewritten(model: onnx.ModelProto, **options: Any) -> tuple[Rewritten, onnx.ModelProto]:
-    done = rewrite_model(ir.from_proto(model), **options)
-    proto = ir.to_proto(done.model)
-    onnx.checker.check_model(proto, full_check=True)
-    return done, proto
-
-
 @pytest.mark.parametrize("target", ["portable", "ort", "tensorrt"])
 @pytest.mark.parametrize("form", OPERATORS)
 def test_every_form_is_the_same_function(form: str, target: str) -> None:
     model = decoder(layers=2)
-    done, proto = rewritten(model, form=form, target=target)
+    done, proto = rewritten_model(model, form=form, target=target)
     assert [one.state for one in done.sites] == [REWRITTEN, REWRITTEN]
     for one in done.sites:
         assert one.evidence is not None
@@ -61,7 +55,7 @@ def test_every_form_is_the_same_function(form: str, target: str) -> None:
 @pytest.mark.parametrize("form", ["decomposed", *OPERATORS])
 def test_inputs_outputs_weights_and_metadata_stay(form: str) -> None:
     model = decoder()
-    _, proto = rewritten(model, form=form, target="ort")
+    _, proto = rewritten_model(model, form=form, target="ort")
     for before, after in ((model.graph.input, proto.graph.input), (model.graph.output, proto.graph.output)):
         assert [one.SerializeToString() for one in before] == [one.SerializeToString() for one in after]
     left = {tensor.name: tensor.raw_data for tensor in proto.graph.initializer}
@@ -73,11 +67,11 @@ def test_inputs_outputs_weights_and_metadata_stay(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["decomposed", *OPERATORS])
 def test_the_second_time_nothing_changes(form: str) -> None:
-    first, proto = rewritten(decoder(layers=2), form=form, target="ort")
+    first, proto = rewritten_model(decoder(layers=2), form=form, target="ort")
     second = rewrite_model(ir.from_proto(proto), form=form, target="ort")
     assert not second.changed
     assert [(one.state, one.reason and one.reason.code) for one in second.sites] == [(KEPT, ALREADY)] * 2
-    again, same = rewritten(decoder(layers=2), form=form, target="ort")
+    again, same = rewritten_model(decoder(layers=2), form=form, target="ort")
     assert same.SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)
     assert again.changed == first.changed
 
@@ -88,8 +82,8 @@ def test_any_form_becomes_any_other(start: str, form: str) -> None:
     if start == form:
         return
     model = decoder()
-    _, middle = rewritten(model, form=start, target="ort")
-    done, proto = rewritten(middle, form=form, target="ort")
+    _, middle = rewritten_model(model, form=start, target="ort")
+    done, proto = rewritten_model(middle, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
     for kind, domain in OPERATORS[start]:
         assert not with_operator(proto, kind, domain), kind
@@ -100,7 +94,7 @@ def test_any_form_becomes_any_other(start: str, form: str) -> None:
 @pytest.mark.parametrize("form", ["contrib", "native", "decomposed"])
 def test_shared_caches_give_what_grown_ones_give(form: str) -> None:
     model = decoder()
-    done, proto = rewritten(model, form=form, target="ort", kv_cache="shared")
+    done, proto = rewritten_model(model, form=form, target="ort", kv_cache="shared")
     assert [one.state for one in done.sites] == [REWRITTEN]
     assert LENGTH_INPUT not in [one.name for one in proto.graph.input]
     for batch, seq, past, left in ((2, 6, 0, 2), (3, 1, 9, 4), (1, 4, 5, 0)):
@@ -133,7 +127,7 @@ def test_a_graph_without_attention_is_left_alone() -> None:
 
 
 def test_only_names_what_is_rewritten() -> None:
-    done, proto = rewritten(decoder(layers=2), form="native", only=("node_attention_1",))
+    done, proto = rewritten_model(decoder(layers=2), form="native", only=("node_attention_1",))
     assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [
         (KEPT, "not-chosen"),
         (REWRITTEN, None),
@@ -190,7 +184,7 @@ def test_what_is_not_understood_is_named() -> None:
 
 
 def test_what_was_recognised() -> None:
-    done, _ = rewritten(decoder(), form="native")
+    done, _ = rewritten_model(decoder(), form="native")
     attention = done.sites[0].attention
     assert isinstance(attention, Attention)
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 8)
@@ -206,7 +200,7 @@ def test_what_was_recognised() -> None:
 @pytest.mark.parametrize("length_of", ["keys", "repeated"])
 def test_a_mask_may_count_the_keys_behind_the_cache(length_of: str, kv_cache: str | None) -> None:
     model = decoder(length_of=length_of)
-    done, proto = rewritten(model, form="contrib", target="ort", kv_cache=kv_cache)
+    done, proto = rewritten_model(model, form="contrib", target="ort", kv_cache=kv_cache)
     assert [one.state for one in done.sites] == [REWRITTEN]
     if kv_cache is None:
         for shape in SHAPES:
@@ -217,7 +211,7 @@ def test_a_mask_may_count_the_keys_behind_the_cache(length_of: str, kv_cache: st
 
 def test_a_mask_that_is_computed_from_keys_behind_the_cache_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surgery, "move_lengths", lambda *_: False)
-    done, _ = rewritten(decoder(length_of="keys"), form="contrib", target="ort")
+    done, _ = rewritten_model(decoder(length_of="keys"), form="contrib", target="ort")
     (one,) = done.sites
     assert one.state == KEPT
     assert one.reason is not None
@@ -227,7 +221,7 @@ def test_a_mask_that_is_computed_from_keys_behind_the_cache_is_a_reason(monkeypa
 @pytest.mark.parametrize("form", OPERATORS)
 def test_layers_may_share_the_cache_of_one(form: str) -> None:
     model = decoder(layers=3, one_cache=True)
-    done, proto = rewritten(model, form=form, target="ort")
+    done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN] * 3
     if form == "function":
         assert sum(node.op_type.startswith("CachedAttention") for node in proto.graph.node) == 1
@@ -238,5 +232,5 @@ def test_layers_may_share_the_cache_of_one(form: str) -> None:
 
 
 def test_buffers_are_refused_where_layers_share_a_cache() -> None:
-    done, _ = rewritten(decoder(layers=2, one_cache=True), form="contrib", target="ort", kv_cache="shared")
+    done, _ = rewritten_model(decoder(layers=2, one_cache=True), form="contrib", target="ort", kv_cache="shared")
     assert [one.state for one in done.sites] == [KEPT, KEPT]

@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
-_SHAPES = {"Shape", "Size"}
+LENGTHS = {"Shape", "Size"}
+"""Operators that give lengths alone."""
+
 _TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Clip", "Slice", "Concat", "Expand"}
 """Operators through which the ids of tokens stay ids."""
 
@@ -49,7 +51,7 @@ class Dataflow:
         if all(value in self.constant for value in inputs):
             self.constant.update(node.outputs)
             return
-        if node.op_type in _SHAPES:
+        if node.op_type in LENGTHS:
             return
         if node.op_type in _TOKEN_OPS and node.inputs and node.inputs[0] in tokens:
             tokens.update(node.outputs)
@@ -143,7 +145,7 @@ _QUANTISED = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType
 
 _NEVER_FLOAT = {
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"),
-    *("Shape", "Size", "ArgMax", "ArgMin", "NonZero"),
+    *(*LENGTHS, "ArgMax", "ArgMin", "NonZero"),
 }
 
 

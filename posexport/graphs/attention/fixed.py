@@ -13,10 +13,9 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import RequestError
-from posexport.graphs.attention.dataflow import Dataflow, outer_values
+from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, outer_values
 from posexport.graphs.evaluate import Evaluator
 
-_LENGTHS = {"Shape", "Size"}
 _PICKS = {"Gather", "Slice", "Squeeze", "Unsqueeze", "Cast", "Identity", "Reshape", "Split", "ReduceProd"}
 """Operators that choose among lengths."""
 
@@ -29,7 +28,7 @@ class FixedNumbers:
         evaluator: Evaluator,
         flow: Dataflow,
         values: Mapping[str, torch.Tensor],
-        others: Mapping[str, torch.Tensor] | None,
+        others: Mapping[str, torch.Tensor],
     ) -> None:
         self._evaluator, self._flow, self._values, self._others = evaluator, flow, values, others
         self._known: dict[ir.Value, bool] = {}
@@ -56,7 +55,7 @@ class FixedNumbers:
         node = value.producer()
         while node is not None and node.op_type in _PICKS and node.inputs[0] is not None:
             node = node.inputs[0].producer()
-        return node is not None and node.op_type in _LENGTHS
+        return node is not None and node.op_type in LENGTHS
 
     def _is_same(self, value: ir.Value) -> bool:
         """Whether lengths are the same on inputs of other sizes."""
@@ -69,8 +68,6 @@ class FixedNumbers:
         """All lengths on inputs of other sizes; none where the graph doesn't take such."""
         values = [value for node in self._flow.graph for value in node.outputs if value.name]
         names = [value.name or "" for value in values if value not in self._flow.constant and self._is_length(value)]
-        if self._others is None or not names:
-            return {}
         try:
             return self._evaluator.run(self._others, names)
         except RequestError:

@@ -26,10 +26,10 @@ class Probe:
         evaluator: Evaluator,
         flow: Dataflow,
         inputs: Mapping[str, torch.Tensor],
+        others: Mapping[str, torch.Tensor],
         seed: int = 0,
-        others: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """`others` are inputs of other sizes, where the graph takes such."""
+        """`others` are inputs of other sizes, which the graph may take or not."""
         self._evaluator, self._flow = evaluator, flow
         self._generator = torch.Generator().manual_seed(seed)
         values = [value for node in flow.graph for value in node.outputs if value.name and value not in flow.constant]

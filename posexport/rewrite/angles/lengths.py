@@ -15,11 +15,8 @@ from collections.abc import Callable, Collection
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.dataflow import outer_values
+from posexport.graphs.attention.dataflow import LENGTHS, outer_values
 from posexport.graphs.view import View
-
-LENGTHS = ("Shape", "Size")
-"""Operators that give lengths alone."""
 
 _SIZES = {"Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Slice": (2,), "Range": (1,)}
 """Inputs that say how many numbers there are, by operator."""

@@ -13,10 +13,10 @@ import attrs
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.dataflow import outer_values
+from posexport.graphs.attention.dataflow import LENGTHS, outer_values
 from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.view import View
-from posexport.rewrite.angles.lengths import LENGTHS, Lengths
+from posexport.rewrite.angles.lengths import Lengths
 
 _STEPS = 400
 """Values that are looked at above angles, at most."""

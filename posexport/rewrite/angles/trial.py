@@ -17,7 +17,7 @@ from posexport.graphs.view import View
 from posexport.rewrite.angles.columns import by_token
 from posexport.rewrite.angles.positions import PositionSource
 from posexport.rewrite.surgery import values_of
-from posexport.runtimes.tensors import to_torch
+from posexport.runtimes.tensors import to_tensors
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -38,7 +38,7 @@ class Trial:
         self._sources, self._view, self._wide = sources, view, wide
         self._names = [source.value.name or "" for source in sources]
         self._evaluator = Evaluator(model, wide=wide)
-        self._arrays = {name: to_torch(array) for name, array in view.inputs.arrays.items()}
+        self._arrays = to_tensors(view.inputs.arrays)
         self._values = values_of(model)
 
     def at(self, source: PositionSource, positions: Whole) -> list[Array]:

@@ -16,7 +16,7 @@ import torch
 
 from posexport.custom_ops.angles import exact_sinusoids
 from posexport.graphs.attention.rotary import AngleSource
-from posexport.graphs.function_bodies import DOMAIN, Functions
+from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
 from posexport.graphs.nodes import Nodes
 from posexport.models.angles import exact_turns
 from posexport.rewrite.angles.columns import Columns
@@ -45,9 +45,8 @@ def write_exact(
     """
     values = values_of(model)
     taken = set(values) | {node.name or "" for node in model.graph}
-    writer = _Writer(
-        Nodes(taken, prefix="posexport/exact"), Functions(model.opset_imports[""], form, "portable"), values
-    )
+    functions = Functions(model.opset_imports[""], form, "portable", names_in(model))
+    writer = _Writer(Nodes(taken, prefix="posexport/exact"), functions, values)
     nodes = {node.outputs[0].name or "": node for node in model.graph if node.outputs}
     replaced: list[ir.Value] = []
     for one in written:

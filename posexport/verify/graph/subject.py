@@ -33,7 +33,8 @@ STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 class GraphSubject:
     """A file, read and checked. `dtype` is that of most of its weights, `weight_count` how many numbers they have.
 
-    `foreign_domains` are operator domains that are neither the standard's nor defined by functions of the file.
+    `is_quantised` where features are rounded to whole numbers. `foreign_domains` are operator domains that are neither
+    the standard's nor defined by functions of the file.
     `bounded` are outputs that a sigmoid or softmax makes: runtimes compute those to so many digits of 1.
     """
 
@@ -43,6 +44,7 @@ class GraphSubject:
     weight_bytes: int
     foreign_domains: tuple[str, ...]
     has_attention: bool
+    is_quantised: bool
     bounded: frozenset[str]
     inputs: Values
     outputs: Values
@@ -76,6 +78,7 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
         weight_bytes=sum(map(_bytes, tensors)),
         foreign_domains=_foreign_domains(model),
         has_attention=any(node.op_type == "Attention" for node in model.graph.all_nodes()),
+        is_quantised=any(node.op_type in _ROUNDING for node in model.graph.all_nodes()),
         bounded=frozenset(str(value.name) for value in model.graph.outputs if _is_bounded(value)),
         inputs=inputs,
         outputs=values_of_model(model.graph.outputs),
@@ -123,6 +126,9 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
 def _bytes(tensor: onnx.TensorProto) -> int:
     return int(math.prod(tensor.dims)) * _FLOATS.get(tensor.data_type, ("", 8))[1]
 
+
+_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
+"""Operators that round features to whole numbers."""
 
 _BOUNDED = ("Sigmoid", "Softmax", "Tanh", "HardSigmoid", "Erf", "Softsign")
 _CARRIED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Slice", "Gather", "Concat")

@@ -52,12 +52,11 @@ def make_graph_job(
     subject = read_subject(graph, trusted)
     other = None if request.against is None else read_subject(read_file(request.against))
     differs = None if other is None else mismatch(subject, other)
-    if other is not None and differs is None and request.inputs is None:
-        mine = subject.roles(request.roles)
-        theirs = other.roles({name: role.kind for name, role in mine.items()})
-        differs = cache_mismatch(mine, theirs, other.path.name)
+    roles, theirs = ({}, {}) if differs is not None else _roles(subject, other, request)
+    if other is not None and theirs:
+        differs = cache_mismatch(roles, theirs, other.path.name)
+        roles = {} if differs is not None else shared_roles(roles, theirs)
     exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
-    roles = {} if differs is not None else _roles(subject, other, request)
     if differs is not None:
         cases = []
     elif request.inputs is not None and request.arrays is not None:
@@ -87,14 +86,14 @@ def _other_roles(graph: GraphFile, roles: Mapping[str, Role]) -> Iterator[dict[s
         yield pinned(roles, sizes)
 
 
-def _roles(subject: GraphSubject, other: GraphSubject | None, request: GraphRequest) -> dict[str, Role]:
-    """The roles of inputs, with what the other file demands of them; the user's own inputs need none."""
+def _roles(
+    subject: GraphSubject, other: GraphSubject | None, request: GraphRequest
+) -> tuple[dict[str, Role], dict[str, Role]]:
+    """The roles of inputs, and those that they have in the other file; the user's own inputs need none."""
     if request.inputs is not None:
-        return _known_roles(subject, request.roles)
+        return _known_roles(subject, request.roles), {}
     roles = subject.roles(request.roles)
-    if other is None:
-        return roles
-    return shared_roles(roles, other.roles({name: role.kind for name, role in roles.items()}))
+    return roles, {} if other is None else other.roles({name: role.kind for name, role in roles.items()})
 
 
 def _known_roles(subject: GraphSubject, given: Mapping[str, str]) -> dict[str, Role]:

@@ -319,10 +319,6 @@ PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
 """Sizes of the probe's inputs: all different, so that no two axes are mistaken for one another."""
 
 
-OTHER_SIZES = {BATCH: 2, SEQ: 8, PAST: 6, ENCODER: 9}
-"""Sizes of inputs that show which lengths vary."""
-
-
-def probe_inputs(roles: Mapping[str, Role], seed: int, sizes: Mapping[str, int] = PROBED) -> DrawnInputs:
+def probe_inputs(roles: Mapping[str, Role], seed: int) -> DrawnInputs:
     """The set of inputs on which a graph is probed."""
-    return draw_inputs(roles, sizes, np.random.default_rng(seed), label="probe")
+    return draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")

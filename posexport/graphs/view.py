@@ -13,7 +13,7 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.recognise import Found, nested, recognise
 from posexport.graphs.axes import BATCH
 from posexport.graphs.baked import settled_roles
-from posexport.graphs.draw import OTHER_SIZES, DrawnInputs, probe_inputs
+from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, expand, expandable
 from posexport.graphs.load import inlined
@@ -73,8 +73,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
     flow = Dataflow(model, tokens, content)
-    others = to_tensors(probe_inputs(roles, seed, OTHER_SIZES).arrays)
-    probe = Probe(Evaluator(model), flow, arrays, others, seed)
+    probe = Probe(Evaluator(model), flow, arrays, roles, seed)
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,

@@ -1,28 +1,22 @@
 """Which nodes an attention may take the place of: those that do on all inputs what they do on the probe's.
 
 A probe shows that nodes between two values change nothing but a layout, or turn pairs of features. Whether they always
-do is a matter of their kind. A Clip changes no small numbers, a Slice to the last 4096 keys no short caches, a Where on
-the length nothing before some length: such nodes are not taken over, and attention begins below them.
+do is a matter of their kind, and of the lengths that they are given. A Clip changes no small numbers, a Slice to the
+last 4096 keys no short caches, a Reshape to blocks of 256 tokens no short rows: such nodes are not taken over, and
+attention begins below them. Lengths are compared as polynomials of the graph's dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 
 import onnx_ir as ir
 
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
-
-_LAYOUTS = {
-    *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile", "Identity", "Cast", "Split"),
-    *("SplitToSequence", "Dropout"),
-}
-"""Operators that change no number."""
-
-_WHOLE = 2**31 - 1
-"""An end from which on a Slice takes all that there is."""
+from posexport.graphs.symbolic_sizes import ONE, Size
 
 
 def keeps_numbers(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
@@ -30,118 +24,159 @@ def keeps_numbers(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
     content = [value for value in node.inputs if value in flow.content]
     others = [value for value in node.inputs if value is not None and value not in flow.content]
     if node.op_type in _LAYOUTS:
-        return node.inputs[0] in flow.content
-    if node.op_type == "Slice":
-        return node.inputs[0] in flow.content and _cuts_alike(probe, node)
-    if node.op_type in ("Concat", "Neg"):
-        return not others
-    if node.op_type == "Gather":
-        return node.inputs[0] in flow.content and all(value in probe.fixed for value in others)
+        return node.inputs[0] in flow.content and lays_out(probe, node)
+    if node.op_type == "Neg":
+        return True
+    if node.op_type == "Concat":
+        return not others and not any(_may_be_empty(probe, value) for value in content if value is not None)
     if node.op_type in ("Mul", "Div"):
         scaled = node.op_type == "Mul" or node.inputs[0] in flow.content
         return scaled and len(content) == 1 and all(value in probe.fixed for value in others)
     return False
 
 
+def lays_out(probe: Probe, node: ir.Node) -> bool:
+    """Whether a node gives the numbers of its first input in another layout, or a part of them, in the same way on all
+    inputs."""
+    check = _LAYOUTS.get(node.op_type)
+    return check is not None and check(probe, node)
+
+
+def _always(probe: Probe, node: ir.Node) -> bool:
+    return True
+
+
+def _is_of_known_axes(probe: Probe, node: ir.Node) -> bool:
+    return probe.shapes.axes(node) is not None
+
+
+def _is_not_narrower(probe: Probe, node: ir.Node) -> bool:
+    """Whether a Cast loses no digits."""
+    source, result = _ends(node)
+    dtype = _dtype(source)
+    before = _DIGITS.get(dtype) if dtype is not None else None
+    after = _DIGITS.get(ir.DataType(node.attributes["to"].as_int()))
+    return after is not None and (before is None or after >= before or result.is_graph_output())
+
+
+def _dtype(value: ir.Value) -> ir.DataType | None:
+    """The dtype of a value; where the graph doesn't say it, that of what it is computed from."""
+    while value.dtype is None and (node := value.producer()) is not None and node.inputs:
+        if node.op_type == "Cast":
+            return ir.DataType(node.attributes["to"].as_int())
+        source = node.inputs[1 if node.op_type == "Where" else 0]
+        if source is None:
+            return None
+        value = source
+    return value.dtype
+
+
+_DIGITS = {ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
+
+
+def _is_off(probe: Probe, node: ir.Node) -> bool:
+    """Whether a Dropout drops nothing."""
+    return len(node.inputs) < 3 or node.inputs[2] is None or probe.shapes.whole_numbers(node.inputs[2]) == [0]
+
+
+def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    assert node.inputs[0] is not None
+    return node.inputs[0], node.outputs[0]
+
+
+def _groups_alike(probe: Probe, node: ir.Node) -> bool:
+    """Whether the axes of a Reshape are split and merged in the same way whatever the lengths are: where axes before it
+    and behind it end at the same element on the probe's inputs, they do on all."""
+    ends = [_elements(probe, value) for value in _ends(node)]
+    for some, others in (ends, ends[::-1]):
+        for number, elements in some:
+            same = [other for count, other in others if count == number]
+            if same and elements not in same:
+                return False
+    return ends[0][-1:] == ends[1][-1:]
+
+
+def _elements(probe: Probe, value: ir.Value) -> list[tuple[int, Size]]:
+    """How many elements stand before the end of each axis, as a number and as a polynomial."""
+    sizes = probe.shapes.of(value)
+    actual = probe.shapes.actual(value)
+    kept = [(number, size) for number, size in zip(actual, sizes, strict=True) if size != ONE]
+    return list(zip(accumulate((one for one, _ in kept), mul), accumulate((one for _, one in kept), mul), strict=True))
+
+
+def _repeats_alike(probe: Probe, node: ir.Node) -> bool:
+    """Whether Expand or Tile repeats each axis a fixed number of times, or one element as often as lengths say."""
+    source, result = _ends(node)
+    before, after = probe.shapes.of(source), probe.shapes.of(result)
+    before = (ONE,) * (len(after) - len(before)) + before
+    for size, larger, number in zip(before, after, probe.shapes.actual(result), strict=True):
+        times = probe.shapes.symbols.quotient(larger, size)
+        if (times is None or not times.is_fixed) and (size != ONE or number == 1):
+            return False
+    return True
+
+
+def _divides_alike(probe: Probe, node: ir.Node) -> bool:
+    """Whether each part of a Split has a fixed number of elements on its axis, or all but such a number."""
+    source, _ = _ends(node)
+    whole = probe.shapes.of(source)
+    return all(
+        size.is_fixed or probe.shapes.symbols.difference(other, size).is_fixed
+        for part in node.outputs
+        for size, other in zip(probe.shapes.of(part), whole, strict=True)
+    )
+
+
 def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Slice that takes all of an axis here takes all of every axis, and one that cuts does so by its bounds.
+    """Whether a Slice takes all of each axis on all inputs, or what fixed bounds cut out of it.
 
     What is cut here is seen by the probe, and lengths that make another cut by those who test the result.
     """
-    bounds = [value for value in node.inputs[1:] if value is not None]
-    fixed = all(value in probe.fixed for value in bounds)
-    assert node.inputs[0] is not None
-    shape = probe.shape(node.inputs[0])
-    starts, ends, *more = ([int(number) for number in probe.get(value).reshape(-1)] for value in bounds)
-    axes = more[0] if more else list(range(len(starts)))
-    for start, end, axis in zip(starts, ends, axes, strict=True):
-        size = shape[axis]
-        if start == 0 and end >= _WHOLE and fixed:
+    source, result = _ends(node)
+    bounds = probe.shapes.bounds(node)
+    if bounds is None:
+        return False
+    before, after, actual = probe.shapes.of(source), probe.shapes.of(result), probe.shapes.actual(source)
+    for axis, (start, end, step) in bounds.items():
+        if step == 1 and start == Size(0) and before[axis] == after[axis]:
             continue
-        if not fixed or abs(start) > size or (abs(end) > size and end < _WHOLE):
+        if not (start.is_fixed and end.is_fixed):
+            return False
+        reaches = abs(start.number) > actual[axis] or actual[axis] < abs(end.number) < _WHOLE
+        if reaches and not before[axis].is_fixed:
             return False
     return True
 
 
-def turns_alike(flow: Dataflow, probe: Probe, nodes: Iterable[ir.Node], angles: Sequence[ir.Value]) -> bool:
-    """Whether nodes that turn pairs of features by `angles`, cosines and sines, know of no other angles."""
-    origins = Origins(flow, probe)
-    known: frozenset[int] = reduce(frozenset.union, (origins.of(value) for value in angles), frozenset())
-    for node in nodes:
-        others = [value for value in node.inputs if value is not None and value not in flow.content]
-        if keeps_numbers(flow, probe, node) or (node.op_type in _LINEAR and not others):
-            continue
-        if node.op_type not in _PRODUCTS and not (node.op_type in _SUMS and all(v in probe.fixed for v in others)):
-            return False
-        if not all(value in probe.fixed or origins.of(value) <= known for value in others):
-            return False
-    return True
+_WHOLE = 2**31 - 1
+"""An end from which on a Slice takes all that there is."""
 
 
-_LINEAR = {"Add", "Sub", "Sum"}
-_PRODUCTS = {"Mul", "MatMul", "Einsum"}
-_SUMS = {"ReduceSum"}
+def _picks_alike(probe: Probe, node: ir.Node) -> bool:
+    """Whether a Gather takes fixed places."""
+    return all(value in probe.fixed for value in node.inputs[1:] if value is not None)
 
 
-class Origins:
-    """What values beside content are laid out from: the nodes before any Reshape, Concat, Slice or sign.
-
-    Two computations of the same from the same are one origin.
-    """
-
-    def __init__(self, flow: Dataflow, probe: Probe) -> None:
-        self._flow, self._probe = flow, probe
-        self._keys: dict[ir.Value, int] = {}
-        self._numbers: dict[tuple[object, ...], int] = {}
-
-    def of(self, value: ir.Value) -> frozenset[int]:
-        """The origins of a value; none for one that is fixed."""
-        if value in self._probe.fixed:
-            return frozenset()
-        node = value.producer()
-        if node is None or node.inputs[0] is None:
-            return frozenset([self.key(value)])
-        if node.op_type in _LAYOUTS or (node.op_type in ("Slice", "Gather") and self._rest_is_fixed(node)):
-            return self.of(node.inputs[0])
-        if node.op_type in ("Concat", "Neg", "Not") or (node.op_type in ("Mul", "Div") and self._scales(node)):
-            sources = [self.of(source) for source in node.inputs if source is not None]
-            return reduce(frozenset.union, sources, frozenset())
-        return frozenset([self.key(value)])
-
-    def above(self, value: ir.Value) -> frozenset[int]:
-        """The value and all from which it is computed, but for content and what is fixed."""
-        seen, pending = {value}, [value]
-        while pending:
-            node = pending.pop().producer()
-            for source in () if node is None else node.inputs:
-                if source is not None and source not in seen and source not in self._flow.content:
-                    seen.add(source)
-                    pending.append(source)
-        return frozenset(self.key(one) for one in seen if one not in self._probe.fixed)
-
-    def _rest_is_fixed(self, node: ir.Node) -> bool:
-        return all(value in self._probe.fixed for value in node.inputs[1:] if value is not None)
-
-    def _scales(self, node: ir.Node) -> bool:
-        return any(value in self._probe.fixed for value in node.inputs if value is not None)
-
-    def key(self, value: ir.Value) -> int:
-        """A number, the same for values that are computed in the same way."""
-        if value not in self._keys:
-            self._keys[value] = self._numbers.setdefault(self._described(value), len(self._numbers))
-        return self._keys[value]
-
-    def _described(self, value: ir.Value) -> tuple[object, ...]:
-        node = value.producer()
-        if value in self._flow.constant and (node is None or node.op_type == "Constant"):
-            array = self._probe.get(value)
-            if array.numel() < _SMALL:
-                return (str(array.dtype), *array.shape, array.numpy().tobytes())
-        if node is None or node.outputs[0] is not value or node.op_type == "Constant":
-            return (value.name,)
-        attributes = tuple(sorted((name, repr(attribute.value)) for name, attribute in node.attributes.items()))
-        return (node.domain, node.op_type, attributes, *(None if one is None else self.key(one) for one in node.inputs))
+def _may_be_empty(probe: Probe, value: ir.Value) -> bool:
+    """Whether a value that has no elements here may have some on other inputs."""
+    shape = probe.shapes.of(value)
+    return any(not number and not size.is_fixed for number, size in zip(probe.shapes.actual(value), shape, strict=True))
 
 
-_SMALL = 4096
-"""Elements of a constant that is known by its numbers."""
+_LAYOUTS: dict[str, Callable[[Probe, ir.Node], bool]] = {
+    **dict.fromkeys(("Identity", "Transpose", "Flatten"), _always),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), _is_of_known_axes),
+    **dict.fromkeys(("Expand", "Tile"), _repeats_alike),
+    "Cast": _is_not_narrower,
+    "Dropout": _is_off,
+    "Gather": _picks_alike,
+    "Reshape": _groups_alike,
+    "Slice": _cuts_alike,
+    "Split": _divides_alike,
+}
+"""Operators that change no number, and what must be true of one for it to do the same on all inputs."""
+
+
+def layout_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+    """Those of the nodes that lay something out, but for Cast."""
+    return (node for node in nodes if node.op_type in _LAYOUTS and node.op_type != "Cast")

@@ -14,6 +14,7 @@ from posexport.graphs.attention.layouts import Layout, Sizes
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product
 from posexport.graphs.attention.scores import Declined
+from posexport.graphs.symbolic_sizes import Size
 
 
 def dims_of(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
@@ -35,6 +36,16 @@ def sizes_of(probe: Probe, product: Product, batch: int) -> tuple[int, int, int,
             raise Declined("heads", f"{shown(product.node.name or '')} has {rows} heads for {batch} rows")
         rows = batch
     return rows, heads, dims["s"], dims["t"], dims_of(probe, product.left, product.axes[0])["d"]
+
+
+def check_heads(probe: Probe, product: Product, heads: int) -> None:
+    """Raise Declined unless the number of heads and their size are the same on all inputs."""
+    shapes = probe.shapes
+    for value, axes in ((product.left, product.axes[0]), (product.right, product.axes[1])):
+        sizes = dict(zip(_letters(probe, value, axes), shapes.of(value), strict=True))
+        rows = shapes.symbols.quotient(sizes["b"], Size(heads))
+        if not sizes["d"].is_fixed or not sizes.get("h", Size(heads)).is_fixed or ("h" not in sizes and rows is None):
+            raise Declined("heads", f"lengths decide how many heads {shown(value.name or '')} has, or their size")
 
 
 def _letters(probe: Probe, value: ir.Value, axes: str) -> str:

@@ -6,30 +6,32 @@ Rotations, layouts, repeated heads and scales are read off such probes in float6
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
 
 from posexport.errors import RequestError, shown
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.fixed import FixedNumbers
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.roles import Role
+from posexport.graphs.symbolic_shapes import SymbolicShapes
 
 
 class Probe:
-    """A graph on one set of inputs. `values` has every value that depends on them, in float64, by name; what depends on
-    none is in `fixed`."""
+    """A graph on one set of inputs. `values` has every value that depends on them, in float64, by name.
+
+    `shapes` are the shapes of values on all inputs; values in `fixed` are the same on all.
+    """
 
     def __init__(
         self,
         evaluator: Evaluator,
         flow: Dataflow,
         inputs: Mapping[str, torch.Tensor],
-        others: Mapping[str, torch.Tensor],
+        roles: Mapping[str, Role],
         seed: int = 0,
     ) -> None:
-        """`others` are inputs of other sizes, which the graph may take or not."""
         self._evaluator, self._flow = evaluator, flow
         self._generator = torch.Generator().manual_seed(seed)
         values = [value for node in flow.graph for value in node.outputs if value.name and value not in flow.constant]
@@ -40,7 +42,8 @@ class Probe:
         except RequestError:  # an output that nobody can compute says nothing of the rest
             found = evaluator.run(inputs, read)
         self.values: dict[str, torch.Tensor] = {**inputs, **found}
-        self.fixed = FixedNumbers(evaluator, flow, self.values, others)
+        self.shapes = SymbolicShapes(flow, self.values, self.get, roles)
+        self.fixed, self.computations = self.shapes.fixed, self.shapes.computations
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """The shape of a value on these inputs."""
@@ -58,6 +61,24 @@ class Probe:
     def random_like(self, value: ir.Value) -> torch.Tensor:
         """Normal numbers of the shape of a value."""
         return torch.randn(self.shape(value), generator=self._generator, dtype=torch.float64)
+
+    def random(self, value: ir.Value) -> torch.Tensor:
+        """Numbers of the shape and of the kind of a value: normal ones, whole ones of up to four digits, or truth."""
+        like = self.get(value)
+        if like.is_floating_point():
+            return self.random_like(value)
+        high = 2 if like.dtype == torch.bool else 10_000
+        return torch.randint(0, high, like.shape, generator=self._generator).to(like.dtype)
+
+    def replaced(
+        self, others: Mapping[ir.Value, torch.Tensor], targets: Sequence[ir.Value], nodes: Collection[ir.Node]
+    ) -> list[torch.Tensor]:
+        """What `targets` become when several values are replaced, as far as they depend on them through `nodes`."""
+        computed = {value.name for node in nodes for value in node.outputs}
+        known = {name: tensor for name, tensor in self.values.items() if name not in computed}
+        known |= {value.name or "": tensor for value, tensor in others.items()}
+        results = self._evaluator.run(known, [target.name or "" for target in targets])
+        return [results[target.name or ""] for target in targets]
 
     def through(self, source: ir.Value, targets: Sequence[ir.Value], replaced: torch.Tensor) -> list[torch.Tensor]:
         """What `targets` become when `source` is replaced."""

@@ -10,12 +10,13 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import PosexportError, Reason, shown
-from posexport.graphs.attention.absorbed import Origins, keeps_numbers
+from posexport.graphs.attention.absorbed import keeps_numbers, layout_nodes, lays_out
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.heads import Side, Source
+from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
-from posexport.graphs.attention.operands import dims_of, operand_side, result_of, side_behind, sizes_of
+from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
@@ -188,6 +189,11 @@ def _attention(
         raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
     sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
+    check_heads(probe, scores.product, heads)
+    for node in layout_nodes(scores.nodes):
+        if not lays_out(probe, node):
+            name = shown(node.name or node.outputs[0].name or "")
+            raise Declined("score-layout", f"lengths decide how {name} lays out the scores")
     _check_weights(flow, probe, softmax.node, product, passed, scores)
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
@@ -298,19 +304,13 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
     kept = []
     for value, divides in scores.head_scales:
         array = probe.get(value)
-        if not divides and bool(((array == 0) | (array == 1)).all()) and _is_of_masks(flow, probe, value, scores):
+        zeros_or_ones = bool(((array == 0) | (array == 1)).all())
+        if not divides and zeros_or_ones and zeros_hide(flow, probe, value, scores.terms):
             continue
-        if array.numel() not in (1, heads):
+        if array.numel() not in (1, heads) or not all(size.is_fixed for size in probe.shapes.of(value)):
             raise Declined("score-scale", f"{shown(value.name or '')} scales the scores, and is no number per head")
         kept.append((value, divides))
     return tuple(kept)
-
-
-def _is_of_masks(flow: Dataflow, probe: Probe, value: ir.Value, scores: Scores) -> bool:
-    """Whether what a value is laid out from goes into what is added to the scores, or put in their place."""
-    origins = Origins(flow, probe)
-    added = frozenset[int]().union(*(origins.above(term.value) for term in scores.terms))
-    return value not in probe.fixed and origins.of(value) <= added
 
 
 def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
@@ -359,7 +359,9 @@ def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) 
     condition = node.inputs[0].producer()
     if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:
         condition = condition.inputs[0].producer()
-    return (condition is not None and condition.op_type == "IsNaN") or _is_of_masks(flow, probe, node.inputs[0], scores)
+    if condition is not None and condition.op_type == "IsNaN":
+        return True
+    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=node.inputs[1] not in flow.content)
 
 
 def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Source:
@@ -372,7 +374,7 @@ def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Sourc
             break
         (use,) = value.uses()
         node = use.node
-        if node.op_type not in _OUTPUT_OPS or node not in flow.order:
+        if node.op_type not in _OUTPUT_OPS or node not in flow.order or not keeps_numbers(flow, probe, node):
             break
         value = node.outputs[0]
         after = probe.through(result.value, [value], replaced)[0]

@@ -9,16 +9,16 @@ among the values that the nodes in between multiply with, and are still computed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import attrs
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.absorbed import turns_alike
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of
+from posexport.graphs.attention.other_angles import other_angles
 from posexport.graphs.attention.pairings import Pairs, pairings
 from posexport.graphs.attention.probe import Probe
 
@@ -74,6 +74,20 @@ class AngleSource:
     def axes(self) -> list[int]:
         """The axes of rows, tokens and features, without that of rows where there is none."""
         return [axis for axis in (self.batch, self.tokens, self.features) if axis is not None]
+
+    def read(self, values: Mapping[ir.Value, torch.Tensor], still: float) -> torch.Tensor:
+        """The cosines or sines [B or 1, S, P] that values hold, and `still` for tokens that are not rotated."""
+        parts = []
+        for part in self.parts:
+            array = _at(values[part.value], part.corner)
+            dropped = [axis for axis in range(array.dim()) if axis not in part.axes]
+            flat = array.permute([*dropped, *part.axes]).reshape([array.shape[axis] for axis in part.axes])
+            flat = flat if part.batch is not None else flat.unsqueeze(0)
+            read = part.sign * flat[..., list(part.indices)]
+            first = torch.full((read.shape[0], part.prefix, read.shape[2]), still, dtype=read.dtype)
+            parts.append(torch.cat([first, read], 1))
+        rows = max(part.shape[0] for part in parts)
+        return torch.cat([part.expand(rows, -1, -1) for part in parts], -1)
 
     @property
     def parts(self) -> tuple[AngleSource, ...]:
@@ -168,9 +182,26 @@ def rotation_of(
                 sin=angles[1],
                 solved=solved,
             )
-            alike = turns_alike(flow, probe, flow.between(source, target), found.angle_values)
-            return found if alike else None, True
+            return found if _turns_always(flow, probe, found, layout, sizes) else None, True
     return None, False
+
+
+def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, sizes: Sizes) -> bool:
+    """Whether the cosines and sines that were found explain what the graph does with any others, too."""
+    nodes = flow.between(rotary.source, rotary.target)
+    others = other_angles(flow, probe, nodes)
+    if others is None:
+        return False
+    replaced, arithmetic = others
+    features = probe.random_like(rotary.source)
+    wanted = dict.fromkeys([rotary.target, *rotary.angle_values])
+    results = probe.replaced({**replaced, rotary.source: features}, [*wanted], {*nodes, *arithmetic})
+    values = dict(zip(wanted, results, strict=True))
+    turned = rotary.pairs.turned(
+        rotary.layout.to_heads(features, sizes), rotary.cos.read(values, 1.0), rotary.sin.read(values, 0.0)
+    )
+    actual = layout.to_heads(values[rotary.target], sizes)
+    return float((turned - actual).abs().max()) <= _TOLERANCE * max(float(actual.abs().max()), 1.0)
 
 
 def _solve(

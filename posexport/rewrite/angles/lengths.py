@@ -95,7 +95,17 @@ class Lengths:
         return node.inputs[0] not in cut
 
     def _has_one(self, node: ir.Node, cut: list[ir.Value]) -> bool:
-        return len(cut) <= 1
+        """Whether one factor is cut, and nothing is summed over what is cut of it."""
+        shapes = self._view.probe.shapes
+        if node.op_type == "Einsum":
+            letters = shapes.letters(node)
+            result = node.attributes["equation"].as_string().partition("->")[2]
+            summed = None if letters is None else [letters[one][0] for one in letters if one not in result]
+        else:
+            summed = [
+                shapes.of(one)[-1 if at == 0 else -2] for at, one in enumerate(node.inputs[:2]) if one is not None
+            ]
+        return len(cut) <= 1 and summed is not None and all(size.is_fixed for size in summed)
 
     def _counts(self, node: ir.Node, cut: list[ir.Value]) -> bool:
         return not cut

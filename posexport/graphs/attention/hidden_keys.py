@@ -1,0 +1,85 @@
+"""Factors of zero and one whose zeros stand where a mask hides the key anyway.
+
+Graphs multiply scores by a mask that they add as well, and put zeros in place of the weights of hidden keys once more.
+Attention may leave that out only if each zero implies a hidden key, whatever the inputs are. The truth values that the
+factor is computed from are drawn at random, and so are all others that the mask is computed from, each independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.absorbed import lays_out
+from posexport.graphs.attention.computations import above
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.scores import HIDDEN, Term
+
+_DRAWS = 4
+
+_TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
+"""Operators that give truth values of other numbers."""
+
+
+def zeros_hide(flow: Dataflow, probe: Probe, value: ir.Value, terms: Sequence[Term], *, zero_if: bool = False) -> bool:
+    """Whether a value has zeros, or `zero_if` where it has truth values, only where the terms hide the key, and else
+    ones."""
+    leaves = _leaves(probe, value)
+    if not leaves or not terms:
+        return False
+    known = {probe.computations.key(one) for one in leaves}
+    cone = list(above(flow, [value, *(term.value for term in terms)]))
+    nodes = {node for one in cone if (node := one.producer()) is not None}
+    others = [one for one in cone if _is_truth(probe, one) or probe.computations.key(one) in known]
+    for _ in range(_DRAWS):
+        drawn: dict[int, torch.Tensor] = {}
+        for one in others:
+            drawn.setdefault(probe.computations.key(one), probe.random(one))
+        replaced = {one: drawn[probe.computations.key(one)] for one in others}
+        factor, *added = probe.replaced(replaced, [value, *(term.value for term in terms)], nodes)
+        zero = factor.bool() == zero_if if factor.dtype == torch.bool else factor == 0
+        if factor.dtype != torch.bool and not bool((zero | (factor == 1)).all()):
+            return False
+        if not _are_hidden(zero, terms, added):
+            return False
+    return True
+
+
+def _leaves(probe: Probe, value: ir.Value) -> list[ir.Value]:
+    """The truth values that a value is laid out from, joined by And, Or and Not; none where it is something else."""
+    if _is_truth(probe, value):
+        return [value]
+    node = value.producer()
+    if node is None or node.inputs[0] is None:
+        return []
+    if node.op_type in ("And", "Or"):
+        parts = [_leaves(probe, source) for source in node.inputs if source is not None]
+        return [one for part in parts for one in part] if all(parts) else []
+    if node.op_type in ("Not", "Cast") or lays_out(probe, node):
+        return _leaves(probe, node.inputs[0])
+    return []
+
+
+def _is_truth(probe: Probe, value: ir.Value) -> bool:
+    """Whether a value has truth values that are computed from others, or given."""
+    node = value.producer()
+    if value in probe.fixed or probe.get(value).dtype != torch.bool:
+        return False
+    if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        return probe.get(node.inputs[0]).dtype != torch.bool
+    return node is None or node.op_type in _TRUTHS
+
+
+def _are_hidden(zero: torch.Tensor, terms: Sequence[Term], added: Sequence[torch.Tensor]) -> bool:
+    """Whether keys are hidden wherever `zero` is true."""
+    try:
+        seen = zero.clone()
+        for term, value in zip(terms, added, strict=True):
+            hides = value.bool() != term.seen_if if term.seen_if is not None else value * term.factor <= HIDDEN
+            seen = seen & ~hides
+    except RuntimeError:  # the axes of one don't stand for the axes of the other
+        return False
+    return not bool(seen.any())

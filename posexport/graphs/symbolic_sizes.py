@@ -1,0 +1,115 @@
+"""Lengths as polynomials of the graph's dimensions, so that two of them are known to be equal on all inputs.
+
+    3 * batch * (past + seq)
+
+What is no polynomial, such as a minimum of two lengths, is a symbol of its own: the same for the same operator on the
+same lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+import attrs
+
+
+@attrs.frozen
+class Size:
+    """A whole number times symbols (posexport.graphs.symbolic_sizes.Symbols), which stand in order."""
+
+    number: int
+    symbols: tuple[int, ...] = ()
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is a number."""
+        return not self.symbols
+
+    def __mul__(self, other: Size) -> Size:
+        number = self.number * other.number
+        return Size(number, tuple(sorted(self.symbols + other.symbols)) if number else ())
+
+
+ONE = Size(1)
+
+
+class Symbols:
+    """The symbols of one graph. A symbol stands for a dimension, for a sum, or for what an operator gives."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._sums: dict[int, tuple[Size, ...]] = {}
+        self._least: dict[int, int] = {}
+
+    def dimension(self, name: Hashable, least: int = 0) -> Size:
+        """A dimension of the graph's inputs, which is at least 0, or 1."""
+        symbol = self._symbol(("dimension", name))
+        self._least[symbol] = min(least, self._least.get(symbol, least))
+        return Size(1, (symbol,))
+
+    def other(self, *key: Hashable) -> Size:
+        """A number of which nothing is known but what it is computed from."""
+        return Size(1, (self._symbol(key),))
+
+    def total(self, terms: Iterable[Size]) -> Size:
+        """The sum of sizes."""
+        numbers: Counter[tuple[int, ...]] = Counter()
+        for term in terms:
+            for part in self._expanded(term):
+                numbers[part.symbols] += part.number
+        parts = [Size(number, symbols) for symbols, number in sorted(numbers.items()) if number]
+        if len(parts) < 2:
+            return parts[0] if parts else Size(0)
+        common = parts[0]
+        for part in parts[1:]:
+            common = Size(math.gcd(common.number, part.number), _shared(common.symbols, part.symbols))
+        rests = tuple(Size(part.number // common.number, _without(part.symbols, common.symbols)) for part in parts)
+        symbol = self._symbol(("sum", rests))
+        self._sums[symbol] = rests
+        return common * Size(1, (symbol,))
+
+    def difference(self, one: Size, other: Size) -> Size:
+        """What is left of one size without another."""
+        return self.total([one, Size(-other.number, other.symbols)])
+
+    def quotient(self, one: Size, other: Size) -> Size | None:
+        """The size that makes `one` when multiplied with `other`; None where there is none."""
+        if not other.number or one.number % other.number or Counter(other.symbols) - Counter(one.symbols):
+            return None
+        return Size(one.number // other.number, _without(one.symbols, other.symbols))
+
+    def least(self, size: Size) -> int | None:
+        """A number that a size is never below, as far as one is known."""
+        bound = 0
+        for part in self._expanded(size):
+            known = [self._least[symbol] for symbol in part.symbols if symbol in self._least]
+            if len(known) < len(part.symbols) or (part.number < 0 and part.symbols):
+                return None
+            bound += part.number * math.prod(known)
+        return bound
+
+    def _expanded(self, size: Size) -> list[Size]:
+        """A size as terms without sums in them."""
+        for at, symbol in enumerate(size.symbols):
+            if symbol in self._sums:
+                rest = Size(size.number, size.symbols[:at] + size.symbols[at + 1 :])
+                return [part for term in self._sums[symbol] for part in self._expanded(rest * term)]
+        return [size] if size.number else []
+
+    def _symbol(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """All sizes multiplied."""
+    return math.prod(sizes, start=ONE)
+
+
+def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted((Counter(one) & Counter(other)).elements()))
+
+
+def _without(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted((Counter(one) - Counter(other)).elements()))

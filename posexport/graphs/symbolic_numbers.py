@@ -84,6 +84,9 @@ def _quotient(symbols: Symbols, one: Size, other: Size) -> Size | None:
 def _quotient_of_whole(symbols: Symbols, one: Size, other: Size) -> Size | None:
     if one.is_fixed and other.is_fixed and other.number:
         return Size(int(one.number / other.number))
+    least = symbols.least(one)  # below 0 ONNX rounds up
+    if other.is_fixed and other.number > 0 and least is not None and least >= 0:
+        return symbols.floor_quotient(one, other.number)
     return symbols.quotient(one, other)
 
 

@@ -349,8 +349,16 @@ class SymbolicShapes:
             return Size(len(range(size.number)[start.number : end.number : step]))
         if step == 1 and start == Size(0) and (end == size or (end.is_fixed and end.number >= _WHOLE)):
             return size
-        if step == 1 and end.is_fixed and end.number >= _WHOLE and start.is_fixed and start.number == -1:
-            return ONE
+        actual = self.actual(node.inputs[0])[axis] if node.inputs[0] is not None else 0
+        if start == Size(0) and end.is_fixed and step == 1 and 0 < -end.number <= actual:
+            return self.symbols.total([size, end])
+        least = self.symbols.least(size)
+        if start.is_fixed and end.is_fixed and least is not None:
+            here = range(least)
+            if start.number >= 0 and 0 <= end.number <= least:
+                return Size(len(here[start.number : end.number : step]))
+            if -least <= start.number < 0 and (end.number >= _WHOLE or -least <= end.number < 0):
+                return Size(len(here[start.number : end.number : step]))
         return self.symbols.other("Slice", size, start, end, step)
 
     def _gathered(self, node: ir.Node) -> Shape | None:
@@ -479,13 +487,17 @@ class SymbolicShapes:
         if size.is_fixed:
             return Size(length)
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        weights, strides = self.of_input(node, 1) or (), attributes.get("strides") or ()
-        plain = not any(attributes.get("pads", ())) and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
-        if plain and node.op_type == "Conv" and {*attributes.get("dilations", ())} <= {1}:
-            step = Size(strides[at]) if strides else ONE
-            if weights[2 + at] == step:  # patches that don't overlap
-                exact = self.symbols.quotient(size, step)
-                return exact if exact is not None else self.symbols.other("Div", size, step)
+        weights = self.of_input(node, 1) or ()
+        if node.op_type == "Conv" and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+            axes = len(weights) - 2
+            stride = (attributes.get("strides") or [1] * axes)[at]
+            dilation = (attributes.get("dilations") or [1] * axes)[at]
+            pads = attributes.get("pads") or [0] * 2 * axes
+            kernel = weights[2 + at]
+            if kernel.is_fixed:
+                reach = dilation * (kernel.number - 1) + 1
+                left = self.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
+                return self.symbols.total([self.symbols.floor_quotient(left, stride), ONE])
         return self.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)
 
 

@@ -41,6 +41,7 @@ class Symbols:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._sums: dict[int, tuple[Size, ...]] = {}
+        self._quotients: dict[int, tuple[Size, int]] = {}
         self._least: dict[int, int] = {}
 
     def dimension(self, name: Hashable, least: int = 0) -> Size:
@@ -79,6 +80,27 @@ class Symbols:
         if not other.number or one.number % other.number or Counter(other.symbols) - Counter(one.symbols):
             return None
         return Size(one.number // other.number, _without(one.symbols, other.symbols))
+
+    def floor_quotient(self, one: Size, divisor: int) -> Size:
+        """The largest whole number that isn't above a size divided by a number above 0."""
+        constant = sum(part.number for part in self._expanded(one) if part.is_fixed)
+        rest = self.difference(one, Size(constant))
+        if rest.number == 1 and len(rest.symbols) == 1 and rest.symbols[0] in self._quotients:
+            inner, by = self._quotients[rest.symbols[0]]
+            return self.floor_quotient(self.total([inner, Size(constant * by)]), by * divisor)
+        whole, left = divmod(constant, divisor)
+        numerator = self.total([rest, Size(left)])
+        quotient = self.quotient(numerator, Size(divisor))
+        if quotient is None and numerator.is_fixed:
+            quotient = Size(numerator.number // divisor)
+        if quotient is None:
+            symbol = self._symbol(("floor quotient", numerator, divisor))
+            self._quotients[symbol] = (numerator, divisor)
+            least = self.least(numerator)
+            if least is not None and least >= 0:
+                self._least[symbol] = least // divisor
+            quotient = Size(1, (symbol,))
+        return self.total([quotient, Size(whole)])
 
     def least(self, size: Size) -> int | None:
         """A number that a size is never below, as far as one is known."""

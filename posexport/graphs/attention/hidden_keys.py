@@ -37,7 +37,7 @@ def zeros_hide(flow: Dataflow, probe: Probe, value: ir.Value, terms: Sequence[Te
     for _ in range(_DRAWS):
         drawn: dict[int, torch.Tensor] = {}
         for one in others:
-            drawn.setdefault(probe.computations.key(one), probe.random(one))
+            drawn.setdefault(probe.computations.key(one), probe.random_truths(one))
         replaced = {one: drawn[probe.computations.key(one)] for one in others}
         factor, *added = probe.replaced(replaced, [value, *(term.value for term in terms)], nodes)
         zero = factor.bool() == zero_if if factor.dtype == torch.bool else factor == 0
@@ -50,17 +50,35 @@ def zeros_hide(flow: Dataflow, probe: Probe, value: ir.Value, terms: Sequence[Te
 
 def _leaves(probe: Probe, value: ir.Value) -> list[ir.Value]:
     """The truth values that a value is laid out from, joined by And, Or and Not; none where it is something else."""
+    node = value.producer()
     if _is_truth(probe, value):
         return [value]
-    node = value.producer()
-    if node is None or node.inputs[0] is None:
-        return []
-    if node.op_type in ("And", "Or"):
+    if node is not None and node.op_type in ("And", "Or"):
         parts = [_leaves(probe, source) for source in node.inputs if source is not None]
         return [one for part in parts for one in part] if all(parts) else []
-    if node.op_type in ("Not", "Cast") or lays_out(probe, node):
+    if node is not None and node.inputs[0] is not None and (node.op_type in _SAME or lays_out(probe, node)):
         return _leaves(probe, node.inputs[0])
-    return []
+    return [value] if _are_zeros_and_ones(probe, value) else []
+
+
+_SAME = {"Not", "Cast"}
+
+_PARTS = {"Trilu", "Slice", "Gather", "Expand", "Tile", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"}
+"""Operators that give elements of their first input, or zeros."""
+
+
+def _are_zeros_and_ones(probe: Probe, value: ir.Value) -> bool:
+    """Whether a value has nothing but zeros and ones on all inputs, and not the same on all."""
+    node = value.producer()
+    if node is None or value in probe.fixed or node.op_type not in _PARTS:
+        return False
+    while node is not None and value not in probe.fixed and node.op_type in {*_PARTS, "Cast"}:
+        if node.inputs[0] is None:
+            return False
+        value, node = node.inputs[0], node.inputs[0].producer()
+    array = probe.get(value)
+    of_one_number = node is not None and node.op_type == "ConstantOfShape"
+    return (value in probe.fixed or of_one_number) and bool(((array == 0) | (array == 1)).all())
 
 
 def _is_truth(probe: Probe, value: ir.Value) -> bool:

@@ -8,7 +8,7 @@ sines that were found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 import torch
@@ -16,6 +16,7 @@ import torch
 from posexport.graphs.attention.absorbed import keeps_numbers, lays_out
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
+from posexport.graphs.symbolic_sizes import ONE
 
 _SUMS = {"Add", "Sub", "Sum", "ReduceSum"}
 _PRODUCTS = {"Mul", "MatMul", "Einsum"}
@@ -49,12 +50,17 @@ def other_angles(
             continue
         for value in varying:
             _collect(probe, value, sources, arithmetic)
+    return _draws(probe, sources), arithmetic
+
+
+def _draws(probe: Probe, sources: Iterable[ir.Value]) -> dict[ir.Value, torch.Tensor]:
+    """Random numbers for each value, the same for values that are computed in the same way."""
     drawn: dict[int, torch.Tensor] = {}
     for value in sources:
         key = probe.computations.key(value)
         if key not in drawn:
             drawn[key] = _drawn(probe, value)
-    return {value: drawn[probe.computations.key(value)] for value in sources}, arithmetic
+    return {value: drawn[probe.computations.key(value)] for value in sources}
 
 
 def _collect(probe: Probe, value: ir.Value, sources: dict[ir.Value, None], arithmetic: set[ir.Node]) -> None:
@@ -78,22 +84,50 @@ def _is_passed(probe: Probe, node: ir.Node) -> bool:
 
 
 def _drawn(probe: Probe, value: ir.Value) -> torch.Tensor:
-    """Random numbers; in rows that are taken from a table, columns are equal where the table's are in every row."""
+    """Random numbers; in rows that are taken from other values, columns are equal where they are in every row there."""
     random, columns = probe.random(value), _equal_columns(probe, value)
     return random if columns is None or random.shape[-1] != len(columns) else random[..., columns]
 
 
 def _equal_columns(probe: Probe, value: ir.Value) -> list[int] | None:
-    """For each column of the table of which a value has rows the first one that is equal to it."""
-    table: ir.Value | None = value
-    while table is not None and table not in probe.fixed:
-        node = table.producer()
-        if node is None or node.op_type not in ("Gather", "Slice", "GatherND", "Squeeze", "Unsqueeze", "Cast"):
-            return None
-        table = node.inputs[0]
-    array = None if table is None else probe.get(table)
-    if array is None or array.dim() < 2 or array.shape[-1] > _MOST_COLUMNS:
+    """For each column of what a value's rows are taken from the first column that is equal to it, whatever numbers that
+    is computed from."""
+    table = value
+    while table not in probe.fixed and (source := _has_rows_of(probe, table)) is not None:
+        table = source
+    if table is value:
+        return None
+    if table in probe.fixed:
+        array = probe.get(table)
+    else:
+        sources: dict[ir.Value, None] = {}
+        arithmetic: set[ir.Node] = set()
+        _collect(probe, table, sources, arithmetic)
+        array = probe.replaced(_draws(probe, sources), [table], arithmetic)[0]
+    if array.dim() < 2 or array.shape[-1] > _MOST_COLUMNS:
         return None
     first: dict[bytes, int] = {}
     columns = array.reshape(-1, array.shape[-1]).T.contiguous().numpy()
     return [first.setdefault(column.tobytes(), at) for at, column in enumerate(columns)]
+
+
+def _has_rows_of(probe: Probe, value: ir.Value) -> ir.Value | None:
+    """The value of which another one is rows, with all columns in their order; None where it is computed otherwise."""
+    node = value.producer()
+    source = None if node is None or node.op_type not in _ROWS else node.inputs[0]
+    if node is None or source is None:
+        return None
+    before, after = probe.shapes.of(source), probe.shapes.of(value)
+    if not before or not after or before[-1] != after[-1] or len(before) < 2:
+        return None
+    last = len(before) - 1
+    if node.op_type == "Gather" and node.attributes.get("axis", ir.AttrInt64("axis", 0)).as_int() in (-1, last):
+        return None
+    if node.op_type == "Slice":
+        cut = (probe.shapes.bounds(node) or {last: (ONE, ONE, -1)}).get(last)
+        return source if cut is None or cut[2] == 1 else None
+    return source
+
+
+_ROWS = {"Gather", "Slice", "GatherND", "Squeeze", "Unsqueeze", "Cast"}
+"""Operators that may take rows of their first input."""

@@ -62,6 +62,11 @@ class Probe:
         """Normal numbers of the shape of a value."""
         return torch.randn(self.shape(value), generator=self._generator, dtype=torch.float64)
 
+    def random_truths(self, value: ir.Value) -> torch.Tensor:
+        """Zeros and ones of the shape and the dtype of a value."""
+        like = self.get(value)
+        return torch.randint(0, 2, like.shape, generator=self._generator).to(like.dtype)
+
     def random(self, value: ir.Value) -> torch.Tensor:
         """Numbers of the shape and of the kind of a value: normal ones, whole ones of up to four digits, or truth."""
         like = self.get(value)

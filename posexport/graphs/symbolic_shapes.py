@@ -343,23 +343,30 @@ class SymbolicShapes:
         return tuple(sizes)
 
     def _taken(self, node: ir.Node, axis: int, size: Size, bounds: tuple[Size, Size, int]) -> Size:
-        """The length of what a Slice takes of an axis."""
+        """The length of what a Slice takes of an axis. What cuts a row here is said to cut every row: of a shorter one
+        less than nothing would be left."""
         start, end, step = bounds
         if size.is_fixed and start.is_fixed and end.is_fixed:
             return Size(len(range(size.number)[start.number : end.number : step]))
-        if step == 1 and start == Size(0) and (end == size or (end.is_fixed and end.number >= _WHOLE)):
-            return size
         actual = self.actual(node.inputs[0])[axis] if node.inputs[0] is not None else 0
-        if start == Size(0) and end.is_fixed and step == 1 and 0 < -end.number <= actual:
-            return self.symbols.total([size, end])
-        least = self.symbols.least(size)
-        if start.is_fixed and end.is_fixed and least is not None:
-            here = range(least)
-            if start.number >= 0 and 0 <= end.number <= least:
-                return Size(len(here[start.number : end.number : step]))
-            if -least <= start.number < 0 and (end.number >= _WHOLE or -least <= end.number < 0):
-                return Size(len(here[start.number : end.number : step]))
-        return self.symbols.other("Slice", size, start, end, step)
+        least = self.symbols.least(size) or 0
+        first = self._place(start, size, least, actual)
+        last = self._place(end, size, actual, least)
+        if step != 1 or first is None or last is None:
+            return self.symbols.other("Slice", size, start, end, step)
+        return self.symbols.difference(last, first)
+
+    def _place(self, bound: Size, size: Size, back: int, forth: int) -> Size | None:
+        """Where a bound lies on an axis, which has `back` elements before a place counted from its end, and `forth`
+        before one counted from its beginning; None where it may lie outside."""
+        if bound == size or (bound.is_fixed and bound.number >= _WHOLE):
+            return size
+        if bound.is_fixed:
+            inside = bound.number <= forth if bound.number >= 0 else -bound.number <= back
+            return None if not inside else bound if bound.number >= 0 else self.symbols.total([size, bound])
+        left = self.symbols.least(self.symbols.difference(size, bound))
+        low = self.symbols.least(bound)
+        return bound if left is not None and left >= 0 and low is not None and low >= 0 else None
 
     def _gathered(self, node: ir.Node) -> Shape | None:
         data, indices = self.of_input(node, 0), self.of_input(node, 1)

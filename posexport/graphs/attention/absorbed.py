@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
+from posexport.graphs.shape_rules import WHOLE
 from posexport.graphs.symbolic_sizes import ONE, Size
 
 
@@ -142,14 +143,10 @@ def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
             continue
         if not (start.is_fixed and end.is_fixed):
             return False
-        reaches = abs(start.number) > actual[axis] or actual[axis] < abs(end.number) < _WHOLE
+        reaches = abs(start.number) > actual[axis] or actual[axis] < abs(end.number) < WHOLE
         if reaches and not before[axis].is_fixed:
             return False
     return True
-
-
-_WHOLE = 2**31 - 1
-"""An end from which on a Slice takes all that there is."""
 
 
 def _picks_alike(probe: Probe, node: ir.Node) -> bool:

@@ -1,0 +1,411 @@
+"""The shape that each operator gives, as polynomials of the dimensions of a graph's inputs.
+
+Lengths that no polynomial says, as what a minimum takes, are symbols of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from posexport.graphs.symbolic_sizes import ONE, Size, product
+
+if TYPE_CHECKING:
+    from posexport.graphs.symbolic_shapes import SymbolicShapes
+
+Shape = tuple[Size, ...]
+
+WHOLE = 2**31 - 1
+"""An end from which on a Slice takes all that there is."""
+
+
+def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
+    """The shape of an output of a node; None where no rule tells."""
+    rule = _RULES.get(node.op_type)
+    if rule is None or not all(value is None or shapes.knows(value) for value in node.inputs):
+        return None
+    if node.op_type == "Split":
+        return _part(shapes, node, at)
+    return rule(shapes, node) if at == 0 or node.op_type == "TopK" else None
+
+
+def input_of(node: ir.Node, at: int) -> ir.Value | None:
+    """What a node reads at a place; None where it reads nothing there."""
+    return node.inputs[at] if at < len(node.inputs) else None
+
+
+def integer_of(node: ir.Node, name: str, default: int) -> int:
+    """An attribute of a node."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def string_of(node: ir.Node, name: str) -> str:
+    """An attribute of a node; an empty text where it isn't there."""
+    attribute = node.attributes.get(name)
+    return "" if attribute is None else attribute.as_string()
+
+
+def _like_first(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    return shapes.of_input(node, 0)
+
+
+def _like_second(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    return shapes.of_input(node, 1)
+
+
+def _broadcast(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    return _together(shapes, [(shapes.of(value), shapes.actual(value)) for value in node.inputs if value is not None])
+
+
+def _together(shapes: SymbolicShapes, values: Sequence[tuple[Shape, tuple[int, ...]]]) -> Shape:
+    """The shape to which values are broadcast, each given with its shape here."""
+    rank = max(len(shape) for shape, _ in values)
+    by_axis = (
+        [(shape[axis], actual[axis]) for shape, actual in values if len(shape) >= -axis] for axis in range(-rank, 0)
+    )
+    return tuple(_common(shapes, sizes) for sizes in by_axis)
+
+
+def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
+    """The length of an axis on which values meet, each given with its length here: one that isn't 1 has it."""
+    other = {size for size, _ in sizes if size != ONE}
+    if len(other) < 2:
+        return next(iter(other), ONE)
+    long = list(dict.fromkeys(size for size, actual in sizes if actual != 1))
+    if len(long) < len(other):  # one that is 1 here may be longer elsewhere
+        return shapes.symbols.other("broadcast", *sorted(other, key=repr))
+    return next((size for size in long if size.is_fixed), long[0])
+
+
+def _transposed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape = shapes.of_input(node, 0)
+    attribute = node.attributes.get("perm")
+    if shape is None or attribute is None:
+        return shape and shape[::-1]
+    perm = attribute.as_ints()
+    return tuple(shape[axis] for axis in perm) if len(perm) == len(shape) else None
+
+
+def _reshaped(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, to = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
+    if shape is None or to is None:
+        return None
+    copies = not integer_of(node, "allowzero", 0)
+    sizes: list[Size | None] = []
+    for axis, size in enumerate(to):
+        if size == Size(0) and copies:
+            sizes.append(shape[axis] if axis < len(shape) else None)
+        else:
+            sizes.append(None if size == Size(-1) else size)
+    if sizes.count(None) > 1:
+        return None
+    known, whole = product(size for size in sizes if size is not None), product(shape)
+    left = shapes.symbols.quotient(whole, known)
+    if left is None:
+        left = shapes.symbols.other("Div", whole, known)
+    return tuple(left if size is None else size for size in sizes)
+
+
+def _flattened(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, axis = shapes.of_input(node, 0), integer_of(node, "axis", 1)
+    return None if shape is None else (product(shape[:axis]), product(shape[axis:]))
+
+
+def _squeezed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, axes = shapes.of_input(node, 0), shapes.axes(node)
+    if shape is None or axes is None:
+        return None
+    dropped = {axis % len(shape) for axis in axes} if shape else set()
+    return tuple(size for axis, size in enumerate(shape) if axis not in dropped)
+
+
+def _unsqueezed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, axes = shapes.of_input(node, 0), shapes.axes(node)
+    if shape is None or axes is None:
+        return None
+    rank = len(shape) + len(axes)
+    added = {axis % rank for axis in axes}
+    rest = iter(shape)
+    return tuple(ONE if axis in added else next(rest, ONE) for axis in range(rank))
+
+
+def _expanded(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, to = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
+    if shape is None or to is None or node.inputs[0] is None:
+        return None
+    here = shapes.tensor(node.outputs[0])
+    actual = shapes.actual(node.inputs[0])
+    if here is None:
+        return None
+    number = None if node.inputs[1] is None else shapes.tensor(node.inputs[1])
+    asked = tuple(here.shape[-len(to) :]) if number is None else tuple(int(one) for one in number.reshape(-1).tolist())
+    return _together(shapes, [(shape, actual), (to, asked)])
+
+
+def _tiled(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, times = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
+    if shape is None or times is None or len(shape) != len(times):
+        return None
+    return tuple(size * count for size, count in zip(shape, times, strict=True))
+
+
+def _joined(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    parts = [(shapes.of(value), shapes.actual(value)) for value in node.inputs if value is not None]
+    rank = len(parts[0][0])
+    if not rank or any(len(shape) != rank for shape, _ in parts):
+        return None
+    axis = integer_of(node, "axis", 0) % rank
+    common = _together(shapes, parts)
+    return (*common[:axis], shapes.symbols.total(shape[axis] for shape, _ in parts), *common[axis + 1 :])
+
+
+def _part(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
+    shape = shapes.of_input(node, 0)
+    if not shape:
+        return None
+    axis = integer_of(node, "axis", 0) % len(shape)
+    attribute = node.attributes.get("split")
+    sizes = tuple(map(Size, attribute.as_ints())) if attribute is not None else shapes.numbers(input_of(node, 1))
+    if sizes is None and input_of(node, 1) is None and shape[axis].is_fixed:
+        step = -(-shape[axis].number // len(node.outputs))
+        sizes = tuple(Size(min(step, shape[axis].number - step * one)) for one in range(len(node.outputs)))
+    size = sizes[at] if sizes is not None and at < len(sizes) else None
+    if size is None:
+        size = shapes.symbols.quotient(shape[axis], Size(len(node.outputs)))
+    return None if size is None else (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _cut(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, bounds = shapes.of_input(node, 0), shapes.bounds(node)
+    if shape is None or bounds is None:
+        return None
+    sizes = list(shape)
+    for axis, (start, end, step) in bounds.items():
+        sizes[axis] = _taken(shapes, node, axis, shape[axis], (start, end, step))
+    return tuple(sizes)
+
+
+def _taken(shapes: SymbolicShapes, node: ir.Node, axis: int, size: Size, bounds: tuple[Size, Size, int]) -> Size:
+    """The length of what a Slice takes of an axis. What cuts a row here is said to cut every row: of a shorter one
+    less than nothing would be left."""
+    start, end, step = bounds
+    if size.is_fixed and start.is_fixed and end.is_fixed:
+        return Size(len(range(size.number)[start.number : end.number : step]))
+    actual = shapes.actual(node.inputs[0])[axis] if node.inputs[0] is not None else 0
+    least = shapes.symbols.least(size) or 0
+    first = _place(shapes, start, size, least, actual)
+    last = _place(shapes, end, size, actual, least)
+    if step != 1 or first is None or last is None:
+        return shapes.symbols.other("Slice", size, start, end, step)
+    return shapes.symbols.difference(last, first)
+
+
+def _place(shapes: SymbolicShapes, bound: Size, size: Size, back: int, forth: int) -> Size | None:
+    """Where a bound lies on an axis, which has `back` elements before a place counted from its end, and `forth`
+    before one counted from its beginning; None where it may lie outside."""
+    if bound == size or (bound.is_fixed and bound.number >= WHOLE):
+        return size
+    if bound.is_fixed:
+        inside = bound.number <= forth if bound.number >= 0 else -bound.number <= back
+        return None if not inside else bound if bound.number >= 0 else shapes.symbols.total([size, bound])
+    left = shapes.symbols.least(shapes.symbols.difference(size, bound))
+    low = shapes.symbols.least(bound)
+    return bound if left is not None and left >= 0 and low is not None and low >= 0 else None
+
+
+def _gathered(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    data, indices = shapes.of_input(node, 0), shapes.of_input(node, 1)
+    if not data or indices is None:
+        return None
+    axis = integer_of(node, "axis", 0) % len(data)
+    return (*data[:axis], *indices, *data[axis + 1 :])
+
+
+def _gathered_by_places(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    data, indices, batch = shapes.of_input(node, 0), shapes.of_input(node, 1), integer_of(node, "batch_dims", 0)
+    if data is None or not indices or not indices[-1].is_fixed:
+        return None
+    return (*indices[:-1], *data[batch + indices[-1].number :])
+
+
+def _padded(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape = shapes.of_input(node, 0)
+    attribute = node.attributes.get("pads")
+    pads = tuple(map(Size, attribute.as_ints())) if attribute is not None else shapes.numbers(input_of(node, 1))
+    axes = None if input_of(node, 3) is None else shapes.whole_numbers(input_of(node, 3))
+    if shape is None or pads is None or (axes is None and input_of(node, 3) is not None):
+        return None
+    axes = [*range(len(shape))] if axes is None else axes
+    if len(pads) != 2 * len(axes):
+        return None
+    sizes = list(shape)
+    for at, axis in enumerate(axes):
+        sizes[axis] = shapes.symbols.total([shape[axis], pads[at], pads[at + len(axes)]])
+    return tuple(sizes)
+
+
+def _largest(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, count = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
+    if not shape or not count:
+        return None
+    axis = integer_of(node, "axis", -1) % len(shape)
+    return (*shape[:axis], count[0], *shape[axis + 1 :])
+
+
+def _one_hot(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, depth, axis = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1)), integer_of(node, "axis", -1)
+    if shape is None or depth is None or len(depth) != 1:
+        return None
+    axis %= len(shape) + 1
+    return (*shape[:axis], depth[0], *shape[axis:])
+
+
+def _multiplied(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    pairs = [(shapes.of(value), shapes.actual(value)) for value in node.inputs[:2] if value is not None]
+    for at, name in enumerate(("transA", "transB")):
+        if at < len(pairs) and integer_of(node, name, 0):
+            shape, actual = pairs[at]
+            pairs[at] = ((*shape[:-2], *shape[:-3:-1]), (*actual[:-2], *actual[:-3:-1]))
+    if len(pairs) != 2 or any(len(shape) < 2 for shape, _ in pairs):
+        return None
+    (left, a), (right, b) = pairs
+    rows = _together(shapes, [(left[:-2], a[:-2]), (right[:-2], b[:-2])]) if len(left) + len(right) > 4 else ()
+    return (*rows, left[-2], right[-1])
+
+
+def _summed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    letters, (_, arrow, result) = shapes.letters(node), string_of(node, "equation").replace(" ", "").partition("->")
+    if letters is None or not arrow:
+        return None
+    lengths = {letter: next((one for one in sizes if one != ONE), ONE) for letter, sizes in letters.items()}
+    return tuple(lengths[letter] for letter in result)
+
+
+def _reduced(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    shape, axes = shapes.of_input(node, 0), shapes.axes(node)
+    if node.op_type.startswith("Arg"):
+        axes = [integer_of(node, "axis", 0)]
+    if shape is None or (axes is None and input_of(node, 1) is not None):
+        return None
+    if not axes and integer_of(node, "noop_with_empty_axes", 0):
+        return shape
+    dropped = {axis % len(shape) for axis in axes} if axes else set(range(len(shape)))
+    kept = integer_of(node, "keepdims", 1)
+    return tuple(ONE if axis in dropped else size for axis, size in enumerate(shape) if kept or axis not in dropped)
+
+
+def _made(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    return shapes.numbers(input_of(node, 0))
+
+
+def _ranged(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """What is counted one by one, from a whole number or from a fraction above it, up to a whole number."""
+    limit, step, first = shapes.numbers(node.inputs[1]), shapes.numbers(node.inputs[2]), node.inputs[0]
+    start = shapes.numbers(first)
+    if start is None and first in shapes.fixed and first is not None:
+        number = shapes.tensor(first)
+        start = None if number is None else (Size(math.floor(float(number))),)
+    if start is None or limit is None or step != (ONE,) or len(start) != 1 or len(limit) != 1:
+        return None
+    return (shapes.symbols.difference(limit[0], start[0]),)
+
+
+def _rank(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    found = shapes.tensor(node.outputs[0])
+    return (Size(found.numel()),) if found is not None else None
+
+
+def _convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """A row for a row, a channel for each filter; what is left of the other axes follows from their lengths."""
+    shape, weights = shapes.of_input(node, 0), shapes.of_input(node, 1)
+    here = shapes.tensor(node.outputs[0])
+    if not shape or here is None or len(shape) != here.dim():
+        return None
+    sizes = [
+        _strided(shapes, node, at, size, length)
+        for at, (size, length) in enumerate(zip(shape[2:], here.shape[2:], strict=True))
+    ]
+    channels = weights[0] if node.op_type in ("Conv", "ConvInteger") and weights else shape[1]
+    if node.op_type == "ConvTranspose" and weights:
+        channels = weights[1] * Size(integer_of(node, "group", 1))
+    return (shape[0], channels, *sizes)
+
+
+def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length: int) -> Size:
+    """What a convolution, a pooling or Resize leaves of an axis, which is `length` here."""
+    if node.op_type in ("Resize", "Upsample"):
+        return shapes.symbols.other(node.op_type, at, size, node.outputs[0].name)
+    if size.is_fixed:
+        return Size(length)
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    weights = shapes.of_input(node, 1) or ()
+    if node.op_type == "Conv" and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        axes = len(weights) - 2
+        stride = (attributes.get("strides") or [1] * axes)[at]
+        dilation = (attributes.get("dilations") or [1] * axes)[at]
+        pads = attributes.get("pads") or [0] * 2 * axes
+        kernel = weights[2 + at]
+        if kernel.is_fixed:
+            reach = dilation * (kernel.number - 1) + 1
+            left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
+            return shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
+    return shapes.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)
+
+
+_Rule = Callable[["SymbolicShapes", ir.Node], "Shape | None"]
+
+_BROADCAST = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Min", "Max", "Sum", "Mean", "And", "Or", "Xor", "PRelu"),
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "BitwiseAnd", "BitwiseOr"),
+)
+_LIKE_FIRST = (
+    *("Abs", "Acos", "Asin", "Atan", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "CumSum", "Dropout", "Elu"),
+    *("Erf", "Exp", "Floor", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "HardSigmoid", "HardSwish", "Identity"),
+    *("IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid"),
+    *("Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu", "Softmax"),
+    *("LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
+    *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BatchNormalization", "InstanceNormalization"),
+    *("GroupNormalization", "LpNormalization", "LRN", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *("ScatterElements", "ScatterND", "Scatter", "TensorScatter", "RotaryEmbedding", "EyeLike", "ReverseSequence"),
+)
+_REDUCTIONS = (
+    *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
+    *("ReduceSumSquare", "ReduceLogSum", "ArgMax", "ArgMin"),
+)
+_CONVOLUTIONS = (
+    *("Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
+    *("LpPool", "Resize", "Upsample"),
+)
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_BROADCAST, _broadcast),
+    **dict.fromkeys(_LIKE_FIRST, _like_first),
+    **dict.fromkeys(_REDUCTIONS, _reduced),
+    **dict.fromkeys(_CONVOLUTIONS, _convolved),
+    **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", "MatMulInteger"), _multiplied),
+    "Concat": _joined,
+    "ConstantOfShape": _made,
+    "Einsum": _summed,
+    "Expand": _expanded,
+    "Flatten": _flattened,
+    "Gather": _gathered,
+    "GatherElements": _like_second,
+    "GatherND": _gathered_by_places,
+    "OneHot": _one_hot,
+    "Pad": _padded,
+    "Range": _ranged,
+    "Reshape": _reshaped,
+    "Shape": _rank,
+    "Slice": _cut,
+    "Split": _like_first,
+    "Squeeze": _squeezed,
+    "Tile": _tiled,
+    "TopK": _largest,
+    "Transpose": _transposed,
+    "Unsqueeze": _unsqueezed,
+}
+"""The shape of an operator's first output; that of what a Split divides."""

@@ -30,6 +30,12 @@ class Graph:
         self.nodes.append(helper.make_node(kind, inputs, [output], name=f"node_{output}", **attributes))
         return output
 
+    def parts(self, kind: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
+        """The outputs of a new node that has several."""
+        outputs = [f"{kind.lower()}_{len(self.nodes)}_{at}" for at in range(count)]
+        self.nodes.append(helper.make_node(kind, inputs, outputs, name=f"node_{outputs[0]}", **attributes))
+        return outputs
+
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
         """A small constant, an initializer as torch writes them."""
         return self.weight(f"const_{len(self.weights)}", np.asarray(value, dtype))

@@ -5,40 +5,20 @@ The oracle is ONNX Runtime on the graph as it was, on inputs on which they do so
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from absorbed_graphs import HEADS, HIDDEN, SIZE, growing, long, many, model_of
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
 
 from posexport.rewrite.rewriter import REWRITTEN
 
-HEADS, SIZE, HIDDEN = 4, 8, 32
-FAR = 300
+FAR = 512
 """Tokens; what depends on lengths changes from 256 on."""
-
-Hook = Callable[[Graph, str], str]
-
-
-def same(g: Graph, value: str) -> str:
-    return value
-
-
-def long(g: Graph) -> str:
-    """Whether there are more than 256 tokens."""
-    return g.op("Greater", g.length("features", 1), g.constant([256]))
-
-
-def growing(g: Graph) -> str:
-    """max(1, log(n) / log(256)) of n tokens, as Qwen scales queries."""
-    count = g.op("Cast", g.length("features", 1), to=TensorProto.FLOAT)
-    return g.op(
-        "Max", g.op("Mul", g.op("Log", count), g.constant(1 / np.log(256), np.float32)), g.constant([1.0], np.float32)
-    )
 
 
 def clipped(g: Graph, value: str) -> str:
@@ -78,34 +58,91 @@ def last_keys_computed(g: Graph, value: str) -> str:
     return g.op("Slice", value, start, g.constant([2**31 - 1]), g.constant([2]))
 
 
-def model_of(
-    *, q: Hook = same, k: Hook = same, v: Hook = same, scores: Hook = same, weights: Hook = same
-) -> onnx.ModelProto:
-    g = Graph()
-
-    def heads(name: str, hook: Hook) -> str:
-        projected = g.op("MatMul", "features", g.random(f"{name}_proj", HIDDEN, HIDDEN))
-        split = g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE]))
-        return hook(g, g.op("Transpose", split, perm=[0, 2, 1, 3]))
-
-    queries, keys, values = heads("q", q), heads("k", k), heads("v", v)
-    product = g.op("MatMul", queries, g.op("Transpose", keys, perm=[0, 1, 3, 2]))
-    logits = scores(g, g.op("Mul", product, g.constant(SIZE**-0.5, np.float32)))
-    mixed = g.op("MatMul", weights(g, g.op("Softmax", logits, axis=-1)), values)
-    merged = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]))
-    g.op("MatMul", merged, g.random("o_proj", HIDDEN, HIDDEN), name="output")
-    features, output = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HIDDEN])
-        for name in ("features", "output")
-    )
-    graph = helper.make_graph(g.nodes, "main_graph", [features], [output], g.weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    model.ir_version = 9
-    onnx.checker.check_model(model, full_check=True)
-    return model
+def up_to(g: Graph, count: int) -> str:
+    """The number of tokens, `count` at most."""
+    return g.op("Min", many(g), g.constant([count]))
 
 
-FAULTS: dict[str, tuple[dict[str, Hook], float]] = {
+def blocks(g: Graph) -> str:
+    """How many blocks of 256 tokens there are, at least 1."""
+    return g.op("Max", g.constant([1]), g.op("Div", many(g), g.constant([256])))
+
+
+def last_keys_by_split(g: Graph, value: str) -> str:
+    taken = up_to(g, 256)
+    sizes = g.op("Concat", g.op("Sub", many(g), taken), taken, axis=0)
+    return g.parts("Split", 2, value, sizes, axis=2)[1]
+
+
+def turned_round(g: Graph, value: str) -> str:
+    """The tokens from 256 on stand before the others."""
+    later = g.op("Max", g.op("Sub", many(g), g.constant([256])), g.constant([0]))
+    first = g.op("Concat", g.op("Sub", many(g), later), later, axis=0)
+    return g.op("Concat", *reversed(g.parts("Split", 2, value, first, axis=2)), axis=2)
+
+
+def tiled(g: Graph, value: str) -> str:
+    return g.op("Tile", value, g.op("Concat", g.constant([1, 1]), blocks(g), g.constant([1]), axis=0))
+
+
+def repeated(g: Graph, value: str) -> str:
+    shape = g.op("Concat", g.constant([1, 1, 1]), blocks(g), g.constant([1]), axis=0)
+    wide = g.op("Expand", g.op("Unsqueeze", value, g.constant([3])), shape)
+    return g.op("Reshape", wide, g.op("Concat", g.length("features", 0), g.constant([HEADS, -1, SIZE]), axis=0))
+
+
+def scaled_by_a_shape(g: Graph, value: str) -> str:
+    """Times the length of a value that has an element for each block of 256 tokens."""
+    length = g.op("Shape", g.op("ConstantOfShape", blocks(g)))
+    return g.op("Mul", value, g.op("Cast", length, to=TensorProto.FLOAT))
+
+
+def last_keys_without_axes(g: Graph, value: str) -> str:
+    """Steps are given and axes are not."""
+    turned = g.op("Transpose", value, perm=[0, 1, 3, 2])
+    ends = g.constant([2**31 - 1] * 4)
+    cut = g.op("Slice", turned, g.constant([0, 0, 0, -256]), ends, "", g.constant([1, 1, 1, 1]))
+    return g.op("Transpose", cut, perm=[0, 1, 3, 2])
+
+
+def in_blocks(g: Graph) -> str:
+    """Rows of 256 tokens."""
+    return g.op("Concat", g.constant([-1]), up_to(g, 256), g.constant([HEADS, SIZE]), axis=0)
+
+
+def in_rows(g: Graph, value: str) -> str:
+    return g.op("Reshape", value, g.op("Concat", g.op("Shape", "features", end=2), g.constant([HIDDEN]), axis=0))
+
+
+def mixed_by_blocks(g: Graph, value: str) -> str:
+    """Tokens change places in blocks of 256."""
+    pairs = g.op("Concat", g.length("features", 0), g.constant([-1]), up_to(g, 256), g.constant([HIDDEN]), axis=0)
+    return in_rows(g, g.op("Transpose", g.op("Reshape", value, pairs), perm=[0, 2, 1, 3]))
+
+
+def features_by_length(g: Graph, value: str) -> str:
+    """The halves of the features change places in long rows."""
+    first = g.op("Where", long(g), g.constant([SIZE // 2]), g.constant([0]))
+    sizes = g.op("Concat", first, g.op("Sub", g.constant([SIZE]), first), axis=0)
+    return g.op("Concat", *reversed(g.parts("Split", 2, value, sizes, axis=3)), axis=3)
+
+
+def rounded(g: Graph, value: str) -> str:
+    """To eight binary digits, and back."""
+    return g.op("Cast", g.op("Cast", value, to=TensorProto.BFLOAT16), to=TensorProto.FLOAT)
+
+
+def scores_in_blocks(g: Graph, value: str) -> str:
+    """The weights of 256 keys each are as large as those of the others."""
+    shape = g.op("Concat", g.constant([0, 0, -1]), up_to(g, 256), axis=0)
+    return g.op("Reshape", value, shape)
+
+
+def back_from_blocks(g: Graph, value: str) -> str:
+    return g.op("Reshape", value, g.op("Concat", g.constant([0, 0]), many(g), many(g), axis=0))
+
+
+FAULTS: dict[str, tuple[dict[str, Any], float]] = {
     "clipped queries": ({"q": clipped}, 6.0),
     "clipped values": ({"v": clipped}, 6.0),
     "queries scaled by the length": ({"q": scaled_by_length}, 1.0),
@@ -117,6 +154,16 @@ FAULTS: dict[str, tuple[dict[str, Hook], float]] = {
     "the last keys": ({"k": last_keys, "v": last_keys}, 1.0),
     "the first keys": ({"k": first_keys, "v": first_keys}, 1.0),
     "the last keys, computed": ({"k": last_keys_computed, "v": last_keys_computed}, 1.0),
+    "the last keys by Split": ({"k": last_keys_by_split, "v": last_keys_by_split}, 1.0),
+    "the last keys without axes": ({"k": last_keys_without_axes, "v": last_keys_without_axes}, 1.0),
+    "values in another order": ({"v": turned_round}, 1.0),
+    "keys tiled, values repeated": ({"k": tiled, "v": repeated}, 1.0),
+    "queries scaled by a shape": ({"q": scaled_by_a_shape}, 1.0),
+    "features of queries by the length": ({"q": features_by_length}, 1.0),
+    "blocks of tokens": ({"split": in_blocks, "merged": in_rows}, 1.0),
+    "the result by blocks": ({"merged": mixed_by_blocks}, 1.0),
+    "weights by blocks": ({"scores": scores_in_blocks, "weights": back_from_blocks}, 1.0),
+    "rounded values": ({"v": rounded}, 1.0),
 }
 """What stands in the graph, and the size of features on which it does something."""
 

@@ -1,0 +1,80 @@
+"""Attention with nodes in it that do nothing on short rows of usual numbers. Nothing here imports posexport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from small_graphs import Graph
+
+HEADS, SIZE, HIDDEN = 4, 8, 32
+FAR = 300
+"""Tokens; what depends on lengths changes from 256 on."""
+
+Hook = Callable[[Graph, str], str]
+
+
+def same(g: Graph, value: str) -> str:
+    return value
+
+
+def by_heads(g: Graph) -> str:
+    return g.constant([0, 0, HEADS, SIZE])
+
+
+def many(g: Graph) -> str:
+    """The number of tokens [1]."""
+    return g.length("features", 1)
+
+
+def long(g: Graph) -> str:
+    """Whether there are more than 256 tokens."""
+    return g.op("Greater", g.length("features", 1), g.constant([256]))
+
+
+def growing(g: Graph) -> str:
+    """max(1, log(n) / log(256)) of n tokens, as Qwen scales queries."""
+    count = g.op("Cast", g.length("features", 1), to=TensorProto.FLOAT)
+    return g.op(
+        "Max", g.op("Mul", g.op("Log", count), g.constant(1 / np.log(256), np.float32)), g.constant([1.0], np.float32)
+    )
+
+
+def model_of(
+    *,
+    q: Hook = same,
+    k: Hook = same,
+    v: Hook = same,
+    scores: Hook = same,
+    weights: Hook = same,
+    merged: Hook = same,
+    split: Callable[[Graph], str] = by_heads,
+) -> onnx.ModelProto:
+    """Attention whose queries, keys and values [B, N, T, D], scores, weights and merged result [B, T, N * D] go through
+    hooks, which may read an input attention_mask [B, T]; `split` gives the shape [B, T, N, D] of what is projected."""
+    g = Graph()
+
+    def heads(name: str, hook: Hook) -> str:
+        projected = g.op("MatMul", "features", g.random(f"{name}_proj", HIDDEN, HIDDEN))
+        return hook(g, g.op("Transpose", g.op("Reshape", projected, split(g)), perm=[0, 2, 1, 3]))
+
+    queries, keys, values = heads("q", q), heads("k", k), heads("v", v)
+    product = g.op("MatMul", queries, g.op("Transpose", keys, perm=[0, 1, 3, 2]))
+    logits = scores(g, g.op("Mul", product, g.constant(SIZE**-0.5, np.float32)))
+    mixed = g.op("MatMul", weights(g, g.op("Softmax", logits, axis=-1)), values)
+    joined = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]))
+    g.op("MatMul", merged(g, joined), g.random("o_proj", HIDDEN, HIDDEN), name="output")
+    features, output = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HIDDEN])
+        for name in ("features", "output")
+    )
+    inputs = [features]
+    if any("attention_mask" in node.input for node in g.nodes):
+        inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "seq"]))
+    graph = helper.make_graph(g.nodes, "main_graph", inputs, [output], g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 9
+    onnx.checker.check_model(model, full_check=True)
+    return model

@@ -1,0 +1,150 @@
+"""Zeros that stand where a mask hides keys anyway are left out, others stay.
+
+The oracle is ONNX Runtime on the graph as it was, on rows and masks on which the zeros do something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from absorbed_graphs import HIDDEN, long, many, model_of
+from onnx import TensorProto
+from rewrite_helpers import rewritten_model
+from small_graphs import Graph, run
+
+from posexport.rewrite.rewriter import REWRITTEN
+
+FAR, EDGE = 400, 256
+
+Mask = Callable[[Graph], str]
+
+
+def distances(g: Graph) -> str:
+    """Query position minus key position [T, T]."""
+    count = g.op("Squeeze", many(g), g.constant([0]))
+    places = g.op("Range", g.constant(0), count, g.constant(1))
+    return g.op("Sub", g.op("Unsqueeze", places, g.constant([1])), places)
+
+
+def causal(g: Graph) -> str:
+    return g.op("GreaterOrEqual", distances(g), g.constant(0))
+
+
+def near(g: Graph) -> str:
+    return g.op("Less", distances(g), g.constant(EDGE))
+
+
+def padding(g: Graph) -> str:
+    """bool [B, 1, 1, T]: whether the mask is 1."""
+    return g.op("Unsqueeze", g.op("Equal", "attention_mask", g.constant(1)), g.constant([1, 2]))
+
+
+def both(one: Mask, other: Mask) -> Mask:
+    return lambda g: g.op("And", one(g), other(g))
+
+
+def either(one: Mask, other: Mask) -> Mask:
+    return lambda g: g.op("Or", one(g), other(g))
+
+
+def everywhere(g: Graph) -> str:
+    return g.op("Greater", distances(g), g.constant(-(10**6)))
+
+
+def above(g: Graph) -> str:
+    """Whether the mask is larger than 1."""
+    return g.op("Unsqueeze", g.op("Greater", "attention_mask", g.constant(1)), g.constant([1, 2]))
+
+
+def masked(mask: Mask) -> Callable[[Graph, str], str]:
+    return lambda g, scores: g.op("Where", mask(g), scores, g.constant(-1e9, np.float32))
+
+
+def zeroed(mask: Mask) -> Callable[[Graph, str], str]:
+    return lambda g, weights: g.op("Where", mask(g), weights, g.constant(0.0, np.float32))
+
+
+def zeroed_if_hidden(mask: Mask) -> Callable[[Graph, str], str]:
+    return lambda g, weights: g.op("Where", g.op("Not", mask(g)), g.constant(0.0, np.float32), weights)
+
+
+def multiplied_and_masked(factor: Mask, mask: Mask) -> Callable[[Graph, str], str]:
+    def hook(g: Graph, scores: str) -> str:
+        return masked(mask)(g, g.op("Mul", scores, g.op("Cast", factor(g), to=TensorProto.FLOAT)))
+
+    return hook
+
+
+def by_the_length(g: Graph, scores: str) -> str:
+    """Scores times 1, or 0 in long rows, and as many again as there are positions."""
+    short = g.op("Where", long(g), g.constant([0.0], np.float32), g.constant([1.0], np.float32))
+    count = g.op("Squeeze", many(g), g.constant([0]))
+    places = g.op("Cast", g.op("Range", g.constant(0), count, g.constant(1)), to=TensorProto.FLOAT)
+    return g.op("Add", g.op("Mul", scores, short), g.op("Mul", short, places))
+
+
+def arrays_for(model: onnx.ModelProto, seq: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    arrays = {"features": rng.standard_normal((2, seq, HIDDEN)).astype(np.float32)}
+    if len(model.graph.input) > 1:
+        arrays["attention_mask"] = rng.integers(0, 3, (2, seq))
+        arrays["attention_mask"][:, 0] = 1
+    return arrays
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "zeros of a window that hides nothing": (
+        {"scores": masked(both(causal, either(near, everywhere))), "weights": zeroed(near)},
+        {"scores": masked(causal)},
+        FAR,
+    ),
+    "scores times such a window": (
+        {"scores": multiplied_and_masked(near, both(causal, either(near, everywhere)))},
+        {"scores": masked(causal)},
+        FAR,
+    ),
+    "zeros of masks that aren't 1": (
+        {"scores": masked(either(padding, above)), "weights": zeroed(padding)},
+        {"scores": masked(either(padding, above))},
+        12,
+    ),
+    "zeros by the length": ({"scores": by_the_length}, {}, FAR),
+}
+"""Hooks of the graph, those of one without the zeros, and the length of a row on which they do something."""
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_zeros_that_hide_keys_stay(fault: str, form: str) -> None:
+    hooks, without, seq = FAULTS[fault]
+    model, plain = model_of(**hooks), model_of(**without)
+    _, proto = rewritten_model(model, form=form, target="ort")
+    arrays = arrays_for(model, seq)
+    expected, actual = (run(one, arrays)["output"] for one in (model, proto))
+    usual = run(plain, {name: arrays[name] for name in arrays if name in {one.name for one in plain.graph.input}})
+    assert float(np.abs(expected - usual["output"]).max()) > 1e-3 * float(np.abs(expected).max())
+    assert actual.shape == expected.shape and np.isfinite(expected).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        {"scores": masked(both(causal, padding)), "weights": zeroed(both(causal, padding))},
+        {"scores": masked(both(causal, padding)), "weights": zeroed(padding)},
+        {"scores": masked(both(causal, padding)), "weights": zeroed_if_hidden(padding)},
+        {"scores": multiplied_and_masked(causal, both(causal, padding))},
+    ],
+)
+def test_zeros_of_hidden_keys_are_left_out(hooks: dict[str, Any], form: str) -> None:
+    model = model_of(**hooks)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    arrays = arrays_for(model, 12)
+    expected, actual = (run(one, arrays)["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))

@@ -1,0 +1,180 @@
+"""Rotations whose cosines and sines differ in places that no short row reaches keep their nodes, others don't.
+
+The oracle is ONNX Runtime on the graph as it was, on rows that reach these places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from absorbed_graphs import HIDDEN, SIZE, long, many, model_of
+from onnx import TensorProto
+from rewrite_helpers import rewritten_model
+from small_graphs import Graph, run
+
+from posexport.rewrite.rewriter import REWRITTEN
+
+FAR, EDGE = 400, 256
+HALF = SIZE // 2
+FREQUENCIES = (10_000.0 ** (-np.arange(HALF) / HALF)).astype(np.float32)
+
+Pair = tuple[str, str]
+Angles = Callable[[Graph], Pair]
+"""Cosines and sines [T, D]."""
+
+
+def places(g: Graph) -> str:
+    """The positions [T]."""
+    count = g.op("Squeeze", many(g), g.constant([0]))
+    return g.op("Range", g.constant(0), count, g.constant(1))
+
+
+def angles_of(g: Graph, positions: str) -> str:
+    """[T, D / 2]."""
+    column = g.op("Unsqueeze", g.op("Cast", positions, to=TensorProto.FLOAT), g.constant([1]))
+    return g.op("Mul", column, g.constant(FREQUENCIES, np.float32))
+
+
+def of_angles(g: Graph, first: str, second: str) -> Pair:
+    joined = g.op("Concat", first, second, axis=-1)
+    return g.op("Cos", joined), g.op("Sin", joined)
+
+
+def computed(g: Graph) -> Pair:
+    angles = angles_of(g, places(g))
+    return of_angles(g, angles, angles)
+
+
+def computed_twice(g: Graph) -> Pair:
+    return of_angles(g, angles_of(g, places(g)), angles_of(g, places(g)))
+
+
+def table(*, late: float = 1.0) -> Angles:
+    """Rows of a table by the length; from EDGE on the second half has angles `late` times as large."""
+
+    def made(g: Graph) -> Pair:
+        angles = np.arange(1024)[:, None] * FREQUENCIES
+        both = np.concatenate([angles, angles], 1)
+        both[EDGE:, HALF:] *= late
+        cut = (g.constant([0]), many(g), g.constant([0]))
+        cos, sin = (g.op("Slice", g.constant(f(both), np.float32), *cut) for f in (np.cos, np.sin))
+        return cos, sin
+
+    return made
+
+
+def looked_up(g: Graph) -> Pair:
+    """Rows of a table by position."""
+    angles = np.arange(1024)[:, None] * FREQUENCIES
+    both = np.concatenate([angles, angles], 1)
+    where = places(g)
+    cos, sin = (g.op("Gather", g.constant(f(both), np.float32), where) for f in (np.cos, np.sin))
+    return cos, sin
+
+
+def rows_of_computed(g: Graph) -> Pair:
+    """The last rows of more angles than there are tokens."""
+    count = g.op("Add", g.op("Squeeze", many(g), g.constant([0])), g.constant(3))
+    angles = angles_of(g, g.op("Range", g.constant(0), count, g.constant(1)))
+    cut = (g.constant([3]), g.constant([2**31 - 1]), g.constant([0]))
+    cos, sin = (g.op("Slice", value, *cut) for value in of_angles(g, angles, angles))
+    return cos, sin
+
+
+def bounded(g: Graph) -> Pair:
+    """The second half stops at position EDGE - 1."""
+    where = places(g)
+    return of_angles(g, angles_of(g, where), angles_of(g, g.op("Min", where, g.constant(EDGE - 1))))
+
+
+def chosen(g: Graph) -> Pair:
+    """The second half is larger in long rows."""
+    angles = angles_of(g, places(g))
+    return of_angles(g, angles, g.op("Where", long(g), g.op("Add", angles, angles), angles))
+
+
+def scaled(g: Graph) -> Pair:
+    """The second half of the cosines is larger in long rows."""
+    cos, sin = computed(g)
+    steps = g.op("Add", g.op("Div", many(g), g.constant([EDGE])), g.constant([1]))
+    halves = g.parts("Split", 2, cos, g.constant([HALF, HALF]), axis=1)
+    return g.op("Concat", halves[0], g.op("Mul", halves[1], g.op("Cast", steps, to=TensorProto.FLOAT)), axis=1), sin
+
+
+def two_selections(g: Graph) -> Pair:
+    """The halves are rows of one table, taken by different positions."""
+    angles = (np.arange(1024)[:, None] * FREQUENCIES).astype(np.float32)
+    where = places(g)
+    cos, sin = (
+        g.op("Concat", *(g.op("Gather", rows, at) for at in (where, g.op("Min", where, g.constant(EDGE - 1)))), axis=1)
+        for rows in (g.constant(np.cos(angles), np.float32), g.constant(np.sin(angles), np.float32))
+    )
+    return cos, sin
+
+
+def columns_by_length(g: Graph) -> Pair:
+    """In long rows the columns of a table stand in another order."""
+    angles = np.arange(1024)[:, None] * FREQUENCIES
+    both = np.concatenate([angles, angles], 1)
+    there = np.roll(np.arange(SIZE), 1)
+    columns = g.op("Where", long(g), g.constant(there), g.constant(np.arange(SIZE)))
+    cut = (g.constant([0]), many(g), g.constant([0]))
+    cos, sin = (
+        g.op("Gather", g.op("Slice", g.constant(f(both), np.float32), *cut), columns, axis=1) for f in (np.cos, np.sin)
+    )
+    return cos, sin
+
+
+def rotated(angles: Angles) -> dict[str, Any]:
+    """Hooks that turn queries and keys [B, N, T, D], halves of features with each other."""
+
+    def turn(g: Graph, value: str) -> str:
+        cos, sin = angles(g)
+        first, second = g.parts("Split", 2, value, g.constant([HALF, HALF]), axis=3)
+        turned = g.op("Concat", g.op("Neg", second), first, axis=3)
+        return g.op("Add", g.op("Mul", value, cos), g.op("Mul", turned, sin))
+
+    return {"q": turn, "k": turn}
+
+
+def outputs(model: onnx.ModelProto, *others: onnx.ModelProto) -> list[np.ndarray[Any, Any]]:
+    features = np.random.default_rng(1).standard_normal((2, FAR, HIDDEN)).astype(np.float32)
+    return [run(one, {"features": features})["output"] for one in (model, *others)]
+
+
+FAULTS: dict[str, Angles] = {
+    "late rows of a table": table(late=1.5),
+    "the last positions": bounded,
+    "a choice by the length": chosen,
+    "a factor by the length": scaled,
+    "two selections of rows": two_selections,
+    "columns by the length": columns_by_length,
+}
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_other_angles_further_on_stay(fault: str, form: str) -> None:
+    model = model_of(**rotated(FAULTS[fault]))
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    assert "RotaryEmbedding" not in {node.op_type for node in proto.graph.node}
+    expected, actual, usual = outputs(model, proto, model_of(**rotated(computed)))
+    assert float(np.abs(expected - usual).max()) > 1e-3 * float(np.abs(expected).max())  # the fault is reached
+    assert actual.shape == expected.shape and np.isfinite(expected).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("angles", [computed, computed_twice, table(), looked_up, rows_of_computed])
+def test_equal_angles_are_one_operator(angles: Angles, form: str) -> None:
+    model = model_of(**rotated(angles))
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    assert [node.op_type for node in proto.graph.node].count("RotaryEmbedding") == 2
+    expected, actual = outputs(model, proto)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))

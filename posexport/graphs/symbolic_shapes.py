@@ -99,6 +99,8 @@ class SymbolicShapes:
         actual, node = self.actual(value), value.producer()
         if len(actual) > 1 or math.prod(actual) > symbolic_numbers.MOST_NUMBERS:
             return None
+        if not all(size.is_fixed for size in self.of(value)):
+            return None
         found = None if node is None else symbolic_numbers.of_node(self, node)
         if node is not None and (node.op_type == "Split" or value is not node.outputs[0]):
             found = self._part_of_numbers(node, value, found) if node.op_type == "Split" else None

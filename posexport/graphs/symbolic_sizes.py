@@ -77,6 +77,8 @@ class Symbols:
 
     def quotient(self, one: Size, other: Size) -> Size | None:
         """The size that makes `one` when multiplied with `other`; None where there is none."""
+        if not one.number and other.number:
+            return one
         if not other.number or one.number % other.number or Counter(other.symbols) - Counter(one.symbols):
             return None
         return Size(one.number // other.number, _without(one.symbols, other.symbols))

@@ -56,9 +56,25 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
     total = length(TOTAL, ("attention_mask",))
     if total is not None:
         return Lengths(past=nodes.one("Sub", total, seq), seq=seq, total=total, batch=batch)
+    _check_one_length(roles)
     past = ir.Value(name=LENGTH_INPUT, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
     model.graph.inputs.append(past)
     return Lengths(past=past, seq=seq, total=nodes.one("Add", past, seq), batch=batch)
+
+
+def _check_one_length(roles: Mapping[str, Role]) -> None:
+    """Raise RequestError where caches have lengths of different names, of which no mask says that they are equal."""
+    lengths = {
+        str(role.shape[role.axes.index(PAST)]): name
+        for name, role in roles.items()
+        if role.kind == "past" and PAST in role.axes
+    }
+    if len(lengths) > 1:
+        (first, one), (second, other) = list(lengths.items())[:2]
+        raise RequestError(
+            f"the caches {shown(one)} and {shown(other)} have lengths of their own, {shown(first)} and "
+            f"{shown(second)}, and shared ones have one: drop --kv-cache, or export the model with one name for both."
+        )
 
 
 def shared_cache(nodes: Nodes, lengths: Lengths, past: ir.Value) -> SharedCache:

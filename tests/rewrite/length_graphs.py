@@ -86,6 +86,57 @@ def interpolated() -> onnx.ModelProto:
     return _put(model, place, new, limit=np.array([LONG], np.float32), one=np.array([1.0], np.float32))
 
 
+def _frequencies_divided(new: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProto:
+    """Frequencies divided by the value `divisor`, which the nodes compute from the length `many`."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    node.input[1] = "divided"
+    nodes = [_op("Shape", "input_ids", "many", start=1, end=2), *new, _op("Div", "inv_freq divisor", "divided")]
+    return _put(model, place, nodes, **weights)
+
+
+def divided_by_a_shape() -> onnx.ModelProto:
+    """Frequencies divided by the length of a value that has an element for each LONG tokens."""
+    new = [
+        _op("Div", "many limit", "parts"),
+        _op("Max", "parts single", "at_least_one"),
+        _op("ConstantOfShape", "at_least_one", "filled"),
+        _op("Shape", "filled", "length"),
+        _op("Cast", "length", "divisor", to=TensorProto.FLOAT),
+    ]
+    return _frequencies_divided(new, limit=np.array([LONG]), single=np.array([1]))
+
+
+def divided_by_a_sum(op: str) -> onnx.ModelProto:
+    """Frequencies divided by 1, or more where the sum of all places of a row is large: a product or an Einsum."""
+    summed = (
+        _op("Einsum", "places_f ones", "sum", equation="s,p->p")
+        if op == "Einsum"
+        else _op("MatMul", "places_f counted_ones", "sum")
+    )
+    new = [
+        _op("Squeeze", "many", "how_many"),
+        _op("Range", "none how_many single", "places"),
+        _op("Cast", "places", "places_f", to=TensorProto.FLOAT),
+        _op("Expand", "one_column many_by_one", "counted_ones"),
+        summed,
+        _op("Div", "sum limit", "part"),
+        _op("Floor", "part", "whole"),
+        _op("Add", "whole one", "divisor"),
+    ]
+    new.insert(0, _op("Concat", "many one_more", "many_by_one", axis=0))
+    return _frequencies_divided(
+        new,
+        none=np.array(0),
+        single=np.array(1),
+        one=np.array([1.0], np.float32),
+        ones=np.ones(1, np.float32),
+        one_column=np.ones((1, 1), np.float32),
+        one_more=np.array([1]),
+        limit=np.array([LONG * LONG / 2], np.float32),
+    )
+
+
 def doubled_positions() -> onnx.ModelProto:
     """Whole positions that are twice as far where a row is long: from these on, nothing else is by length."""
     model = small_graphs.decoder()

@@ -192,6 +192,18 @@ def test_attention_begins_below_it(fault: str) -> None:
     assert [node.op_type for node in proto.graph.node].count("Attention") == 1
 
 
+def heads_by_length(g: Graph) -> str:
+    """Half as many heads of twice the size in long rows."""
+    heads = g.op("Where", long(g), g.constant([HEADS // 2]), g.constant([HEADS]))
+    return g.op("Concat", g.constant([0, 0]), heads, g.constant([-1]), axis=0)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_heads_that_lengths_decide_are_left_alone(form: str) -> None:
+    done, _ = rewritten_model(model_of(split=heads_by_length), form=form, target="ort")
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [("kept", "heads")]
+
+
 def size_of_heads(g: Graph, value: str) -> str:
     """Divided by the last length."""
     size = g.op("Slice", g.op("Shape", value), g.constant([-1]), g.constant([2**31 - 1]))

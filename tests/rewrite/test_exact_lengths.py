@@ -46,6 +46,9 @@ def is_same(path: Path, out: Path, tokens: int) -> bool:
         (graphs.scaled_cosines, "angles-by-length"),
         (graphs.taken_variant, "angles-by-length"),
         (graphs.interpolated, "angles-by-length"),
+        (graphs.divided_by_a_shape, "angles-by-length"),
+        (partial(graphs.divided_by_a_sum, "Einsum"), "angles-by-length"),
+        (partial(graphs.divided_by_a_sum, "MatMul"), "angles-by-length"),
     ],
 )
 def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) -> None:

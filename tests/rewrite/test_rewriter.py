@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from attention_graphs import attention, visible
 from rewrite_helpers import rewritten_model
 from small_graphs import SHAPES, decoder, inputs, no_attention, run, with_operator
 
@@ -162,6 +163,15 @@ def test_a_wrong_replacement_is_kept_out(fault: str, monkeypatch: pytest.MonkeyP
     assert (one.state, one.reason and one.reason.code) == (KEPT, "not-the-same")
     assert one.evidence is not None
     assert one.evidence.error > LIMIT
+
+
+def test_caches_with_lengths_of_their_own_are_not_shared() -> None:
+    """No mask says that both are equal."""
+    model = attention(cached=True, add=[visible()])
+    value = next(one for one in model.graph.input if one.name == "past_value")
+    value.type.tensor_type.shape.dim[2].dim_param = "other_past"
+    with pytest.raises(RequestError, match="have lengths of their own"):
+        rewrite_model(ir.from_proto(model), kv_cache="shared", form="contrib", target="ort")
 
 
 @pytest.mark.parametrize("given", [{"form": "nativ"}, {"target": "gpu"}, {"opset": 17}, {"kv_cache": "paged"}])

@@ -151,4 +151,10 @@ _NEVER_FLOAT = {
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The tensor of an initializer or of a Constant node; None where it is computed, or callers may give another."""
-    return None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    if value is None or value.is_graph_input():
+        return None
+    node = value.producer()
+    attribute = None if node is None or node.op_type != "Constant" else node.attributes.get("value")
+    if attribute is not None and not attribute.is_ref():
+        return attribute.as_tensor()  # get_const_tensor would rename it
+    return ir.convenience.get_const_tensor(value)

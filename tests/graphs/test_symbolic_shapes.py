@@ -1,0 +1,239 @@
+"""Symbolic shapes and numbers are right on inputs of other sizes.
+
+The oracle is ONNX Runtime, which runs each graph at several sizes: what is said to be fixed must be the same at all of
+them, and what has the same symbolic size must be equal at each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attention_graphs as graphs
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from small_graphs import Graph, decoder
+
+from posexport.graphs import shape_rules
+from posexport.graphs.symbolic_sizes import Size
+from posexport.graphs.view import View, view_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Values = dict[str, Array]
+
+HIDDEN = 24
+TRIES = [(2, 3), (5, 4), (1, 11), (4, 600), (3, 1)]
+"""Batch and tokens."""
+
+Body = Callable[[Graph], None]
+
+
+def _many(g: Graph) -> str:
+    return g.length("features", 1)
+
+
+def _scalar(g: Graph, value: str) -> str:
+    return g.op("Squeeze", value, g.constant([0]))
+
+
+def layouts(g: Graph) -> None:
+    split = g.op("Reshape", "features", g.constant([0, 0, 4, -1]))
+    heads = g.op("Transpose", split, perm=[0, 2, 1, 3])
+    g.op("Reshape", heads, g.op("Concat", g.constant([-1]), _many(g), g.constant([6]), axis=0))
+    g.op("Flatten", heads, axis=2)
+    g.op("Squeeze", g.op("Unsqueeze", heads, g.constant([0, -1])), g.constant([0]))
+    wide = g.op("Unsqueeze", heads, g.constant([2]))
+    shape = g.op("Concat", g.op("Shape", heads, end=2), g.constant([3]), g.op("Shape", heads, start=2), axis=0)
+    g.op("Reshape", g.op("Expand", wide, shape), g.constant([0, 12, -1, 6]))
+    g.op("Tile", heads, g.constant([1, 2, 1, 3]))
+    g.op("Concat", heads, g.op("Slice", heads, g.constant([-1]), g.constant([2**31]), g.constant([2])), axis=2)
+    g.op("Pad", heads, g.constant([0, 0, 2, 0, 0, 0, 1, 0]))
+
+
+def by_minimum(g: Graph) -> None:
+    """Lengths that are the same as others in short rows alone."""
+    bounded = g.op("Min", _many(g), g.constant([8]))
+    g.op("Slice", "features", g.constant([0]), bounded, g.constant([1]))
+    g.op("Slice", "features", g.constant([-8]), g.constant([2**31]), g.constant([1]))
+    rest = g.op("Sub", _many(g), bounded)
+    g.parts("Split", 2, "features", g.op("Concat", rest, bounded, axis=0), axis=1)
+    g.op("ConstantOfShape", g.op("Max", g.constant([1]), g.op("Div", _many(g), g.constant([8]))))
+    long = g.op("Greater", _many(g), g.constant([8]))
+    heads = g.op("Where", long, g.constant([2]), g.constant([4]))
+    g.op("Reshape", "features", g.op("Concat", g.constant([0, 0]), heads, g.constant([-1]), axis=0))
+    g.op("Where", g.op("Equal", _many(g), g.constant([3])), g.constant([1]), g.constant([2]))
+    g.op("Mod", _many(g), g.constant([4]))
+
+
+def arithmetic(g: Graph) -> None:
+    many, rows = _many(g), g.length("features", 0)
+    size = g.op("Size", "features")
+    g.op("Div", size, g.op("Mul", g.op("Mul", many, rows), g.constant([HIDDEN])))
+    g.op("Sub", g.op("Add", many, rows), many)
+    g.op("Div", g.op("Add", many, g.constant([7])), g.constant([4]))
+    g.op("Div", g.op("Div", many, g.constant([2])), g.constant([2]))
+    g.op("Div", many, g.constant([4]))
+    g.op("Div", g.op("Sub", many, g.constant([6])), g.constant([4]))
+    g.op("ReduceProd", g.op("Shape", "features"), keepdims=0)
+    g.op("Neg", many)
+    picked = g.op("Where", g.op("Equal", many, g.constant([-1])), g.constant([1]), many)
+    g.op("Expand", g.constant([1.0], np.float32), picked)
+    counted = g.op("Range", g.constant(0), _scalar(g, many), g.constant(1))
+    g.op("Unsqueeze", counted, g.constant([1]))
+    halves = g.op("Cast", _scalar(g, many), to=TensorProto.FLOAT)
+    g.op("Range", g.constant(0.5, np.float32), halves, g.constant(1.0, np.float32))
+    g.op("Not", g.op("Less", many, g.constant([0])))
+    g.op("And", g.op("Greater", many, g.constant([-3])), g.op("Greater", many, g.constant([4])))
+    g.op("Sign", many)
+    g.op("Gather", g.op("Shape", "features"), g.constant([-1, 0]))
+
+
+def convolved(g: Graph) -> None:
+    rows = g.op("Transpose", "features", perm=[0, 2, 1])
+    padded = g.op("Pad", rows, g.constant([0, 0, 16, 0, 0, 16]))
+    once = g.op("Conv", padded, g.random("first", 6, HIDDEN, 8), strides=[4])
+    twice = g.op("Conv", once, g.random("second", 6, 6, 3), strides=[2], pads=[1, 0])
+    g.op("MaxPool", twice, kernel_shape=[2])
+    g.op("Slice", twice, g.constant([0]), g.constant([-1]), g.constant([2]))
+    length = g.op("Sub", g.op("Div", g.op("Add", _many(g), g.constant([32])), g.constant([8])), g.constant([1]))
+    g.op("ConstantOfShape", length)
+
+
+def products(g: Graph) -> None:
+    other = g.op("Transpose", "features", perm=[0, 2, 1])
+    scores = g.op("MatMul", "features", other)
+    g.op("Einsum", "features", "features", equation="bsd,btd->bst")
+    g.op("Einsum", "features", "features", equation="bsd,bsd->bd")
+    g.op("ReduceMean", scores, g.constant([-1]), keepdims=0)
+    g.op("ArgMax", scores, axis=1, keepdims=1)
+    g.op("Add", scores, g.op("ReduceSum", "features", g.constant([2])))
+    g.parts("TopK", 2, "features", g.constant([3]), axis=-1)
+    index = g.op("Range", g.constant(0), _scalar(g, _many(g)), g.constant(1))
+    g.op("Gather", "features", index, axis=1)
+    g.op("GatherND", "features", g.op("Unsqueeze", g.op("ArgMax", "features", axis=0, keepdims=0), g.constant([2])))
+    g.op("OneHot", index, g.constant(7), g.constant([0.0, 1.0], np.float32))
+    g.op("Trilu", scores)
+    g.op("CumSum", "features", g.constant(1))
+
+
+def written(body: Body) -> onnx.ModelProto:
+    g = Graph()
+    body(g)
+    for name in [name for node in g.nodes for name in node.output]:
+        g.op("Identity", name)  # a value that nothing reads has no shape
+    g.op("Identity", "features", name="output")
+    features, output = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HIDDEN])
+        for name in ("features", "output")
+    )
+    graph = helper.make_graph(g.nodes, "main_graph", [features], [output], g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _values(model: onnx.ModelProto, arrays: Values) -> Values:
+    """Every value of a graph."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    del whole.graph.output[:]
+    names = [name for node in whole.graph.node for name in node.output if name]
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+    return {**arrays, **dict(zip(names, session.run(names, arrays), strict=True))}
+
+
+def _sizes(view: View, values: Values) -> Iterator[tuple[str, Size, int]]:
+    """Each symbolic length and number with what it is."""
+    for name, value in view.flow.values.items():
+        if name not in values or value.is_initializer() or not value.uses():
+            continue
+        array = values[name]
+        shape = view.probe.shapes.of(value)
+        assert len(shape) == array.ndim, name
+        yield from ((f"{name} axis {axis}", *pair) for axis, pair in enumerate(zip(shape, array.shape, strict=True)))
+        numbers = view.probe.shapes.numbers(value)
+        if numbers is not None:
+            pairs = zip(numbers, array.reshape(-1).tolist(), strict=True)
+            yield from ((f"{name} number {at}", *pair) for at, pair in enumerate(pairs))
+
+
+def faults(view: View, tries: list[Values]) -> list[str]:
+    """What is not as it is said to be."""
+    found = []
+    for values in tries:
+        known: dict[Size, tuple[str, int]] = {}
+        for place, size, number in _sizes(view, values):
+            _, same = known.setdefault(size, (place, number))
+            if number != same or (size.is_fixed and number != size.number):
+                found.append(f"{place}: {size} is {number} and {same}")
+    return found
+
+
+def fixed_values(view: View, tries: list[Values]) -> list[str]:
+    """The values in `fixed` that differ."""
+    return [
+        value.name or ""
+        for value in view.probe.fixed
+        if value.name in tries[0] and not all(np.array_equal(one[value.name], tries[0][value.name]) for one in tries)
+    ]
+
+
+def _features(batch: int, seq: int) -> Values:
+    return {"features": np.random.default_rng(batch).standard_normal((batch, seq, HIDDEN)).astype(np.float32)}
+
+
+BODIES = [layouts, by_minimum, arithmetic, convolved, products]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_of_every_operator(body: Body) -> None:
+    model = written(body)
+    tries = [_values(model, _features(*sizes)) for sizes in TRIES]
+    view = view_of(ir.from_proto(model))
+    assert faults(view, tries) == []
+    assert fixed_values(view, tries) == []
+
+
+@pytest.mark.parametrize("body", [layouts, arithmetic, convolved, products])
+def test_lengths_are_polynomials(body: Body) -> None:
+    """No operator of these lacks a rule."""
+    view = view_of(ir.from_proto(written(body)))
+    keys = {number: key for key, number in view.probe.shapes.symbols._numbers.items()}
+    shapes = [view.probe.shapes.of(value) for value in view.flow.values.values() if value.uses()]
+    kinds = {keys[symbol][0] for shape in shapes for size in shape for symbol in size.symbols}  # type: ignore[index]
+    assert kinds <= {"dimension", "sum", "floor quotient", "MaxPool"}
+
+
+def test_of_a_decoder() -> None:
+    model = decoder()
+    tries = []
+    for batch, seq, past in [(2, 3, 5), (3, 4, 0), (1, 1, 300)]:
+        arrays = {
+            "input_ids": np.ones((batch, seq), np.int64),
+            "attention_mask": np.ones((batch, past + seq), np.int64),
+            "position_ids": np.tile(np.arange(past, past + seq), (batch, 1)),
+        }
+        for kind in ("key", "value"):
+            arrays[f"past_key_values.0.{kind}"] = np.zeros((batch, 2, past, 8), np.float32)
+        tries.append(_values(model, arrays))
+    view = view_of(ir.from_proto(model))
+    assert faults(view, tries) == []
+    assert fixed_values(view, tries) == []
+
+
+def test_of_fixed_inputs() -> None:
+    """Where inputs are fixed, everything is."""
+    view = view_of(ir.from_proto(graphs.attention(fixed=(2, 6), add=[graphs.visible()])))
+    assert all(size.is_fixed for value in view.flow.values.values() for size in view.probe.shapes.of(value))
+
+
+def test_a_wrong_rule_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = written(by_minimum)
+    tries = [_values(model, _features(*sizes)) for sizes in TRIES]
+    monkeypatch.setitem(shape_rules._RULES, "Slice", shape_rules._like_first)
+    assert faults(view_of(ir.from_proto(model)), tries) != []

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from posexport.graphs.convolved_shapes import CONVOLUTIONS, convolved
+from posexport.graphs.node_arguments import input_of, integer_of, string_of
 from posexport.graphs.symbolic_sizes import ONE, Size, product
 
 if TYPE_CHECKING:
@@ -30,23 +32,6 @@ def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
     if node.op_type == "Split":
         return _part(shapes, node, at)
     return rule(shapes, node) if at == 0 or node.op_type == "TopK" else None
-
-
-def input_of(node: ir.Node, at: int) -> ir.Value | None:
-    """What a node reads at a place; None where it reads nothing there."""
-    return node.inputs[at] if at < len(node.inputs) else None
-
-
-def integer_of(node: ir.Node, name: str, default: int) -> int:
-    """An attribute of a node."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
-
-
-def string_of(node: ir.Node, name: str) -> str:
-    """An attribute of a node; an empty text where it isn't there."""
-    attribute = node.attributes.get(name)
-    return "" if attribute is None else attribute.as_string()
 
 
 def _like_first(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -319,43 +304,6 @@ def _rank(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     return (Size(found.numel()),) if found is not None else None
 
 
-def _convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """A row for a row, a channel for each filter; what is left of the other axes follows from their lengths."""
-    shape, weights = shapes.of_input(node, 0), shapes.of_input(node, 1)
-    here = shapes.tensor(node.outputs[0])
-    if not shape or here is None or len(shape) != here.dim():
-        return None
-    sizes = [
-        _strided(shapes, node, at, size, length)
-        for at, (size, length) in enumerate(zip(shape[2:], here.shape[2:], strict=True))
-    ]
-    channels = weights[0] if node.op_type in ("Conv", "ConvInteger") and weights else shape[1]
-    if node.op_type == "ConvTranspose" and weights:
-        channels = weights[1] * Size(integer_of(node, "group", 1))
-    return (shape[0], channels, *sizes)
-
-
-def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length: int) -> Size:
-    """What a convolution, a pooling or Resize leaves of an axis, which is `length` here."""
-    if node.op_type in ("Resize", "Upsample"):
-        return shapes.symbols.other(node.op_type, at, size, node.outputs[0].name)
-    if size.is_fixed:
-        return Size(length)
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    weights = shapes.of_input(node, 1) or ()
-    if node.op_type == "Conv" and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
-        axes = len(weights) - 2
-        stride = (attributes.get("strides") or [1] * axes)[at]
-        dilation = (attributes.get("dilations") or [1] * axes)[at]
-        pads = attributes.get("pads") or [0] * 2 * axes
-        kernel = weights[2 + at]
-        if kernel.is_fixed:
-            reach = dilation * (kernel.number - 1) + 1
-            left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
-            return shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
-    return shapes.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)
-
-
 _Rule = Callable[["SymbolicShapes", ir.Node], "Shape | None"]
 
 _BROADCAST = (
@@ -376,16 +324,11 @@ _REDUCTIONS = (
     *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
     *("ReduceSumSquare", "ReduceLogSum", "ArgMax", "ArgMin"),
 )
-_CONVOLUTIONS = (
-    *("Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
-    *("LpPool", "Resize", "Upsample"),
-)
-
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
     **dict.fromkeys(_LIKE_FIRST, _like_first),
     **dict.fromkeys(_REDUCTIONS, _reduced),
-    **dict.fromkeys(_CONVOLUTIONS, _convolved),
+    **dict.fromkeys(CONVOLUTIONS, convolved),
     **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", "MatMulInteger"), _multiplied),
     "Concat": _joined,
     "ConstantOfShape": _made,

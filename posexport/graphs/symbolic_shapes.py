@@ -17,8 +17,9 @@ from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
 from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, outer_values
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
+from posexport.graphs.node_arguments import input_of, string_of
 from posexport.graphs.roles import Role
-from posexport.graphs.shape_rules import Shape, input_of, string_of
+from posexport.graphs.shape_rules import Shape
 from posexport.graphs.symbolic_sizes import Size, Symbols
 
 

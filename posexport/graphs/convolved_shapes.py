@@ -1,0 +1,55 @@
+"""The shapes that convolutions, poolings and Resize give, as polynomials of the dimensions of a graph's inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from posexport.graphs.node_arguments import integer_of
+from posexport.graphs.symbolic_sizes import ONE, Size
+
+if TYPE_CHECKING:
+    from posexport.graphs.symbolic_shapes import SymbolicShapes
+
+CONVOLUTIONS = (
+    *("Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
+    *("LpPool", "Resize", "Upsample"),
+)
+
+
+def convolved(shapes: SymbolicShapes, node: ir.Node) -> tuple[Size, ...] | None:
+    """A row for a row, a channel for each filter; what is left of the other axes follows from their lengths."""
+    shape, weights = shapes.of_input(node, 0), shapes.of_input(node, 1)
+    here = shapes.tensor(node.outputs[0])
+    if not shape or here is None or len(shape) != here.dim():
+        return None
+    sizes = [
+        _strided(shapes, node, at, size, length)
+        for at, (size, length) in enumerate(zip(shape[2:], here.shape[2:], strict=True))
+    ]
+    channels = weights[0] if node.op_type in ("Conv", "ConvInteger") and weights else shape[1]
+    if node.op_type == "ConvTranspose" and weights:
+        channels = weights[1] * Size(integer_of(node, "group", 1))
+    return (shape[0], channels, *sizes)
+
+
+def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length: int) -> Size:
+    """What a convolution, a pooling or Resize leaves of an axis, which is `length` here."""
+    if node.op_type in ("Resize", "Upsample"):
+        return shapes.symbols.other(node.op_type, at, size, node.outputs[0].name)
+    if size.is_fixed:
+        return Size(length)
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    weights = shapes.of_input(node, 1) or ()
+    if node.op_type == "Conv" and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        axes = len(weights) - 2
+        stride = (attributes.get("strides") or [1] * axes)[at]
+        dilation = (attributes.get("dilations") or [1] * axes)[at]
+        pads = attributes.get("pads") or [0] * 2 * axes
+        kernel = weights[2 + at]
+        if kernel.is_fixed:
+            reach = dilation * (kernel.number - 1) + 1
+            left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
+            return shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
+    return shapes.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)

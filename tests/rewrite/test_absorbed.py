@@ -232,3 +232,24 @@ def test_a_default_that_callers_may_change_is_no_constant() -> None:
     for given in ({}, {scale.name: np.array(1.5, np.float32)}):
         arrays = {"features": features, **given}
         np.testing.assert_allclose(run(proto, arrays)["output"], run(model, arrays)["output"], rtol=0, atol=2e-5)
+
+
+def with_sinks(g: Graph, scores: str) -> str:
+    """One more logit for each head and query."""
+    sinks = g.constant(np.linspace(-1, 1, HEADS).reshape(1, HEADS, 1, 1), np.float32)
+    shape = g.op("Concat", g.length("features", 0), g.constant([1]), many(g), g.constant([1]), axis=0)
+    return g.op("Concat", scores, g.op("Expand", sinks, shape), axis=-1)
+
+
+def as_many_as_keys(g: Graph, weights: str) -> str:
+    return g.op("Slice", weights, g.constant([0]), many(g), g.constant([3]))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_the_column_of_sinks_is_cut_off_by_a_length(form: str) -> None:
+    model = model_of(scores=with_sinks, weights=as_many_as_keys)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    features = np.random.default_rng(1).standard_normal((2, 30, HIDDEN)).astype(np.float32)
+    expected, actual = (run(one, {"features": features})["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))

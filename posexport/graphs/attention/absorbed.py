@@ -129,7 +129,7 @@ def _divides_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Slice takes all of each axis on all inputs, or what fixed bounds cut out of it.
+    """Whether a Slice takes all of each axis on all inputs but a fixed number, or what fixed bounds cut out of it.
 
     What is cut here is seen by the probe, and lengths that make another cut by those who test the result.
     """
@@ -139,7 +139,8 @@ def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
         return False
     before, after, actual = probe.shapes.of(source), probe.shapes.of(result), probe.shapes.actual(source)
     for axis, (start, end, step) in bounds.items():
-        if step == 1 and start == Size(0) and before[axis] == after[axis]:
+        left = probe.shapes.symbols.difference(before[axis], after[axis])
+        if step == 1 and start.is_fixed and left.is_fixed and start.number >= 0:
             continue
         if not (start.is_fixed and end.is_fixed):
             return False

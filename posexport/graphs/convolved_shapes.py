@@ -51,5 +51,7 @@ def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length:
         if kernel.is_fixed:
             reach = dilation * (kernel.number - 1) + 1
             left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
-            return shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
+            taken = shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
+            shapes.symbols.assume(taken, 1)  # else the filter doesn't fit
+            return taken
     return shapes.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)

@@ -60,10 +60,12 @@ def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
     other = {size for size, _ in sizes if size != ONE}
     if len(other) < 2:
         return next(iter(other), ONE)
-    long = list(dict.fromkeys(size for size, actual in sizes if actual != 1))
-    if len(long) < len(other):  # one that is 1 here may be longer elsewhere
+    fixed = next((size for size, actual in sizes if size.is_fixed and actual != 1), None)
+    if fixed is not None:
+        return fixed
+    if any((shapes.symbols.least(size) or 0) < 2 for size in other):  # one that is 1 may stand beside any other
         return shapes.symbols.other("broadcast", *sorted(other, key=repr))
-    return next((size for size in long if size.is_fixed), long[0])
+    return next(size for size, _ in sizes if size != ONE)
 
 
 def _transposed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -170,35 +172,32 @@ def _cut(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
         return None
     sizes = list(shape)
     for axis, (start, end, step) in bounds.items():
-        sizes[axis] = _taken(shapes, node, axis, shape[axis], (start, end, step))
+        sizes[axis] = _taken(shapes, shape[axis], (start, end, step))
     return tuple(sizes)
 
 
-def _taken(shapes: SymbolicShapes, node: ir.Node, axis: int, size: Size, bounds: tuple[Size, Size, int]) -> Size:
-    """The length of what a Slice takes of an axis. What cuts a row here is said to cut every row: of a shorter one
-    less than nothing would be left."""
+def _taken(shapes: SymbolicShapes, size: Size, bounds: tuple[Size, Size, int]) -> Size:
+    """The length of what a Slice takes of an axis."""
     start, end, step = bounds
     if size.is_fixed and start.is_fixed and end.is_fixed:
         return Size(len(range(size.number)[start.number : end.number : step]))
-    actual = shapes.actual(node.inputs[0])[axis] if node.inputs[0] is not None else 0
-    least = shapes.symbols.least(size) or 0
-    first = _place(shapes, start, size, least, actual)
-    last = _place(shapes, end, size, actual, least)
+    first, last = _place(shapes, start, size), _place(shapes, end, size)
     if step != 1 or first is None or last is None:
         return shapes.symbols.other("Slice", size, start, end, step)
-    return shapes.symbols.difference(last, first)
+    taken = shapes.symbols.difference(last, first)
+    least = shapes.symbols.least(taken)
+    return taken if least is not None and least >= 0 else shapes.symbols.other("Slice", size, start, end, step)
 
 
-def _place(shapes: SymbolicShapes, bound: Size, size: Size, back: int, forth: int) -> Size | None:
-    """Where a bound lies on an axis, which has `back` elements before a place counted from its end, and `forth`
-    before one counted from its beginning; None where it may lie outside."""
+def _place(shapes: SymbolicShapes, bound: Size, size: Size) -> Size | None:
+    """Where a bound of a Slice lies on an axis; None where it may lie outside."""
     if bound == size or (bound.is_fixed and bound.number >= WHOLE):
         return size
+    least = shapes.symbols.least(size)
     if bound.is_fixed:
-        inside = bound.number <= forth if bound.number >= 0 else -bound.number <= back
+        inside = least is not None and abs(bound.number) <= least
         return None if not inside else bound if bound.number >= 0 else shapes.symbols.total([size, bound])
-    left = shapes.symbols.least(shapes.symbols.difference(size, bound))
-    low = shapes.symbols.least(bound)
+    left, low = shapes.symbols.least(shapes.symbols.difference(size, bound)), shapes.symbols.least(bound)
     return bound if left is not None and left >= 0 and low is not None and low >= 0 else None
 
 
@@ -296,7 +295,9 @@ def _ranged(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
         start = None if number is None else (Size(math.floor(float(number))),)
     if start is None or limit is None or step != (ONE,) or len(start) != 1 or len(limit) != 1:
         return None
-    return (shapes.symbols.difference(limit[0], start[0]),)
+    count = shapes.symbols.difference(limit[0], start[0])
+    least = shapes.symbols.least(count)
+    return (count if least is not None and least >= 0 else shapes.symbols.other("Range", limit[0], start[0]),)
 
 
 def _rank(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:

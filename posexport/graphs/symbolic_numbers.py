@@ -207,10 +207,17 @@ def _sign(symbols: Symbols, one: Size) -> Size:
 
 def _cast(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
     numbers = shapes.numbers(node.inputs[0])
-    if numbers is None or node.attributes["to"].as_int() != int(ir.DataType.BOOL):
+    to = ir.DataType(node.attributes["to"].as_int())
+    if numbers is None or to in _WIDE:
         return numbers
+    if to == ir.DataType.BOOL:
+        numbers = tuple(Size(int(one.number != 0)) if one.is_fixed else one for one in numbers)
     other = shapes.symbols.other
-    return tuple(Size(int(one.number != 0)) if one.is_fixed else other("Cast", one) for one in numbers)
+    return tuple(one if one.is_fixed else other("Cast", to.name, one) for one in numbers)
+
+
+_WIDE = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
+"""Types that hold every length."""
 
 
 def _lengths(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:

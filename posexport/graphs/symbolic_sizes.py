@@ -104,6 +104,14 @@ class Symbols:
             quotient = Size(1, (symbol,))
         return self.total([quotient, Size(whole)])
 
+    def assume(self, size: Size, least: int) -> None:
+        """Note that a size is at least so large, where it is a symbol and a number."""
+        rest = [part for part in self._expanded(size) if not part.is_fixed]
+        if len(rest) == 1 and rest[0].number == 1 and len(rest[0].symbols) == 1:
+            (symbol,) = rest[0].symbols
+            constant = sum(part.number for part in self._expanded(size) if part.is_fixed)
+            self._least[symbol] = max(self._least.get(symbol, least - constant), least - constant)
+
     def least(self, size: Size) -> int | None:
         """A number that a size is never below, as far as one is known."""
         bound = 0

@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.shape_rules import WHOLE
 from posexport.graphs.symbolic_sizes import ONE, Size
 
 
@@ -53,11 +52,11 @@ def _is_of_known_axes(probe: Probe, node: ir.Node) -> bool:
 
 def _is_not_narrower(probe: Probe, node: ir.Node) -> bool:
     """Whether a Cast loses no digits."""
-    source, result = _ends(node)
+    source, _ = _ends(node)
     dtype = _dtype(source)
     before = _DIGITS.get(dtype) if dtype is not None else None
     after = _DIGITS.get(ir.DataType(node.attributes["to"].as_int()))
-    return after is not None and (before is None or after >= before or result.is_graph_output())
+    return after is not None and (before is None or after >= before)
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
@@ -118,36 +117,26 @@ def _repeats_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _divides_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether each part of a Split has a fixed number of elements on its axis, or all but such a number."""
+    """Whether each part of a Split has a fixed number of elements of an axis that is fixed, or all of one."""
     source, _ = _ends(node)
-    whole = probe.shapes.of(source)
-    return all(
-        size.is_fixed or probe.shapes.symbols.difference(other, size).is_fixed
-        for part in node.outputs
-        for size, other in zip(probe.shapes.of(part), whole, strict=True)
-    )
+    return all(_is_part(probe, source, part) for part in node.outputs)
 
 
 def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Slice takes all of each axis on all inputs but a fixed number, or what fixed bounds cut out of it.
-
-    What is cut here is seen by the probe, and lengths that make another cut by those who test the result.
-    """
+    """Whether a Slice takes all of each axis on all inputs, or the same part of it: a fixed number of elements, or all
+    but such a number."""
     source, result = _ends(node)
     bounds = probe.shapes.bounds(node)
-    if bounds is None:
+    if bounds is None or not _is_part(probe, source, result):
         return False
-    before, after, actual = probe.shapes.of(source), probe.shapes.of(result), probe.shapes.actual(source)
-    for axis, (start, end, step) in bounds.items():
-        left = probe.shapes.symbols.difference(before[axis], after[axis])
-        if step == 1 and start.is_fixed and left.is_fixed and start.number >= 0:
-            continue
-        if not (start.is_fixed and end.is_fixed):
-            return False
-        reaches = abs(start.number) > actual[axis] or actual[axis] < abs(end.number) < WHOLE
-        if reaches and not before[axis].is_fixed:
-            return False
-    return True
+    starts = [start for start, _, _ in bounds.values()]
+    return all(start.is_fixed for start in starts)
+
+
+def _is_part(probe: Probe, source: ir.Value, part: ir.Value) -> bool:
+    """Whether each axis of a part has a fixed number of elements, or all but a fixed number."""
+    pairs = zip(probe.shapes.of(source), probe.shapes.of(part), strict=True)
+    return all(size.is_fixed or probe.shapes.symbols.difference(whole, size).is_fixed for whole, size in pairs)
 
 
 def _picks_alike(probe: Probe, node: ir.Node) -> bool:

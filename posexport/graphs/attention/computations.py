@@ -36,10 +36,15 @@ class Computations:
             array = self._get(value)
             if array.numel() < _SMALL:
                 return (str(array.dtype), *array.shape, array.numpy().tobytes())
-        if node is None or node.outputs[0] is not value or node.op_type == "Constant":
+        if node is None or node.outputs[0] is not value or node.op_type == "Constant" or _has_graphs(node):
             return (value.name,)
         attributes = tuple(sorted((name, repr(attribute.value)) for name, attribute in node.attributes.items()))
         return (node.domain, node.op_type, attributes, *(None if one is None else self.key(one) for one in node.inputs))
+
+
+def _has_graphs(node: ir.Node) -> bool:
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def above(flow: Dataflow, values: Iterable[ir.Value]) -> Iterator[ir.Value]:

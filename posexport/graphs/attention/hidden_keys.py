@@ -1,8 +1,9 @@
 """Factors of zero and one whose zeros stand where a mask hides the key anyway.
 
 Graphs multiply scores by a mask that they add as well, and put zeros in place of the weights of hidden keys once more.
-Attention may leave that out only if each zero implies a hidden key, whatever the inputs are. The truth values that the
-factor is computed from are drawn at random, and so are all others that the mask is computed from, each independently.
+Attention may leave that out only if each zero implies a hidden key, whatever the inputs are. That the truth value of a
+zero hides the key is read off the operators between them; that both stand in the same place is seen when these truth
+values are drawn at random.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from posexport.graphs.attention.computations import above
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import HIDDEN, Term
+from posexport.graphs.attention.truths import FALSE, HIDES, TRUE, meaning_of
 
 _DRAWS = 4
 
@@ -27,25 +29,33 @@ _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN",
 def zeros_hide(flow: Dataflow, probe: Probe, value: ir.Value, terms: Sequence[Term], *, zero_if: bool = False) -> bool:
     """Whether a value has zeros, or `zero_if` where it has truth values, only where the terms hide the key, and else
     ones."""
-    leaves = _leaves(probe, value)
-    if not leaves or not terms:
+    known = {probe.computations.key(one) for one in _leaves(probe, value)}
+    hiding = [term for term in terms if any(_hides(probe, term, key) for key in known)]
+    if not known or not all(any(_hides(probe, term, key) for term in hiding) for key in known):
         return False
-    known = {probe.computations.key(one) for one in leaves}
-    cone = list(above(flow, [value, *(term.value for term in terms)]))
+    cone = list(above(flow, [value, *(term.value for term in hiding)]))
     nodes = {node for one in cone if (node := one.producer()) is not None}
-    others = [one for one in cone if _is_truth(probe, one) or probe.computations.key(one) in known]
+    leaves = [one for one in cone if probe.computations.key(one) in known]
     for _ in range(_DRAWS):
         drawn: dict[int, torch.Tensor] = {}
-        for one in others:
+        for one in leaves:
             drawn.setdefault(probe.computations.key(one), probe.random_truths(one))
-        replaced = {one: drawn[probe.computations.key(one)] for one in others}
-        factor, *added = probe.replaced(replaced, [value, *(term.value for term in terms)], nodes)
+        replaced = {one: drawn[probe.computations.key(one)] for one in leaves}
+        factor, *added = probe.replaced(replaced, [value, *(term.value for term in hiding)], nodes)
         zero = factor.bool() == zero_if if factor.dtype == torch.bool else factor == 0
         if factor.dtype != torch.bool and not bool((zero | (factor == 1)).all()):
             return False
-        if not _are_hidden(zero, terms, added):
+        if not _are_hidden(zero, hiding, added):
             return False
     return True
+
+
+def _hides(probe: Probe, term: Term, key: int) -> bool:
+    """Whether a term hides keys wherever the truth values of this computation are false."""
+    meaning = meaning_of(probe, term.value, key)
+    if term.seen_if is not None:
+        return meaning == (FALSE if term.seen_if else TRUE)
+    return meaning == HIDES and term.factor > 0
 
 
 def _leaves(probe: Probe, value: ir.Value) -> list[ir.Value]:

@@ -38,10 +38,14 @@ def sizes_of(probe: Probe, product: Product, batch: int) -> tuple[int, int, int,
     return rows, heads, dims["s"], dims["t"], dims_of(probe, product.left, product.axes[0])["d"]
 
 
-def check_heads(probe: Probe, product: Product, heads: int) -> None:
-    """Raise Declined unless the number of heads and their size are the same on all inputs."""
+def check_heads(probe: Probe, product: Product, heads: int, *, values: bool = False) -> None:
+    """Raise Declined unless the number of heads and their size are the same on all inputs.
+
+    The product is that of queries and keys, or with `values` that of weights and values.
+    """
     shapes = probe.shapes
-    for value, axes in ((product.left, product.axes[0]), (product.right, product.axes[1])):
+    operands = [(product.left, product.axes[0]), (product.right, product.axes[1])]
+    for value, axes in operands[1:] if values else operands:
         sizes = dict(zip(_letters(probe, value, axes), shapes.of(value), strict=True))
         rows = shapes.symbols.quotient(sizes["b"], Size(heads))
         if not sizes["d"].is_fixed or not sizes.get("h", Size(heads)).is_fixed or ("h" not in sizes and rows is None):

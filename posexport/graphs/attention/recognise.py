@@ -19,7 +19,7 @@ from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
-from posexport.graphs.attention.scores import Declined, Scores, scores_of
+from posexport.graphs.attention.scores import Declined, Scores, scalar_of, scores_of
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
 
@@ -190,6 +190,7 @@ def _attention(
     sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
     check_heads(probe, scores.product, heads)
+    check_heads(probe, product, heads, values=True)
     for node in layout_nodes(scores.nodes):
         if not lays_out(probe, node):
             name = shown(node.name or node.outputs[0].name or "")
@@ -307,19 +308,30 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
         zeros_or_ones = bool(((array == 0) | (array == 1)).all())
         if not divides and zeros_or_ones and zeros_hide(flow, probe, value, scores.terms):
             continue
-        if array.numel() not in (1, heads) or not all(size.is_fixed for size in probe.shapes.of(value)):
+        by_head = array.numel() == 1 or (array.numel() == heads and array.dim() > 2 and array.shape[-3] == heads)
+        if not by_head or not all(size.is_fixed for size in probe.shapes.of(value)):
             raise Declined("score-scale", f"{shown(value.name or '')} scales the scores, and is no number per head")
         kept.append((value, divides))
     return tuple(kept)
 
 
-def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
+def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None:
     """The sinks as they are before they are laid out for all rows and queries."""
+    value, passed = column, set[ir.Node]()
     while value is not None and probe.get(value).numel() != heads:
         node = value.producer()
         if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
             raise Declined("sinks", "its sinks are no number per head")
+        passed.add(node)
         value = node.inputs[0]
+    if column is None or value is None:
+        return None
+    random = probe.random_like(value)
+    wide = probe.replaced({value: random}, [column], passed)[0]
+    rows_of_heads = wide.reshape(-1, heads, wide.shape[-2])
+    same = bool((rows_of_heads == random.reshape(heads, 1)).all())
+    if not same or not all(size.is_fixed for size in probe.shapes.of(value)):
+        raise Declined("sinks", "its sinks are no number per head")
     return value
 
 
@@ -356,12 +368,23 @@ def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) 
     """Whether a node gives the weights that it gets, but for zeros where a query sees no key, or none of that one."""
     if node.op_type != "Where" or node.inputs[0] is None:
         return keeps_numbers(flow, probe, node)
+    kept = node.inputs[1] if node.inputs[1] in flow.content else node.inputs[2]
+    filled = node.inputs[2] if kept is node.inputs[1] else node.inputs[1]
+    if filled is None or kept is None or scalar_of(filled) != 0.0:
+        return False
     condition = node.inputs[0].producer()
     if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:
         condition = condition.inputs[0].producer()
     if condition is not None and condition.op_type == "IsNaN":
-        return True
-    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=node.inputs[1] not in flow.content)
+        return _uncast(condition.inputs[0]) is _uncast(kept)
+    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=filled is node.inputs[1])
+
+
+def _uncast(value: ir.Value | None) -> ir.Value | None:
+    """What a value is cast from."""
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Cast":
+        value = node.inputs[0]
+    return value
 
 
 def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Source:

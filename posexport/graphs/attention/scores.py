@@ -173,8 +173,7 @@ def _check_affine(walk: _Walk, node: ir.Node) -> None:
 
 def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     path, other, place = _sides(flow, node)
-    source = other.producer()
-    if place == 0 and source is not None and source.op_type == "ReduceMax" and source.inputs[0] is path:
+    if place == 0 and _is_maximum(other, path):
         walk.value = path  # a softmax doesn't change when the maximum is taken away before it
         return
     if place == 1:
@@ -182,6 +181,19 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     _check_affine(walk, node)
     walk.terms.append(Term(value=other, level=node.outputs[0], factor=-walk.factor))
     walk.value = path
+
+
+def _is_maximum(value: ir.Value, of: ir.Value) -> bool:
+    """Whether a value is the maximum of another one over an axis that no length decides, and that is kept."""
+    node = value.producer()
+    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not of:
+        return False
+    if "axes" in node.attributes:
+        axes = [*node.attributes["axes"].as_ints()]
+    else:
+        tensor = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = [] if tensor is None else tensor.numpy().reshape(-1).tolist()
+    return len(axes) == 1 and node.attributes.get_int("keepdims", 1) == 1
 
 
 def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:

@@ -1,0 +1,104 @@
+"""What masks are where a truth value is false, read off the operators that compute them from it.
+
+Where(And(seen, causal), scores, -inf)    hides the key where `seen` is false
+(1 - seen) * -10000                       too
+Where(Or(seen, other), scores, -inf)      doesn't: it depends on more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.absorbed import lays_out
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.scores import HIDDEN
+
+TRUE, FALSE, MINUS_ONE, HIDES = "true", "false", "minus one", "hides"
+"""1, 0, -1, or so low that it hides a key."""
+
+
+def meaning_of(probe: Probe, value: ir.Value | None, key: int) -> str | None:
+    """What a value is where the truth values of the computation `key` are false, whatever else it is made of; None
+    where that depends on more."""
+    if value is None:
+        return None
+    if probe.computations.key(value) == key:
+        return FALSE
+    if value in probe.fixed:
+        return _of_numbers(probe.get(value))
+    node = value.producer()
+    if node is None or node.op_type not in _MEANINGS:
+        return meaning_of(probe, node.inputs[0], key) if node is not None and lays_out(probe, node) else None
+    return _MEANINGS[node.op_type](probe, node, [meaning_of(probe, one, key) for one in node.inputs])
+
+
+def _of_numbers(array: torch.Tensor) -> str | None:
+    """The meaning of fixed numbers."""
+    numbers = array.double()
+    if numbers.numel() and bool((numbers <= HIDDEN).all()):
+        return HIDES
+    alike = {1.0: TRUE, 0.0: FALSE, -1.0: MINUS_ONE}
+    return next((name for number, name in alike.items() if bool((numbers == number).all())), None)
+
+
+Operands = list["str | None"]
+
+
+def _not(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return {TRUE: FALSE, FALSE: TRUE}.get(operands[0] or "")
+
+
+def _and(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return FALSE if FALSE in operands else TRUE if {*operands} == {TRUE} else None
+
+
+def _or(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return TRUE if TRUE in operands else FALSE if {*operands} == {FALSE} else None
+
+
+def _product(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    if FALSE in operands:
+        return FALSE
+    if operands.count(MINUS_ONE) == 1:
+        other = node.inputs[1 - operands.index(MINUS_ONE)]
+        large = other in probe.fixed and other is not None and bool((probe.get(other) >= -HIDDEN).all())
+        return HIDES if large else None
+    return HIDES if {*operands} == {TRUE, HIDES} else TRUE if {*operands} == {TRUE} else None
+
+
+def _difference(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    pairs = {(TRUE, FALSE): TRUE, (FALSE, TRUE): MINUS_ONE, (TRUE, TRUE): FALSE, (FALSE, FALSE): FALSE}
+    return pairs.get((operands[0] or "", operands[1] or ""))
+
+
+def _minimum(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return HIDES if HIDES in operands else None
+
+
+def _sum(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return HIDES if HIDES in operands and {*operands} <= {HIDES, FALSE} else None
+
+
+def _choice(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    condition, chosen, other = operands
+    return {TRUE: chosen, FALSE: other}.get(condition or "", chosen if chosen == other else None)
+
+
+def _cast(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return operands[0]
+
+
+_MEANINGS: dict[str, Callable[[Probe, ir.Node, Operands], str | None]] = {
+    "Add": _sum,
+    "And": _and,
+    "Cast": _cast,
+    "Min": _minimum,
+    "Mul": _product,
+    "Not": _not,
+    "Or": _or,
+    "Sub": _difference,
+    "Where": _choice,
+}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import attrs
 import numpy as np
 
-from posexport.graphs.axes import BATCH, HEIGHT, PAST, SEQ, SLOTS, WIDTH
+from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, PAST, SEQ, SLOTS, WIDTH
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
@@ -67,6 +67,9 @@ _LONG = (
     _Corner(label="long prompt", batch=1, seq=131),
 )
 
+_ENCODER_LENGTHS = (11, 5, 16, 1, 7, 23)
+"""Tokens of an encoder, one after the other."""
+
 _PICTURES = (
     _Corner(label="one", batch=1, seq=8),
     _Corner(label="several", batch=3, seq=9),
@@ -102,6 +105,7 @@ def cases_of(
     }
     for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more))):
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
+        sizes[ENCODER] = _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
         if pictures:
             sizes |= _sides(roles, number, pictures)
         if any(role.grouped for role in roles.values()):
@@ -195,7 +199,7 @@ def _sizes_text(roles: Mapping[str, Role], case: DrawnInputs) -> str:
     """The sizes of a case for its name: `[2, 9] past=3`."""
     axes = dict.fromkeys(axis for role in roles.values() for axis in role.axes if isinstance(axis, str))
     first = [str(case.sizes[axis]) for axis in (BATCH, SEQ) if axis in axes]
-    rest = [f"{axis}={case.sizes[axis]}" for axis in (PAST, HEIGHT, WIDTH) if axis in axes]
+    rest = [f"{axis}={case.sizes[axis]}" for axis in (PAST, ENCODER, HEIGHT, WIDTH) if axis in axes]
     if SLOTS in axes and PAST not in axes:
         rest.append(f"past={case.sizes[PAST]}")
     return " ".join([f"[{', '.join(first)}]", *rest])

@@ -63,9 +63,11 @@ def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
     fixed = next((size for size, actual in sizes if size.is_fixed and actual != 1), None)
     if fixed is not None:
         return fixed
-    if any((shapes.symbols.least(size) or 0) < 2 for size in other):  # one that is 1 may stand beside any other
-        return shapes.symbols.other("broadcast", *sorted(other, key=repr))
-    return next(size for size, _ in sizes if size != ONE)
+    for size, actual in sizes:  # where it is 1, none of the others may be more
+        largest = (shapes.symbols.least(size) or 0) > 1 or all(shapes.symbols.is_at_most(one, size) for one in other)
+        if actual != 1 and largest:
+            return size
+    return shapes.symbols.broadcast(other)
 
 
 def _transposed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -100,6 +102,24 @@ def _reshaped(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 def _flattened(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     shape, axis = shapes.of_input(node, 0), integer_of(node, "axis", 1)
     return None if shape is None else (product(shape[:axis]), product(shape[axis:]))
+
+
+def _of_sequence(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """A part of an axis of fixed length that SplitToSequence cuts into parts of one length."""
+    split = None if node.inputs[0] is None else node.inputs[0].producer()
+    place = shapes.whole_numbers(node.inputs[1])
+    if split is None or split.op_type != "SplitToSequence" or place is None:
+        return None
+    shape, sizes = shapes.of_input(split, 0), shapes.whole_numbers(input_of(split, 1))
+    axis = integer_of(split, "axis", 0)
+    if not shape or not shape[axis].is_fixed or sizes is None or shapes.of_input(split, 1):
+        return None
+    parts = range(0, shape[axis].number, max(sizes[0], 1))
+    if not 0 <= place[0] < len(parts):
+        return None
+    size = min(sizes[0], shape[axis].number - parts[place[0]])
+    axis %= len(shape)
+    return (*shape[:axis], Size(size), *shape[axis + 1 :])
 
 
 def _squeezed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -182,11 +202,14 @@ def _taken(shapes: SymbolicShapes, size: Size, bounds: tuple[Size, Size, int]) -
     if size.is_fixed and start.is_fixed and end.is_fixed:
         return Size(len(range(size.number)[start.number : end.number : step]))
     first, last = _place(shapes, start, size), _place(shapes, end, size)
-    if step != 1 or first is None or last is None:
-        return shapes.symbols.other("Slice", size, start, end, step)
-    taken = shapes.symbols.difference(last, first)
-    least = shapes.symbols.least(taken)
-    return taken if least is not None and least >= 0 else shapes.symbols.other("Slice", size, start, end, step)
+    if step == 1 and first is not None and last is not None:
+        taken = shapes.symbols.difference(last, first)
+        least = shapes.symbols.least(taken)
+        if least is not None and least >= 0:
+            return taken
+    low = shapes.symbols.least(end)
+    most = [size, end] if step == 1 and start == Size(0) and low is not None and low >= 0 else [size]
+    return shapes.symbols.bounded("Slice", size, start, end, step, most=most)
 
 
 def _place(shapes: SymbolicShapes, bound: Size, size: Size) -> Size | None:
@@ -343,6 +366,7 @@ _RULES: dict[str, _Rule] = {
     "Pad": _padded,
     "Range": _ranged,
     "Reshape": _reshaped,
+    "SequenceAt": _of_sequence,
     "Shape": _rank,
     "Slice": _cut,
     "Split": _like_first,

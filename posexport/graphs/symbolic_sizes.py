@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 import attrs
 
@@ -43,6 +43,8 @@ class Symbols:
         self._sums: dict[int, tuple[Size, ...]] = {}
         self._quotients: dict[int, tuple[Size, int]] = {}
         self._least: dict[int, int] = {}
+        self._most: dict[int, set[Size]] = {}
+        self._broadcasts: dict[int, tuple[Size, ...]] = {}
 
     def dimension(self, name: Hashable, least: int = 0) -> Size:
         """A dimension of the graph's inputs, which is at least 0, or 1."""
@@ -53,6 +55,36 @@ class Symbols:
     def other(self, *key: Hashable) -> Size:
         """A number of which nothing is known but what it is computed from."""
         return Size(1, (self._symbol(key),))
+
+    def bounded(self, *key: Hashable, most: Iterable[Size]) -> Size:
+        """A number of which is known that it is not above others."""
+        size = self.other(*key)
+        self._most.setdefault(size.symbols[0], set()).update(most)
+        return size
+
+    def is_at_most(self, one: Size, other: Size) -> bool:
+        """Whether a size is never above another one, as far as that is known."""
+        if one == other:
+            return True
+        if any(self.is_at_most(one, size) for size in self.broadcast_of(other)):
+            return True
+        if one.number == 1 and len(one.symbols) == 1:
+            return any(self.is_at_most(bound, other) for bound in self._most.get(one.symbols[0], ()))
+        return False
+
+    def broadcast(self, sizes: Collection[Size]) -> Size:
+        """The length of an axis on which these lengths meet: the largest, beside which others are 1."""
+        common = self.other("broadcast", *sorted(sizes, key=repr))
+        self._broadcasts[common.symbols[0]] = tuple(sizes)
+        known = [least for size in sizes if (least := self.least(size)) is not None]
+        if len(known) == len(sizes):
+            self.assume(common, min(known))
+        return common
+
+    def broadcast_of(self, size: Size) -> tuple[Size, ...]:
+        """The lengths that meet in one; none where it isn't such a length."""
+        is_symbol = size.number == 1 and len(size.symbols) == 1
+        return self._broadcasts.get(size.symbols[0], ()) if is_symbol else ()
 
     def total(self, terms: Iterable[Size]) -> Size:
         """The sum of sizes."""

@@ -8,8 +8,9 @@ attention begins below them. Lengths are compared as polynomials of the graph's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import mul
 
 import onnx_ir as ir
@@ -87,19 +88,41 @@ def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 def _groups_alike(probe: Probe, node: ir.Node) -> bool:
     """Whether the axes of a Reshape are split and merged in the same way whatever the lengths are: where axes before it
     and behind it end at the same element on the probe's inputs, they do on all."""
-    ends = [_elements(probe, value) for value in _ends(node)]
-    for some, others in (ends, ends[::-1]):
+    source, result = _ends(node)
+    after = _elements(probe.shapes.actual(result), probe.shapes.of(result))
+    return any(
+        _end_alike(_elements(probe.shapes.actual(source), shape), after) for shape in _possible_shapes(probe, node)
+    )
+
+
+def _possible_shapes(probe: Probe, node: ir.Node) -> Iterator[tuple[Size, ...]]:
+    """The shape of what a Reshape reads. Where lengths meet in an axis, it may be any of these with as many elements as
+    the Reshape gives: on inputs on which it is another one, the Reshape fails."""
+    source, _ = _ends(node)
+    shape = probe.shapes.of(source)
+    yield shape
+    numbers = probe.shapes.numbers(node.inputs[1])
+    if numbers is not None and Size(-1) not in numbers:
+        meeting = [probe.shapes.symbols.broadcast_of(size) or (size,) for size in shape]
+        yield from product(*meeting) if math.prod(map(len, meeting)) <= _MOST_SHAPES else ()
+
+
+_MOST_SHAPES = 64
+
+Ends = list[tuple[int, Size]]
+"""How many elements stand before the end of each axis, as a number and as a polynomial."""
+
+
+def _end_alike(before: Ends, after: Ends) -> bool:
+    for some, others in ((before, after), (after, before)):
         for number, elements in some:
             same = [other for count, other in others if count == number]
             if same and elements not in same:
                 return False
-    return ends[0][-1:] == ends[1][-1:]
+    return before[-1:] == after[-1:]
 
 
-def _elements(probe: Probe, value: ir.Value) -> list[tuple[int, Size]]:
-    """How many elements stand before the end of each axis, as a number and as a polynomial."""
-    sizes = probe.shapes.of(value)
-    actual = probe.shapes.actual(value)
+def _elements(actual: Sequence[int], sizes: Sequence[Size]) -> Ends:
     kept = [(number, size) for number, size in zip(actual, sizes, strict=True) if size != ONE]
     return list(zip(accumulate((one for one, _ in kept), mul), accumulate((one for _, one in kept), mul), strict=True))
 

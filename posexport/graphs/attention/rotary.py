@@ -21,6 +21,7 @@ from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of
 from posexport.graphs.attention.other_angles import other_angles
 from posexport.graphs.attention.pairings import Pairs, pairings
 from posexport.graphs.attention.probe import Probe
+from posexport.graphs.symbolic_sizes import ONE
 
 MOST_PARTS = 4
 """Values that hold the cosines or sines of a rotation, at most."""
@@ -279,6 +280,8 @@ def _match(
     array = probe.get(value)
     if not array.is_floating_point() or array.numel() <= 1:
         return None
+    if any(dim == 1 and size != ONE for dim, size in zip(array.shape, probe.shapes.of(value), strict=True)):
+        return None  # an axis that is longer on other inputs
     found = _match_axes(value, array, angles, prefix, sizes)
     for axes in (1, 2):
         if found is None and array.dim() > 2 + axes and {*array.shape[-axes:]} == {2}:

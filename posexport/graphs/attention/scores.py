@@ -176,6 +176,11 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if place == 0 and _is_maximum(other, path):
         walk.value = path  # a softmax doesn't change when the maximum is taken away before it
         return
+    source = other.producer()
+    if source is not None and source.op_type == "ReduceMax" and source.inputs[0] is path:
+        raise Declined(
+            "score-operator", f"it is not known over which axis {shown(source.name or '')} takes the maximum"
+        )
     if place == 1:
         raise Declined("score-sign", f"{shown(node.name or '')} takes the scores away from something")
     _check_affine(walk, node)

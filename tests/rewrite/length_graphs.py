@@ -137,6 +137,90 @@ def divided_by_a_sum(op: str) -> onnx.ModelProto:
     )
 
 
+def _angles_times(new: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProto:
+    """Angles [batch, seq, pairs] times the value `factor`, which the nodes compute."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    angles, node.output[0] = node.output[0], "plain_angles"
+    return _put(model, place + 1, [*new, _op("Mul", "plain_angles factor", angles)], **weights)
+
+
+def _factor(compared: str) -> list[onnx.NodeProto]:
+    """Twice the angles where a value is above a limit."""
+    return [
+        _op("Greater", f"{compared} limit", "is_above"),
+        _op("Cast", "is_above", "above", to=TensorProto.FLOAT),
+        _op("Add", "above one", "factor"),
+    ]
+
+
+MANY_ROWS = 6
+"""Rows from this one on are turned by other angles, where it is by row."""
+
+
+def faster_rows() -> onnx.ModelProto:
+    """Other frequencies in the rows behind the first ones."""
+    new = [
+        _op("Shape", "input_ids", "many_rows", start=0, end=1),
+        _op("Squeeze", "many_rows", "how_many"),
+        _op("Range", "none how_many single", "places"),
+        _op("Unsqueeze", "places inner", "places_column"),
+        *_factor("places_column"),
+    ]
+    weights = {"none": np.array(0), "single": np.array(1), "inner": np.array([1, 2])}
+    return _angles_times(new, **weights, limit=np.array(MANY_ROWS - 1), one=np.float32(1))
+
+
+def faster_tokens() -> onnx.ModelProto:
+    """Other frequencies for the tokens behind the first ones, whatever their positions are."""
+    new = [
+        _op("Shape", "input_ids", "many", start=1, end=2),
+        _op("Squeeze", "many", "how_many"),
+        _op("Range", "none how_many single", "places"),
+        _op("Unsqueeze", "places last", "places_column"),
+        *_factor("places_column"),
+    ]
+    weights = {"none": np.array(0), "single": np.array(1), "last": np.array([1])}
+    return _angles_times(new, **weights, limit=np.array(LONG), one=np.float32(1))
+
+
+def counted_below(op: str) -> onnx.ModelProto:
+    """Other frequencies where the positions are many, counted as a sum or a running one of `position == position`."""
+    counted = {
+        "ReduceSum": _op("ReduceSum", "ones row_axis", "count", keepdims=1),
+        "CumSum": _op("CumSum", "ones place_axis", "count"),
+        "MatMul": _op("MatMul", "ones_of_row ones", "count"),
+    }
+    new = [
+        _op("Equal", "plain_angles plain_angles", "is_equal"),
+        _op("Cast", "is_equal", "ones", to=TensorProto.FLOAT),
+        _op("Transpose", "ones", "ones_of_row", perm=[0, 2, 1]),
+        counted[op],
+        *([_op("ReduceMax", "count last_two", "most", keepdims=1)] if op == "MatMul" else []),
+        *_factor("most" if op == "MatMul" else "count"),
+    ]
+    weights = {"row_axis": np.array([1]), "place_axis": np.array(1), "last_two": np.array([1, 2])}
+    return _angles_times(new, **weights, limit=np.float32(LONG), one=np.float32(1))
+
+
+def turned_round() -> onnx.ModelProto:
+    """Positions of the tokens behind the first ones, in the other order."""
+    model = small_graphs.decoder()
+    place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
+    places, node.input[0] = node.input[0], "turned"
+    new = [
+        _op("Shape", "input_ids", "many", start=1, end=2),
+        _op("Min", "many limit", "first_ones"),
+        _op("Slice", f"{places} begin first_ones row_axis", "front"),
+        _op("Sub", "first_ones many", "others"),
+        _op("Sub", "others single", "end"),
+        _op("Slice", f"{places} minus end row_axis minus", "back"),
+        _op("Concat", "front back", "turned", axis=1),
+    ]
+    weights = {"begin": np.array([0]), "row_axis": np.array([1]), "single": np.array([1]), "minus": np.array([-1])}
+    return _put(model, place, new, limit=np.array([LONG]), **weights)
+
+
 def doubled_positions() -> onnx.ModelProto:
     """Whole positions that are twice as far where a row is long: from these on, nothing else is by length."""
     model = small_graphs.decoder()

@@ -31,9 +31,9 @@ def angles(path: Path, out: Path) -> tuple[str, str | None]:
     return found["state"], found["reason"] and found["reason"]["code"]
 
 
-def is_same(path: Path, out: Path, tokens: int) -> bool:
+def is_same(path: Path, out: Path, tokens: int, rows: int = 2) -> bool:
     """Whether both files give the same for rows of so many tokens."""
-    feeds = helpers.feeds(2, tokens, 0)
+    feeds = helpers.feeds(rows, tokens, 0)
     have, want = helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0]
     assert have.shape == want.shape and np.isfinite(want).all()
     return bool(np.abs(have - want).max() <= 1e-3 * np.abs(want).max())
@@ -54,6 +54,27 @@ def is_same(path: Path, out: Path, tokens: int) -> bool:
 def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
     assert angles(path, out) == ("parity", code)
+    assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        graphs.faster_rows,
+        graphs.faster_tokens,
+        *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
+    ],
+)
+def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: Path, made: Made) -> None:
+    path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
+    assert angles(path, out) == ("parity", "angles-positions")
+    assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9) and is_same(path, out, 5, 9)
+
+
+def test_tokens_in_another_order_keep_their_angles(tmp_path: Path) -> None:
+    """On short rows all are in their order: positions are those behind, not before."""
+    path, out = helpers.saved(tmp_path, graphs.turned_round()), tmp_path / "out.onnx"
+    assert angles(path, out)[0] == "exact"
     assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9)
 
 

@@ -6,26 +6,35 @@
 
 Angles that follow positions may be computed from numbers of the first two kinds; from the third only by operators that
 take sizes from them, as Reshape, Expand and Slice do. Everything that isn't known to give cut numbers gives lengths.
+
+Cut numbers may still be numbers of rows or of tokens. Those that are *even* aren't: they are the same along all axes of
+lengths that vary, such as frequencies that are repeated for each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 import torch
 
 from posexport.graphs.attention.dataflow import LENGTHS, outer_values
+from posexport.graphs.node_arguments import integer_of
+from posexport.graphs.symbolic_shapes import SymbolicShapes
+from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
+
+ELEMENTWISE = {
+    *("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Exp", "Log", "Reciprocal", "Cos", "Sin", "Sqrt", "Abs", "Mod"),
+    *("Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not"),
+    *("Floor", "Ceil", "Round", "Min", "Max", "Clip", "Cast", "CastLike", "Identity"),
+}
+"""Operators that compute each number from those in its place."""
 
 _SIZES = {"Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Slice": (2,), "Range": (1,)}
 """Inputs that say how many numbers there are, by operator."""
 
-_KEEP = {
-    *("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Exp", "Reciprocal", "Cos", "Sin", "Sqrt", "Abs", "Mod", "Where"),
-    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "Floor", "Round", "Min", "Max"),
-    *("Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose", "Reshape", "Expand", "Tile", "ConstantOfShape"),
-}
+_KEEP = ELEMENTWISE | {"Squeeze", "Unsqueeze", "Transpose", "Reshape", "Expand", "Tile", "ConstantOfShape"}
 """Operators whose results are cut where their data are."""
 
 _COUNT = {
@@ -33,6 +42,12 @@ _COUNT = {
     *("Gather", "Slice", "Concat"),
 }
 """Operators that give polynomials of lengths and places of such: other than Where and Min, on all lengths the same."""
+
+_COUNTS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Dtypes that hold lengths as they are."""
+
+_EVEN = ELEMENTWISE | {"Squeeze", "Unsqueeze", "Transpose", "Expand", "ConstantOfShape", "Gather"}
+"""Operators whose results are even where their data are."""
 
 _ROOM = 2**16
 """Numbers that a Range has where its length is left out."""
@@ -43,7 +58,7 @@ class Lengths:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._cut, self._length, self._counted = (set[ir.Value]() for _ in range(3))
+        self._cut, self._length, self._counted, self._even = (set[ir.Value]() for _ in range(4))
         self.whole: dict[str, torch.Tensor] = {}
         """Cut numbers as they are where nothing is cut off, by name of the value."""
 
@@ -57,12 +72,22 @@ class Lengths:
             self._keep_whole(value, node)
         else:
             self._length.add(value)
-        if node.op_type in LENGTHS or (node.op_type in _COUNT and all(map(self._is_counted, node.inputs))):
+        if node.op_type in LENGTHS or (node.op_type in _COUNT and self._counts_all(node)):
             self._counted.add(value)
+        if all(map(self.is_even, _data(node))) and self._keeps_even(node):
+            self._even.add(value)
 
     def decide(self, value: ir.Value) -> bool:
         """Whether a value has numbers that lengths decide."""
         return value in self._length
+
+    def is_even(self, value: ir.Value) -> bool:
+        """Whether numbers are the same along all axes of lengths that vary."""
+        return value in self._even or value in self._view.probe.fixed
+
+    def counts_tokens(self, value: ir.Value) -> bool:
+        """Whether numbers are counted, and not the same on all inputs."""
+        return value in self._counted and value not in self._view.probe.fixed
 
     def read(self, node: ir.Node, followed: Collection[ir.Value]) -> list[ir.Value]:
         """What a node reads for its numbers, not for how many there are. Rows of `followed` ones may be taken by
@@ -73,6 +98,38 @@ class Lengths:
 
     def _is_counted(self, value: ir.Value | None) -> bool:
         return value is None or value in self._counted or value in self._view.probe.fixed
+
+    def _counts_all(self, node: ir.Node) -> bool:
+        """Whether a node gives counted numbers of such, which it takes whole and in their order."""
+        if not all(map(self._is_counted, node.inputs)):
+            return False
+        if node.op_type == "Cast":
+            return ir.DataType(node.attributes["to"].as_int()) in _COUNTS
+        shapes = self._view.probe.shapes
+        if node.op_type == "Slice":
+            source, bounds = shapes.of_input(node, 0), shapes.bounds(node)
+            return source is not None and bounds is not None and all(source[axis].is_fixed for axis in bounds)
+        return node.op_type != "Concat" or shapes.of(node.outputs[0])[integer_of(node, "axis", 0)].is_fixed
+
+    def _keeps_even(self, node: ir.Node) -> bool:
+        shapes = self._view.probe.shapes
+        if node.op_type in _EVEN:
+            return True
+        after, before = shapes.of(node.outputs[0]), shapes.of_input(node, 0)
+        if before is None:
+            return False
+        if node.op_type == "Concat":
+            return after[integer_of(node, "axis", 0)].is_fixed
+        if node.op_type == "Slice":
+            return len(varying(after)) <= len(varying(before))
+        if node.op_type == "Tile":
+            return len(after) == len(before) and all(
+                new.is_fixed or old in (ONE, new) for old, new in zip(before, after, strict=True)
+            )
+        if node.op_type == "Reshape":
+            return varying(after) == varying(before)
+        summed = summed_sizes(shapes, node)
+        return summed is not None and all(size.is_fixed for size in summed)
 
     def _is_cut(self, node: ir.Node) -> bool:
         data = _data(node)
@@ -96,15 +153,7 @@ class Lengths:
 
     def _has_one(self, node: ir.Node, cut: list[ir.Value]) -> bool:
         """Whether one factor is cut, and nothing is summed over what is cut of it."""
-        shapes = self._view.probe.shapes
-        if node.op_type == "Einsum":
-            letters = shapes.letters(node)
-            result = node.attributes["equation"].as_string().partition("->")[2]
-            summed = None if letters is None else [letters[one][0] for one in letters if one not in result]
-        else:
-            summed = [
-                shapes.of(one)[-1 if at == 0 else -2] for at, one in enumerate(node.inputs[:2]) if one is not None
-            ]
+        summed = summed_sizes(self._view.probe.shapes, node)
         return len(cut) <= 1 and summed is not None and all(size.is_fixed for size in summed)
 
     def _counts(self, node: ir.Node, cut: list[ir.Value]) -> bool:
@@ -143,3 +192,20 @@ def _data(node: ir.Node) -> list[ir.Value]:
     sizes = _SIZES.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
     read = [value for at, value in enumerate(node.inputs) if value is not None and at not in sizes]
     return read + outer_values(node)
+
+
+def varying(shape: Sequence[Size]) -> list[Size]:
+    """The lengths of a shape that aren't the same on all inputs."""
+    return [size for size in shape if not size.is_fixed]
+
+
+def summed_sizes(shapes: SymbolicShapes, node: ir.Node) -> list[Size] | None:
+    """The lengths of the axes that a MatMul or an Einsum sums over; None where they aren't known, and of others."""
+    if node.op_type == "Einsum":
+        letters = shapes.letters(node)
+        result = node.attributes["equation"].as_string().partition("->")[2]
+        return None if letters is None else [letters[one][0] for one in letters if one not in result]
+    if node.op_type != "MatMul":
+        return None
+    operands = (shapes.of(one) for one in node.inputs if one is not None)
+    return [shape[-1 if at == 0 or len(shape) < 2 else -2] for at, shape in enumerate(operands)]

@@ -1,8 +1,8 @@
 """The positions that cosines and sines are computed from, as a value of the graph: found by putting others there.
 
 Any value above the angles that has a whole number for each token may hold the positions. It does where angles are
-computed from it alone, and follow the numbers that are put there instead, row by row. Lengths may only say how many
-angles there are (posexport.rewrite.angles.lengths).
+computed from it alone, token by token (posexport.rewrite.angles.followed), and follow the numbers that are put there
+instead. Lengths may only say how many angles there are (posexport.rewrite.angles.lengths).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from posexport.graphs.attention.dataflow import LENGTHS, outer_values
 from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.view import View
+from posexport.rewrite.angles.followed import Followed
 from posexport.rewrite.angles.lengths import Lengths
 
 _STEPS = 400
@@ -91,7 +92,7 @@ def candidates(view: View, sources: Sequence[AngleSource]) -> Candidates:
     found, floats = Candidates(), list[PositionSource]()
     for one in _above(view, values):
         source = _source(view, one, batch, tokens)
-        lengths = None if source is None else _followed(view, values, one, tokens)
+        lengths = None if source is None else _followed(view, values, source)
         found.by_length |= lengths is False
         if source is None or not isinstance(lengths, Lengths):
             continue
@@ -142,33 +143,32 @@ def _source(view: View, value: ir.Value, batch: int | None, tokens: int) -> Posi
     return PositionSource(value=value, batch=others[0] if others else None, tokens=by_token[-1], rank=held.dim())
 
 
-def _followed(view: View, values: Sequence[ir.Value], positions: ir.Value, tokens: int) -> Lengths | bool | None:
+def _followed(view: View, values: Sequence[ir.Value], positions: PositionSource) -> Lengths | bool | None:
     """What lengths do where positions are all else that values know of their tokens, and of the numbers of the graph's
     inputs; False where lengths decide the values too, None where something else does."""
-    above = _above(view, values, positions)
+    above = _above(view, values, positions.value)
     if len(above) >= _STEPS:
         return None
-    below, lengths, by_token, decided = {positions}, Lengths(view), set[ir.Value](), False
+    lengths, decided = Lengths(view), False
+    followed = Followed(view.probe.shapes, lengths, positions.value, positions.batch, positions.tokens)
     for value in sorted(above, key=view.flow.depth):
         node = value.producer()
-        if value is positions:
+        if value is positions.value:
             continue
         if node is None:
             return None
         inputs = {one for one in (*node.inputs, *outer_values(node)) if one is not None}
-        if node.op_type not in LENGTHS and below & inputs:
-            below.add(value)
-            read = lengths.read(node, below)
-            if by_token.intersection(read):
+        if node.op_type not in LENGTHS and followed.values & inputs:
+            numbers = lengths.read(node, followed.values)
+            by_length = {one for one in numbers if lengths.decide(one)}
+            decided |= bool(by_length)
+            if not followed.may_meet(node, {*numbers} - by_length) or not followed.follows(node):
                 return None
-            decided |= any(map(lengths.decide, read))
             continue
         if node.op_type not in LENGTHS and view.flow.content & inputs:
             return None
-        if tokens in view.probe.shape(value):
-            by_token.add(value)
         lengths.tell(value)
-    if not below.issuperset(values):
+    if not followed.values.issuperset(values):
         return None
     return lengths if not decided else False
 

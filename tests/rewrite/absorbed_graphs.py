@@ -51,13 +51,16 @@ def model_of(
     weights: Hook = same,
     merged: Hook = same,
     split: Callable[[Graph], str] = by_heads,
+    encoder: bool = False,
 ) -> onnx.ModelProto:
     """Attention whose queries, keys and values [B, N, T, D], scores, weights and merged result [B, T, N * D] go through
-    hooks, which may read an input attention_mask [B, T]; `split` gives the shape [B, T, N, D] of what is projected."""
+    hooks, which may read an input attention_mask [B, T]; `split` gives the shape [B, T, N, D] of what is projected.
+    With `encoder` keys and values are of encoder_hidden_states [B, E, HIDDEN]."""
     g = Graph()
 
     def heads(name: str, hook: Hook) -> str:
-        projected = g.op("MatMul", "features", g.random(f"{name}_proj", HIDDEN, HIDDEN))
+        source = "encoder_hidden_states" if encoder and name != "q" else "features"
+        projected = g.op("MatMul", source, g.random(f"{name}_proj", HIDDEN, HIDDEN))
         return hook(g, g.op("Transpose", g.op("Reshape", projected, split(g)), perm=[0, 2, 1, 3]))
 
     queries, keys, values = heads("q", q), heads("k", k), heads("v", v)
@@ -71,6 +74,9 @@ def model_of(
         for name in ("features", "output")
     )
     inputs = [features]
+    if encoder:
+        shape = ["batch", "encoder", HIDDEN]
+        inputs.append(helper.make_tensor_value_info("encoder_hidden_states", TensorProto.FLOAT, shape))
     if any("attention_mask" in node.input for node in g.nodes):
         inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "seq"]))
     graph = helper.make_graph(g.nodes, "main_graph", inputs, [output], g.weights)

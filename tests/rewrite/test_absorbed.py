@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from absorbed_graphs import HEADS, HIDDEN, SIZE, growing, long, many, model_of
+from absorbed_graphs import HEADS, HIDDEN, SIZE, Hook, growing, long, many, model_of
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -127,6 +127,27 @@ def features_by_length(g: Graph, value: str) -> str:
     return g.op("Concat", *reversed(g.parts("Split", 2, value, sizes, axis=3)), axis=3)
 
 
+def cut_in_bytes(g: Graph, value: str) -> str:
+    """The first keys, as many as there are but for whole 256."""
+    few = g.op("Cast", g.op("Cast", many(g), to=TensorProto.UINT8), to=TensorProto.INT64)
+    end = g.op("Where", g.op("Equal", few, g.constant([0])), g.constant([256]), few)
+    return g.op("Slice", value, g.constant([0]), end, g.constant([2]))
+
+
+def chosen_sign(g: Graph, value: str) -> str:
+    """Times 1 by one If and -1 by another of long rows, whose branches have the same names."""
+
+    def branch(number: float) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info("number", TensorProto.FLOAT, [])
+        tensor = helper.make_tensor("number_value", TensorProto.FLOAT, [], [number])
+        node = helper.make_node("Constant", [], ["number"], value=tensor)
+        return helper.make_graph([node], "branch", [], [output])
+
+    condition = g.op("Squeeze", long(g), g.constant([0]))
+    factor = g.op("If", condition, then_branch=branch(-1.0), else_branch=branch(1.0))
+    return g.op("Mul", value, factor)
+
+
 def rounded(g: Graph, value: str) -> str:
     """To eight binary digits, and back."""
     return g.op("Cast", g.op("Cast", value, to=TensorProto.BFLOAT16), to=TensorProto.FLOAT)
@@ -164,6 +185,8 @@ FAULTS: dict[str, tuple[dict[str, Any], float]] = {
     "the result by blocks": ({"merged": mixed_by_blocks}, 1.0),
     "weights by blocks": ({"scores": scores_in_blocks, "weights": back_from_blocks}, 1.0),
     "rounded values": ({"v": rounded}, 1.0),
+    "keys that are counted in bytes": ({"k": cut_in_bytes, "v": cut_in_bytes}, 1.0),
+    "a sign by If": ({"q": chosen_sign}, 1.0),
 }
 """What stands in the graph, and the size of features on which it does something."""
 
@@ -252,4 +275,68 @@ def test_the_column_of_sinks_is_cut_off_by_a_length(form: str) -> None:
     assert [one.state for one in done.sites] == [REWRITTEN]
     features = np.random.default_rng(1).standard_normal((2, 30, HIDDEN)).astype(np.float32)
     expected, actual = (run(one, {"features": features})["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+def less_the_maximum(g: Graph, scores: str) -> str:
+    """Over the keys in short rows, over the queries in long ones."""
+    axis = g.op("Where", long(g), g.constant([2]), g.constant([3]))
+    return g.op("Sub", scores, g.op("ReduceMax", scores, axis, keepdims=1))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_a_maximum_over_an_axis_that_lengths_decide_is_left_alone(form: str) -> None:
+    done, _ = rewritten_model(model_of(scores=less_the_maximum), form=form, target="ort")
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [("kept", "score-operator")]
+
+
+def filled_nan(fill: float, *, own: bool = True) -> Hook:
+    """`fill` in place of weights that are no numbers, or where another number is none."""
+
+    def hook(g: Graph, weights: str) -> str:
+        zero = g.op("Cast", g.op("Max", g.op("Sub", g.constant([256]), many(g)), g.constant([0])), to=TensorProto.FLOAT)
+        other = g.op("Div", zero, zero)  # 0 / 0 in long rows
+        return g.op("Where", g.op("IsNaN", weights if own else other), g.constant(fill, np.float32), weights)
+
+    return hook
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize(("hook", "state"), [(filled_nan(0.0), "rewritten"), (filled_nan(0.5), "kept")])
+def test_weights_that_are_no_numbers_become_zero(hook: Hook, state: str, form: str) -> None:
+    done, _ = rewritten_model(model_of(weights=hook), form=form, target="ort")
+    assert [one.state for one in done.sites] == [state]
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_other_numbers_that_are_none_decide_nothing(form: str) -> None:
+    done, _ = rewritten_model(model_of(weights=filled_nan(0.0, own=False)), form=form, target="ort")
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [("kept", "weights")]
+
+
+def first_of_encoder(g: Graph, value: str) -> str:
+    """The first 11 tokens, which is how many there are on the inputs that are probed."""
+    return g.op("Slice", value, g.constant([0]), g.constant([11]), g.constant([2]))
+
+
+def last_of_encoder(g: Graph, value: str) -> str:
+    return g.op("Slice", value, g.constant([-11]), g.constant([2**31 - 1]), g.constant([2]))
+
+
+def first_of_encoder_by_split(g: Graph, value: str) -> str:
+    length = g.length("encoder_hidden_states", 1)
+    sizes = g.op("Concat", g.constant([11]), g.op("Sub", length, g.constant([11])), axis=0)
+    return g.parts("Split", 2, value, sizes, axis=2)[0]
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("hook", [first_of_encoder, last_of_encoder, first_of_encoder_by_split])
+def test_a_cut_of_what_is_probed_as_a_whole_stays(hook: Hook, form: str) -> None:
+    model = model_of(encoder=True, k=hook, v=hook)
+    _, proto = rewritten_model(model, form=form, target="ort")
+    rng = np.random.default_rng(1)
+    shapes = {"features": (2, 5, HIDDEN), "encoder_hidden_states": (2, 20, HIDDEN)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    expected, actual, whole = (run(one, arrays)["output"] for one in (model, proto, model_of(encoder=True)))
+    assert float(np.abs(expected - whole).max()) > 1e-2
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))

@@ -27,6 +27,9 @@ from posexport.errors import RequestError
 LOWEST = {"FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
 """What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
 
+_HALF = {"FLOAT16", "BFLOAT16"}
+"""Dtypes whose softmax is computed in fp32."""
+
 Results = tuple["ir.Value", ...]
 """What a body returns: the result of attention, and with a cache the present keys and values."""
 
@@ -155,7 +158,7 @@ def _native(call: Call, ort: bool) -> Results:
     """`ort`: for ONNX Runtime, whose Attention takes the cache as an input, and the precision of softmax."""
     op, heads = call.op, call.heads
     attributes: dict[str, Any] = {"scale": heads.scale}
-    if ort and call.dtype != ir.DataType.FLOAT:  # TensorRT takes no such attribute; its kernels sum in fp32
+    if ort and call.dtype.name in _HALF:  # TensorRT takes no such attribute; its kernels sum in fp32
         attributes["softmax_precision"] = int(ir.DataType.FLOAT)
     if heads.softcap:
         attributes["softcap"] = heads.softcap

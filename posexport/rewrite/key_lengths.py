@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.nodes import Nodes
+from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
 from posexport.rewrite.site import Site
 
@@ -24,7 +25,8 @@ def move_lengths(
     """Write anew the shapes of keys and values that the site's mask, bias or angles are computed from.
 
     `values` are those of the graph that is written to, before anything was put there; `total` [1] is the number of keys
-    where caches are buffers. False where something else that they are computed from is the site's own result.
+    where caches are buffers. False where something else that they are computed from is the site's own result, or the
+    shape of keys laid out in a way whose lengths aren't known.
     """
     if not _is_its_own_source(attention, values, site):
         return True
@@ -33,21 +35,32 @@ def move_lengths(
         if side.cache is None:
             continue
         past, present = (values[value.name or ""] for value in (side.cache.past, side.cache.present))
-        batch = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=0, end=1)
         length = _sum_of_lengths(nodes, past, site.keys) if total is None else total
-        rows, _, keys, _ = view.probe.shape(side.cache.present)
+        rows, _, keys, _ = view.probe.shapes.of(side.cache.present)
+        batch = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=0, end=1)
+        lengths = {keys: length, rows: batch, view.probe.shapes.of(side.cache.past)[0]: batch}
         for node, value in _shapes_below(present):
-            sizes = view.probe.shape(before[value.name])
-            parts = [nodes.constant([size]) for size in sizes]
-            if sizes[0] == rows:
-                parts[0] = batch
-            if keys in sizes:  # heads, of which there may be as many, stand before
-                parts[len(sizes) - 1 - sizes[::-1].index(keys)] = length
-            chosen = parts[_part(node)]
-            shape = nodes.one("Concat", *chosen, axis=0) if len(chosen) > 1 else chosen[0]
+            known = [
+                _length(view, nodes, size, lengths) for size in view.probe.shapes.of(before[value.name])[_part(node)]
+            ]
+            parts = [part for part in known if part is not None]
+            if len(parts) < len(known) or not parts:
+                return False
+            shape = nodes.one("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
             ir.convenience.replace_all_uses_with(node.outputs[0], shape)
             node.graph.remove(node, safe=True)  # type: ignore[union-attr]
     return not _is_its_own_source(attention, values, site)
+
+
+def _length(view: View, nodes: Nodes, size: Size, lengths: Mapping[Size, ir.Value]) -> ir.Value | None:
+    """A length [1]: a number, one of `lengths`, or a multiple of one; None for another."""
+    if size.is_fixed:
+        return nodes.constant([size.number])
+    for one, value in lengths.items():
+        times = view.probe.shapes.symbols.quotient(size, one)
+        if times is not None and times.is_fixed:
+            return value if times == ONE else nodes.one("Mul", value, nodes.constant([times.number]))
+    return None
 
 
 def _shapes_below(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:

@@ -21,6 +21,7 @@ from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
 from posexport.graphs.load import inlined
 from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.result import SiteAngles
+from posexport.rewrite.broadcasts import LengthsApart
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.opset import converted
@@ -106,7 +107,7 @@ def rewrite_model(
     while chosen:
         after, refused = _written(view, before, chosen, form, target, shared)
         if refused:
-            told = {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
+            told = {name: _refusal(error) for name, error in refused.items()}
             reasons = told | reasons  # of what was tried first
             chosen = _narrowed(view, chosen, refused, keep=False) if not shared else _without(chosen, refused)
             continue
@@ -233,6 +234,11 @@ def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], for
     return not inside and any(
         value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
     )
+
+
+def _refusal(error: RequestError) -> Reason:
+    text = str(error).rstrip(".")
+    return Reason("rows", text) if isinstance(error, LengthsApart) else Reason("form", text)
 
 
 def _disagreement(evidence: Evidence) -> Reason:

@@ -10,8 +10,10 @@ from onnx_ir.passes import common
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.axes import TOTAL
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
+from posexport.graphs.symbolic_sizes import Size
 from posexport.graphs.view import View
 from posexport.rewrite.key_lengths import move_lengths
 from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
@@ -112,10 +114,8 @@ def write_sites(
     taken = set(values) | {node.name or "" for node in model.graph}
     read = values_read(attentions)
     nodes = Nodes(taken)
-    levels = [term.level for attention in attentions for term in attention.terms]
-    writer = SiteWriter(
-        nodes, functions, values, view.dtypes([*read, *_replaced(attentions)]), view.shapes([*read, *levels])
-    )
+    dtypes = view.dtypes([*read, *_replaced(attentions)])
+    writer = SiteWriter(nodes, functions, values, dtypes, view.probe.shapes, _totals(view))
     lengths = lengths_of(model, view.roles, nodes) if shared else None
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
@@ -141,6 +141,13 @@ def write_sites(
     return {}
 
 
+def _totals(view: View) -> list[Size]:
+    """The lengths of masks of all tokens, those of the cache too."""
+    shapes, inputs = view.probe.shapes, {value.name: value for value in view.model.graph.inputs}
+    masks = [(inputs[name], role.axes) for name, role in view.roles.items() if TOTAL in role.axes and name in inputs]
+    return [shapes.of(value)[axes.index(TOTAL)] for value, axes in masks if shapes.knows(value)]
+
+
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:
     """Let nodes that ask for the shape of a rotated value ask for that of the value before its rotation.
 
@@ -151,7 +158,7 @@ def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequenc
             source = values[rotary.source.name or ""]
             for node in view.flow.between(rotary.source, rotary.target):
                 for inner in node.outputs:
-                    if view.probe.shape(inner) != view.probe.shape(rotary.source):
+                    if view.probe.shapes.of(inner) != view.probe.shapes.of(rotary.source):
                         continue
                     for use in [*values[inner.name or ""].uses()]:
                         if use.node.op_type == "Shape":

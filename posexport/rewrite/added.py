@@ -1,0 +1,116 @@
+"""What is added to the scores of an attention, written anew as one bias: the sum of masks and biases of the graph."""
+
+from __future__ import annotations
+
+import attrs
+import onnx_ir as ir
+
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.layouts import has_groups
+from posexport.graphs.attention.scores import Term
+from posexport.graphs.symbolic_sizes import ONE, Size
+from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart, TermExtent
+from posexport.rewrite.writing import Writing, times
+
+LOWEST = -3.0e38
+"""The least bias: finite, so that a row whose keys are all hidden doesn't become NaN."""
+
+Added = tuple["ir.Value", TermExtent]
+"""A term or a sum of terms with its lengths."""
+
+
+@attrs.frozen(kw_only=True)
+class BiasWriter:
+    """Writes the terms of an attention whose operands have the lengths `sizes`, in the dtype `wide`."""
+
+    writing: Writing
+    sizes: Broadcasts
+    wide: ir.DataType
+
+    def total(self, attention: Attention, q: ir.Value) -> Added | None:
+        """The sum of all terms [B or 1, N or 1, S or 1, T or 1]; `q` [B, S, ...] are the queries as they are in the
+        graph."""
+        nodes, found, extents = self.writing.nodes, None, list[TermExtent]()
+        for term in attention.terms:
+            value, extent = self._term(term, attention.num_heads, q)
+            extents.append(extent)
+            found = value if found is None else nodes.one("Add", found, value)
+        if found is None:
+            return None
+        return nodes.one("Max", found, nodes.constant(LOWEST, self.wide)), self.sizes.together(extents)
+
+    def fitted(self, added: Added, q: ir.Value, extent: Extent, keys: ir.Value | None) -> ir.Value:
+        """The same with as many queries as `q` and, unless None, with `keys` [1], where it may have others."""
+        nodes, (value, own) = self.writing.nodes, added
+        one = nodes.constant([1])
+        if self.sizes.same(own.tokens, extent.tokens) and keys is None:
+            return value
+        seq = one if self.sizes.same(own.tokens, extent.tokens) else self.writing.length(q, 1)
+        return nodes.one("Expand", value, nodes.one("Concat", one, one, seq, keys or one, axis=0))
+
+    def _term(self, term: Term, heads: int, q: ir.Value) -> Added:
+        nodes, value = self.writing.nodes, self.writing.read(term.value)
+        if term.seen_if is not None:
+            choices = [nodes.constant(0.0, self.wide), nodes.constant(LOWEST, self.wide)]
+            value = nodes.one("Where", value, *(choices if term.seen_if else choices[::-1]), dtype=self.wide)
+        else:
+            value = nodes.cast(value, self.wide)
+            if term.factor != 1.0:
+                value = times(nodes, value, term.factor)
+        value, extent = self._four_axes(value, term, heads, q)
+        if not extent.heads.is_fixed:
+            raise LengthsApart("lengths decide how many heads its mask or bias has.")
+        return value, extent
+
+    def _four_axes(self, value: ir.Value, term: Term, heads: int, q: ir.Value) -> Added:
+        """A term with the axes of [B or 1, N or 1, S or 1, T or 1]."""
+        nodes, shapes = self.writing.nodes, self.sizes.shapes
+        own, level = shapes.of(term.value), shapes.actual(term.level)
+        if len(level) == 3 and len(own) == 3:  # rows and heads are one axis
+            value = nodes.one("Unsqueeze", value, nodes.constant([1]))
+            if own[0] == ONE:
+                return value, _extent(ONE, *own)
+            rows = shapes.symbols.quotient(own[0], Size(heads))
+            if rows is None:
+                raise LengthsApart("lengths decide how many rows its mask or bias has.")
+            return nodes.shaped(value, -1, heads, 0, 0), _extent(rows, Size(heads), *own[1:])
+        grouped = has_groups(level, heads)
+        rank = 5 if len(level) == 5 and not (grouped and len(own) < 3) else 4
+        missing = rank - len(own)
+        if missing:
+            value = nodes.one("Unsqueeze", value, nodes.constant(list(range(missing))))
+        own = (*[ONE] * missing, *own)
+        if rank == 5 and grouped:  # heads are two axes, those of keys and groups
+            if own[1:3] == (ONE, ONE):
+                return nodes.one("Squeeze", value, nodes.constant([1])), _extent(own[0], *own[2:])
+            value = nodes.one("Expand", value, nodes.constant([1, *level[1:3], 1, 1]))
+            rows, last = (
+                self.writing.length(value, 0),
+                nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=5),
+            )
+            shape = nodes.one("Concat", rows, nodes.constant([heads]), last, axis=0)
+            return nodes.one("Reshape", value, shape), _extent(own[0], Size(heads), *own[3:])
+        if rank == 5:
+            return self._of_windows(value, own, term, q)
+        return value, _extent(*own)
+
+    def _of_windows(self, value: ir.Value, own: tuple[Size, ...], term: Term, q: ir.Value) -> Added:
+        """A term [images or 1, windows or 1, ...] of scores whose rows are two axes, such as images and windows."""
+        nodes, sizes = self.writing.nodes, self.sizes
+        windows = sizes.shapes.of(term.level)[1]
+        images = sizes.shapes.symbols.quotient(sizes.q.rows, windows)
+        whole = images is not None and all(
+            one in (ONE, most) for one, most in zip(own[:2], (images, windows), strict=True)
+        )
+        if not windows.is_fixed or not whole:
+            raise LengthsApart("lengths decide how many rows its mask or bias has.")
+        count = nodes.one("Div", self.writing.length(q, 0), nodes.constant([windows.number]))
+        target = nodes.one("Concat", count, nodes.constant([windows.number, 1, 1, 1]), axis=0)
+        last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=2, end=5)
+        merged = nodes.one("Concat", nodes.constant([-1]), last, axis=0)
+        return nodes.one("Reshape", nodes.one("Expand", value, target), merged), _extent(sizes.q.rows, *own[2:])
+
+
+def _extent(*sizes: Size) -> TermExtent:
+    rows, heads, tokens, keys = sizes
+    return TermExtent(rows=rows, heads=heads, tokens=tokens, keys=keys)

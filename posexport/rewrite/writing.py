@@ -1,0 +1,98 @@
+"""What the parts of a site are written with: values of the graph by name, calls of operators, and expanded operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx_ir as ir
+
+from posexport.graphs.function_bodies import DOMAIN, Functions
+from posexport.graphs.nodes import Nodes
+from posexport.rewrite.broadcasts import Broadcasts, Extent
+
+Shaped = tuple["ir.Value | None", "tuple[int | str, ...]"]
+"""An input of an operator with its shape; None for one that is absent."""
+
+
+@attrs.frozen(kw_only=True)
+class Beside:
+    """A value that another one meets: its lengths, and the axes that have them; `tokens` None where they don't meet."""
+
+    value: ir.Value
+    extent: Extent
+    rows: int = 0
+    tokens: int | None = 1
+
+
+@attrs.frozen(kw_only=True)
+class Writing:
+    """New `nodes` with `functions` of the form, in the graph that has these `values` by name, of these `dtypes`."""
+
+    nodes: Nodes
+    functions: Functions
+    values: Mapping[str, ir.Value]
+    dtypes: Mapping[str, ir.DataType]
+
+    def read(self, value: ir.Value) -> ir.Value:
+        """The value of this name in the graph that is written to, with its dtype."""
+        name = value.name or ""
+        own = self.values[name]
+        if own.dtype is None and name in self.dtypes:
+            own.type = ir.TensorType(self.dtypes[name])
+        return own
+
+    def call(self, operator: Any, inputs: Sequence[Shaped], attributes: dict[str, Any]) -> tuple[ir.Value, ...]:
+        """A node of one of posexport's operators, whose inputs have these shapes."""
+        described = tuple(
+            None if value is None else ir.Value(name=value.name, type=value.type, shape=ir.Shape(shape))
+            for value, shape in inputs
+        )
+        function = self.functions.function(operator, described, attributes)
+        given = [value for value, _ in inputs if value is not None]
+        dtype = given[0].dtype
+        return self.nodes.op(function.name, given, outputs=len(operator.outputs), domain=DOMAIN, dtype=dtype)
+
+    def length(self, value: ir.Value, axis: int) -> ir.Value:
+        """The length of an axis [1]."""
+        return self.nodes.one("Shape", value, dtype=ir.DataType.INT64, start=axis, end=axis + 1)
+
+    def widened(
+        self, x: ir.Value, extent: Extent, others: Iterable[Beside], sizes: Broadcasts, width: int
+    ) -> tuple[ir.Value, Extent]:
+        """A value [B, S, width], expanded where others may have more rows or tokens, and its lengths then."""
+        one = self.nodes.constant([1])
+        for other in others:
+            rows = sizes.joint(extent.rows, other.extent.rows)
+            tokens = extent.tokens if other.tokens is None else sizes.joint(extent.tokens, other.extent.tokens)
+            more_rows, more_tokens = (not sizes.same(*pair) for pair in ((rows, extent.rows), (tokens, extent.tokens)))
+            if not more_rows and not more_tokens:
+                continue
+            lengths = [self.length(other.value, other.rows)] if more_rows else [one]
+            if more_tokens and other.tokens is not None:
+                lengths += [self.length(other.value, other.tokens), one]
+            else:
+                lengths = [*lengths, self.nodes.constant([1, 1])]
+            x = self.nodes.one("Expand", x, self.nodes.one("Concat", *lengths, axis=0))
+            x.shape = ir.Shape([None, None, width])
+            extent = Extent(rows=rows, tokens=tokens)
+        return x, extent
+
+
+def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
+    """A value times a number, exact where its dtype holds the number or one divided by it."""
+    assert value.dtype is not None
+    if number == -1.0:
+        return nodes.one("Neg", value)
+    if is_exact(number, value.dtype):
+        return nodes.one("Mul", value, nodes.constant(number, value.dtype))
+    if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and not is_exact(1.0 / number, value.dtype):
+        return nodes.cast(times(nodes, nodes.cast(value, ir.DataType.FLOAT), number), value.dtype)
+    return nodes.one("Div", value, nodes.constant(1.0 / number, value.dtype))
+
+
+def is_exact(number: float, dtype: ir.DataType) -> bool:
+    """Whether a dtype holds a number as it is."""
+    return float(np.asarray(number).astype(dtype.numpy())) == number

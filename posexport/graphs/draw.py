@@ -14,7 +14,7 @@ import numpy as np
 
 from posexport.graphs.axes import AXES, BATCH, ENCODER, PAST, SEQ, SLOTS
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import fitted, shape_of
+from posexport.graphs.sizes import fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 
@@ -320,5 +320,10 @@ PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
 
 
 def probe_inputs(roles: Mapping[str, Role], seed: int) -> DrawnInputs:
-    """The set of inputs on which a graph is probed."""
-    return draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
+    """The set of inputs on which a graph is probed.
+
+    Where the graph takes some sizes only, it is the second of them: the first may be one block of tokens, in which
+    attention looks as if it saw all of them.
+    """
+    second = {axis: next((size for size in sizes if size > 1), 1) + 1 for axis, sizes in taken_sizes(roles).items()}
+    return draw_inputs(roles, {**PROBED, **second}, np.random.default_rng(seed), label="probe")

@@ -87,8 +87,9 @@ class Role:
     where it has none and is fixed.
 
     Integers lie below `rows`, where a table says so. Images are made of patches: `strides` and `patches` on each side,
-    where known. `grouped` says that the graph has GroupQueryAttention: it takes no padding on the left, and several
-    tokens after others for one row only.
+    where known. `taken` are sizes that the graph was seen to take, rising, of axes by meaning of which it doesn't take
+    all (posexport.graphs.baked). `grouped` says that the graph has GroupQueryAttention: it takes no padding on the
+    left, and several tokens after others for one row only.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Role:
     strides: tuple[int, ...] | None = None
     patches: int | None = None
     grouped: bool = False
+    taken: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None) -> dict[str, Role]:

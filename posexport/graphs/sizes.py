@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH
 from posexport.graphs.roles import Role
@@ -28,6 +28,15 @@ def fixed_sizes(roles: Iterable[Role]) -> dict[str, int]:
     return fixed
 
 
+def taken_sizes(roles: Mapping[str, Role]) -> dict[str, tuple[int, ...]]:
+    """By meaning, the sizes that a graph was seen to take, of axes of which it doesn't take all."""
+    return {axis: sizes for role in roles.values() for axis, sizes in role.taken}
+
+
+def _nearest(known: Sequence[int], asked: int) -> int:
+    return min((size for size in known if size >= asked), default=max(known))
+
+
 def is_dynamic(roles: Mapping[str, Role], meaning: str) -> bool:
     """Whether an axis of this meaning is there and may vary."""
     axes = (pair for role in roles.values() for pair in zip(role.shape, role.axes, strict=True))
@@ -37,9 +46,12 @@ def is_dynamic(roles: Mapping[str, Role], meaning: str) -> bool:
 def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int]:
     """Sizes by meaning, as near to those that are asked for as the graph allows; total is past + seq.
 
-    Without a cache nothing is past. No row is longer than the table of positions that its places are looked up in.
+    Without a cache nothing is past. No row is longer than the table of positions that its places are looked up in. Of
+    an axis of which the graph doesn't take all sizes, it is one that it was seen to take: the next larger one, or the
+    largest.
     """
     fixed = fixed_sizes(roles.values())
+    taken = taken_sizes(roles)
     kinds = {role.kind for role in roles.values()}
     sizes = {BATCH: 2, SEQ: 8, PAST: 0, ENCODER: 11, **asked}
     sizes |= {axis: size for axis, size in fixed.items() if axis in (BATCH, SEQ, PAST, ENCODER)}
@@ -52,6 +64,7 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
     if limit is not None:
         sizes[SEQ] = sizes[SEQ] if SEQ in fixed else min(sizes[SEQ], limit)
         sizes[PAST] = sizes[PAST] if PAST in fixed else max(min(sizes[PAST], limit - sizes[SEQ]), 0)
+    sizes |= {axis: _nearest(known, sizes[axis]) for axis, known in taken.items() if axis in sizes}
     if (total := fixed.get(TOTAL)) is not None and SLOTS not in fixed:
         if PAST not in fixed and (SEQ in fixed or sizes[PAST]):
             sizes[PAST] = max(total - sizes[SEQ], 0)
@@ -67,6 +80,8 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
             if axis in (HEIGHT, WIDTH):
                 sizes[axis] = asked.get(axis) or side_of(role, axis)
             sizes.setdefault(axis, _FRAMES if axis == FRAMES else _FREE)
+            if axis in taken:
+                sizes[axis] = _nearest(taken[axis], sizes[axis])
     return {**sizes, **{axis: size for axis, size in fixed.items() if axis not in sizes}}
 
 

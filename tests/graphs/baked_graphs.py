@@ -1,0 +1,78 @@
+"""Graphs that don't take all sizes that their inputs promise. Nothing here imports posexport."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper
+from small_graphs import Graph
+
+WIDTH, HEADS, SIZE = 16, 2, 8
+
+_Shape = tuple[int | str, ...]
+
+
+def _attention(g: Graph, x: str, *shape: int, out: str = "attended") -> str:
+    """Attention of x [..., WIDTH] laid out as [rows, tokens, HEADS, SIZE]; the result is [rows, HEADS, tokens, SIZE]
+    with heads merged, as [rows, tokens, WIDTH]."""
+
+    def heads(name: str) -> str:
+        split = g.op("Reshape", g.op("MatMul", x, g.random(name, WIDTH, WIDTH)), g.constant([*shape, HEADS, SIZE]))
+        return g.op("Transpose", split, perm=[0, 2, 1, 3])
+
+    q, k, v = map(heads, ("q", "k", "v"))
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.35, "float32"))
+    merged = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    return g.op("Reshape", merged, g.constant([0, 0, WIDTH]), name=out)
+
+
+def _model(g: Graph, result: str, shape: _Shape = ("batch", "seq", WIDTH)) -> onnx.ModelProto:
+    g.op("MatMul", result, g.random("head", WIDTH, WIDTH), name="logits")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("hidden", "logits")]
+    graph = helper.make_graph(g.nodes, "main_graph", values[:1], values[1:], g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 9
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def blocks(size: int = 8) -> onnx.ModelProto:
+    """Attention within blocks of tokens: any number of blocks is taken."""
+    g = Graph()
+    return _model(g, g.op("Reshape", _attention(g, "hidden", -1, size), g.op("Shape", "hidden")))
+
+
+def traced(batch: int = 2, seq: int = 8) -> onnx.ModelProto:
+    """Full attention whose sizes are those of an example: no others are taken."""
+    g = Graph()
+    return _model(g, _attention(g, "hidden", batch, seq))
+
+
+def table(rows: int = 16) -> onnx.ModelProto:
+    """Positions that are added: so many tokens are taken, or one, to which all are added. Keys are times the length."""
+    g = Graph()
+    x = g.op("Add", "hidden", g.random("positions", 1, rows, WIDTH))
+    length = g.op("Cast", g.length("hidden", 1), to=TensorProto.FLOAT)
+    key_input = g.op("Mul", x, length)
+
+    def heads(value: str, name: str) -> str:
+        split = g.op("Reshape", g.op("MatMul", value, g.random(name, WIDTH, WIDTH)), g.constant([0, 0, HEADS, SIZE]))
+        return g.op("Transpose", split, perm=[0, 2, 1, 3])
+
+    q, k, v = heads(x, "q"), heads(key_input, "k"), heads(x, "v")
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.05, "float32"))
+    merged = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    return _model(g, g.op("Reshape", merged, g.constant([0, 0, WIDTH])))
+
+
+def windows(side: int = 4) -> onnx.ModelProto:
+    """Attention within windows of feature maps [batch, height, width, features] of any number of windows."""
+    g = Graph()
+    rows, height, width = (g.length("hidden", axis) for axis in range(3))
+    high, wide = (g.op("Div", size, g.constant([side])) for size in (height, width))
+    one = g.constant([side])
+    parts = g.op("Concat", rows, high, one, wide, one, g.constant([WIDTH]), axis=0)
+    x = g.op("Transpose", g.op("Reshape", "hidden", parts), perm=[0, 1, 3, 2, 4, 5])
+    x = _attention(g, g.op("Reshape", x, g.constant([-1, side * side, WIDTH])), -1, side * side)
+    x = g.op("Reshape", x, g.op("Concat", rows, high, wide, one, one, g.constant([WIDTH]), axis=0))
+    x = g.op("Reshape", g.op("Transpose", x, perm=[0, 1, 3, 2, 4, 5]), g.op("Shape", "hidden"))
+    return _model(g, x, ("batch", "height", "width", WIDTH))

@@ -52,13 +52,12 @@ def table(rows: int = 16) -> onnx.ModelProto:
     g = Graph()
     x = g.op("Add", "hidden", g.random("positions", 1, rows, WIDTH))
     length = g.op("Cast", g.length("hidden", 1), to=TensorProto.FLOAT)
-    key_input = g.op("Mul", x, length)
 
-    def heads(value: str, name: str) -> str:
-        split = g.op("Reshape", g.op("MatMul", value, g.random(name, WIDTH, WIDTH)), g.constant([0, 0, HEADS, SIZE]))
+    def heads(name: str) -> str:
+        split = g.op("Reshape", g.op("MatMul", x, g.random(name, WIDTH, WIDTH)), g.constant([0, 0, HEADS, SIZE]))
         return g.op("Transpose", split, perm=[0, 2, 1, 3])
 
-    q, k, v = heads(x, "q"), heads(key_input, "k"), heads(x, "v")
+    q, k, v = heads("q"), g.op("Mul", heads("k"), length), heads("v")
     scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.05, "float32"))
     merged = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
     return _model(g, g.op("Reshape", merged, g.constant([0, 0, WIDTH])))

@@ -49,25 +49,25 @@ class Broadcasts:
     and there are as many keys as values.
     """
 
-    def __init__(self, shapes: SymbolicShapes, attention: Attention, totals: Iterable[Size] = ()) -> None:
-        """`totals` are the lengths of masks of all tokens, those of the cache too: that is what such inputs are for."""
+    def __init__(
+        self, shapes: SymbolicShapes, attention: Attention, totals: Iterable[Size] = (), pasts: Iterable[Size] = ()
+    ) -> None:
+        """`totals` are the lengths of masks of all tokens, `pasts` those of all caches: where they meet keys they are
+        as long, for that is what such inputs are for."""
         self.shapes = shapes
         self._same: dict[Size, Size] = {}
         q, k, v = (self.of_source(side) for side in (attention.q, attention.k, attention.v))
-        pasts = [self._past(side) for side in (attention.k, attention.v)]
-        key_past, value_past = pasts
+        key_past, value_past = (self._past(side) for side in (attention.k, attention.v))
         self.past = Size(0) if key_past is None else key_past.tokens
         if value_past is not None:
             self._assume(v.rows, value_past.rows)
-        if key_past is not None:
-            for total in totals:
-                self._assume(shapes.symbols.difference(total, self.past), k.tokens)
-                self._assume(total, shapes.symbols.total([self.past, k.tokens]))
+        self._assume_lengths(k.tokens, key_past, [*totals], [*pasts])
         turned_k = self.turned(k, attention.k.rotary)
         if key_past is not None:
             self._assume(turned_k.rows, key_past.rows)
-        lengths = {None if past is None else past.tokens for past in pasts}
-        if len(lengths) == 1 and self.same(k.tokens, v.tokens):  # else one key would weight several values
+        if (key_past is None) == (value_past is None) and self.same(
+            k.tokens, v.tokens
+        ):  # else one key would weight several values
             self._assume(turned_k.tokens, v.tokens)
         self.q, self.k, self.v = self.turned(q, attention.q.rotary), self._known(turned_k), self._known(v)
 
@@ -91,6 +91,7 @@ class Broadcasts:
             return fixed[0]
         inner = {part for size in found for part in self._parts(size)}
         found = {size for size in found if size not in inner}
+        found = {size for size in found if not any(self._is_below(size, other) for other in found)}
         return self.find(self.shapes.symbols.broadcast(found)) if len(found) > 1 else next(iter(found))
 
     def of_source(self, side: Side) -> Extent:
@@ -128,6 +129,12 @@ class Broadcasts:
         names = [field.name for field in attrs.fields(TermExtent)]
         return TermExtent(**{name: self.joint(*(getattr(one, name) for one in found)) for name in names})
 
+    def _is_below(self, one: Size, other: Size) -> bool:
+        """Whether a length is never more than another, and may be less: where they meet, the other remains."""
+        symbols = self.shapes.symbols
+        names = [other, *(size for size in self._same if self.find(size) == other)]
+        return any(symbols.is_at_most(one, name) for name in names) and not symbols.is_at_most(other, one)
+
     def _parts(self, size: Size) -> set[Size]:
         """The lengths that meet in one."""
         parts = {self.find(part) for part in self.shapes.symbols.broadcast_of(size)}
@@ -144,6 +151,23 @@ class Broadcasts:
         if rows is None:
             rows = self.shapes.symbols.other("rows", value.name)
         return Extent(rows=self.find(rows), tokens=self.find(sizes["s"]))
+
+    def _assume_lengths(self, tokens: Size, past: Extent | None, totals: list[Size], pasts: list[Size]) -> None:
+        """Masks are as long as `tokens` of the keys and those of their cache, which may have been joined before."""
+        symbols = self.shapes.symbols
+        if past is None:
+            joined = [(one, symbols.difference(tokens, one)) for one in pasts]
+            found = [(one, new) for one, new in joined if (symbols.least(new) or 0) > 0]
+        else:
+            found = [(past.tokens, tokens)]
+        for own, new in found[:1]:
+            keys = symbols.total([own, new])
+            for one in pasts:
+                self._assume(symbols.total([one, new]), keys)
+            for total in totals:
+                self._assume(total, keys)
+                for one in (own, *pasts):
+                    self._assume(symbols.difference(total, one), new)
 
     def _past(self, side: Side) -> Extent | None:
         if side.cache is None:

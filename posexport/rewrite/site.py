@@ -9,7 +9,7 @@ Everything is looked up by name in the graph that is written to, which may be a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,10 +19,11 @@ from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
+from posexport.graphs.axes import PAST, TOTAL
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
-from posexport.graphs.symbolic_shapes import SymbolicShapes
 from posexport.graphs.symbolic_sizes import ONE, Size
+from posexport.graphs.view import View
 from posexport.rewrite.added import Added, BiasWriter
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart
 from posexport.rewrite.rotated import RotationWriter
@@ -46,8 +47,7 @@ class Site:
 
 
 class SiteWriter:
-    """Writes attention into a graph. `dtypes` has the dtype of each value that is read or replaced, `shapes` the shapes
-    of what is read, and `totals` the lengths of masks of all tokens."""
+    """Writes attention of a `view` into a graph. `dtypes` has the dtype of each value that is read or replaced."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class SiteWriter:
         functions: Functions,
         values: Mapping[str, ir.Value],
         dtypes: Mapping[str, ir.DataType],
-        shapes: SymbolicShapes,
-        totals: Iterable[Size] = (),
+        view: View,
     ) -> None:
         self._nodes, self._functions, self._dtypes = nodes, functions, dtypes
         self._writing = Writing(nodes=nodes, functions=functions, values=values, dtypes=dtypes)
-        self._shapes, self._totals = shapes, tuple(totals)
+        self._view, self._shapes = view, view.probe.shapes
+        self._totals, self._pasts = (_lengths_of(view, axis) for axis in (TOTAL, PAST))
 
     def write(self, attention: Attention, shared: SharedCache | None = None) -> Site:
         """The nodes of one attention; raises RequestError where the form can't express it."""
         nodes, heads, dim = self._nodes, attention.num_heads, attention.head_dim
-        sizes = Broadcasts(self._shapes, attention, self._totals)
+        sizes = Broadcasts(self._shapes, attention, self._totals, self._pasts)
         rotations = RotationWriter(writing=self._writing, sizes=sizes)
         q = self._side(attention.q, dim, rotations)
         k = self._side(attention.k, dim, rotations)
@@ -197,8 +197,16 @@ class SiteWriter:
             raise LengthsApart("by the names of the inputs' dimensions its mask may give it more keys than it has.")
         length, cache = self._writing.length(k, 1), attention.k.cache
         if cache is None:
-            return length
+            return self._of_input(sizes) or length
         return self._nodes.one("Add", self._writing.length(self._writing.read(cache.past), 2), length)
+
+    def _of_input(self, sizes: Broadcasts) -> ir.Value | None:
+        """The number of keys [1] from an input of the graph that has it: the same node for all attentions."""
+        for value in self._view.model.graph.inputs:
+            shape = self._shapes.of(value) if self._shapes.knows(value) else ()
+            if sizes.keys() in shape:
+                return self._writing.length(self._writing.read(value), shape.index(sizes.keys()))
+        return None
 
     def _to_the_end(self, bias: ir.Value, shared: SharedCache) -> ir.Value:
         """A bias to the end of the buffer, whose other places no query sees."""
@@ -220,6 +228,13 @@ class SiteWriter:
             )
             q = self._nodes.shaped(scaled, 0, 0, width)
         return q
+
+
+def _lengths_of(view: View, axis: str) -> list[Size]:
+    """The lengths of an axis of the inputs that have it."""
+    shapes, inputs = view.probe.shapes, {value.name: value for value in view.model.graph.inputs}
+    found = [(inputs[name], role.axes) for name, role in view.roles.items() if axis in role.axes and name in inputs]
+    return [shapes.of(value)[axes.index(axis)] for value, axes in found if shapes.knows(value)]
 
 
 _SCALED_IN_DTYPE = ("decomposed", "function")

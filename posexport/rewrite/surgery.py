@@ -10,10 +10,8 @@ from onnx_ir.passes import common
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.rotary import Rotary
-from posexport.graphs.axes import TOTAL
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
-from posexport.graphs.symbolic_sizes import Size
 from posexport.graphs.view import View
 from posexport.rewrite.key_lengths import move_lengths
 from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
@@ -115,7 +113,7 @@ def write_sites(
     read = values_read(attentions)
     nodes = Nodes(taken)
     dtypes = view.dtypes([*read, *_replaced(attentions)])
-    writer = SiteWriter(nodes, functions, values, dtypes, view.probe.shapes, _totals(view))
+    writer = SiteWriter(nodes, functions, values, dtypes, view)
     lengths = lengths_of(model, view.roles, nodes) if shared else None
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
@@ -139,13 +137,6 @@ def write_sites(
     if lengths is not None:
         redirect(model, attentions, nodes, lengths)
     return {}
-
-
-def _totals(view: View) -> list[Size]:
-    """The lengths of masks of all tokens, those of the cache too."""
-    shapes, inputs = view.probe.shapes, {value.name: value for value in view.model.graph.inputs}
-    masks = [(inputs[name], role.axes) for name, role in view.roles.items() if TOTAL in role.axes and name in inputs]
-    return [shapes.of(value)[axes.index(TOTAL)] for value, axes in masks if shapes.knows(value)]
 
 
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:

@@ -1,7 +1,7 @@
 """One attention written anew: the nodes that compute what it computes, with posexport's operators in their middle.
 
     q, k  laid out as [B, S, heads*D], rotated by RotaryPosition where a rotation was recognised
-    bias  the sum of masks and biases, still computed by the nodes of the graph, in fp32
+    bias  the sum of masks and biases, still computed by the nodes of the graph, in fp32, or fp64 as queries are
     out   PositionalAttention, CachedAttention or SharedCacheAttention (posexport.custom_ops.attention)
 
 Everything is looked up by name in the graph that is written to, which may be a copy of the one that was recognised.
@@ -80,10 +80,9 @@ class SiteWriter:
         for number in factors:
             q = self._times(q, number)
         q = self._by_heads(q, attention)
-        double = ir.DataType.DOUBLE in (q.dtype, k.dtype)
-        biases = BiasWriter(
-            writing=self._writing, sizes=sizes, wide=ir.DataType.DOUBLE if double else ir.DataType.FLOAT
-        )
+        wide = ir.DataType.DOUBLE in (q.dtype, k.dtype) and self._functions.form == "native"  # others add in fp32
+        dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
+        biases = BiasWriter(writing=self._writing, sizes=sizes, wide=dtype)
         added = biases.total(attention, q)
         (q, of_q), k, v = self._together(attention, sizes, (q, k, v), added)
         bias = None

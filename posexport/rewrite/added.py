@@ -84,11 +84,9 @@ class BiasWriter:
             if own[1:3] == (ONE, ONE):
                 return nodes.one("Squeeze", value, nodes.constant([1])), _extent(own[0], *own[2:])
             value = nodes.one("Expand", value, nodes.constant([1, *level[1:3], 1, 1]))
-            rows, last = (
-                self.writing.length(value, 0),
-                nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=5),
-            )
-            shape = nodes.one("Concat", rows, nodes.constant([heads]), last, axis=0)
+            last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=5)
+            parts = (self.writing.length(value, 0), nodes.constant([heads]), last)
+            shape = nodes.one("Concat", *parts, axis=0)
             return nodes.one("Reshape", value, shape), _extent(own[0], Size(heads), *own[3:])
         if rank == 5:
             return self._of_windows(value, own, term, q)

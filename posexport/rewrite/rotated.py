@@ -11,7 +11,8 @@ from posexport.custom_ops import rotate
 from posexport.custom_ops.rotary import Layout, has_operator
 from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.attention.rotary import AngleSource, Rotary
-from posexport.rewrite.broadcasts import Broadcasts, Extent
+from posexport.graphs.symbolic_sizes import ONE
+from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart
 from posexport.rewrite.writing import Beside, Shaped, Writing
 
 
@@ -117,6 +118,9 @@ class RotationWriter:
             value = nodes.one("Gather", value, nodes.constant(place), axis=rank)
         kept = source.axes
         dropped = [axis for axis in range(rank) if axis not in kept]
+        own = self.sizes.shapes.of(source.value)
+        if not own[source.features].is_fixed or any(own[axis] != ONE for axis in dropped):
+            raise LengthsApart("lengths decide how its cosines are laid out.")
         if dropped:
             value = nodes.one("Squeeze", value, nodes.constant(dropped))
         order = [sorted(kept).index(axis) for axis in kept]

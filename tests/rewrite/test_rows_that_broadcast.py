@@ -30,10 +30,14 @@ def rotated(g: Writer, heads: str, positions: str) -> str:
     """[B, N, S, D], halves turned by positions [B, S]."""
     wide = g.op("Unsqueeze", g.op("Cast", positions, to=TensorProto.FLOAT), g.const([1, 3]))
     angles = g.op("Mul", wide, g.floats(np.concatenate([FREQUENCIES, FREQUENCIES])))
+    return turned(g, heads, g.op("Cos", angles), g.op("Sin", angles))
+
+
+def turned(g: Writer, heads: str, cos: str, sin: str) -> str:
     half, end, last = g.const([SIZE // 2]), g.const([SIZE]), g.const([3])
     second = g.op("Neg", g.op("Slice", heads, half, end, last))
     swapped = g.op("Concat", second, g.op("Slice", heads, g.const([0]), half, last), axis=3)
-    return g.op("Add", g.op("Mul", heads, g.op("Cos", angles)), g.op("Mul", swapped, g.op("Sin", angles)))
+    return g.op("Add", g.op("Mul", heads, cos), g.op("Mul", swapped, sin))
 
 
 def model_of(
@@ -281,4 +285,36 @@ def test_a_term_of_rows_and_heads(rows: Callable[[Writer], str]) -> None:
     expected = [(KEPT, "rows")] if rows is more_in_long_rows else [(REWRITTEN, None)]
     assert [(site.state, site.reason and site.reason.code) for site in done.sites] == expected
     for batch, seq in ((1, 1), (2, 9), (2, 300)):
+        agree(model, proto, drawn(model, {X: (batch, seq, HIDDEN)}))
+
+
+def test_cosines_with_an_axis_that_grows() -> None:
+    """One for all heads, and one for each from 256 tokens on."""
+    g, rng = Writer(), np.random.default_rng(0)
+    x = g.input("hidden_states", g.type, "batch", "seq", HIDDEN)
+    seq = g.op("Shape", x, start=1, end=2)
+    count = g.op("Where", g.op("Greater", seq, g.const([256])), g.const([HEADS]), g.const([1]))
+    last = g.op("Squeeze", g.op("Add", count, g.const([1])), g.const([0]))
+    by_head = g.op("Cast", g.op("Range", g.const(1), last, g.const(1)), to=g.type)
+    places = g.op("Cast", g.op("Range", g.const(0), g.length(x, 1), g.const(1)), to=g.type)
+    angles = g.op("Mul", g.op("Unsqueeze", places, g.const([1])), g.floats(np.concatenate([FREQUENCIES, FREQUENCIES])))
+    angles = g.op("Mul", angles, g.op("Unsqueeze", by_head, g.const([1, 2])))
+    cos, sin = g.op("Cos", angles), g.op("Sin", angles)
+    sides = []
+    for number in range(3):
+        weight = g.floats(rng.standard_normal((HIDDEN, HIDDEN)) / 4)
+        split = g.op("Reshape", g.op("MatMul", x, weight), g.const([0, 0, HEADS, SIZE]))
+        heads = g.op("Transpose", split, perm=[0, 2, 1, 3])
+        sides.append(heads if number == 2 else turned(g, heads, cos, sin))
+    q, k, v = sides
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.floats(SIZE**-0.5))
+    out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    g.nodes.append(helper.make_node("Reshape", [out, g.const([0, 0, HIDDEN])], ["output"], name="node_output"))
+    g.outputs.append(helper.make_tensor_value_info("output", g.type, ("batch", "seq", HIDDEN)))
+    graph = helper.make_graph(g.nodes, "attention", g.inputs, g.outputs, g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    done, proto = rewritten_model(model, form="native", target="ort")
+    assert "RotaryEmbedding" not in {node.op_type for node in proto.graph.node}
+    assert len(done.sites) == 1
+    for batch, seq in ((2, 9), (2, 300)):
         agree(model, proto, drawn(model, {X: (batch, seq, HIDDEN)}))

@@ -207,8 +207,10 @@ def _taken(shapes: SymbolicShapes, size: Size, bounds: tuple[Size, Size, int]) -
         least = shapes.symbols.least(taken)
         if least is not None and least >= 0:
             return taken
-    low = shapes.symbols.least(end)
-    most = [size, end] if step == 1 and start == Size(0) and low is not None and low >= 0 else [size]
+    most, between = [size], shapes.symbols.difference(end, start)
+    known = [shapes.symbols.least(one) for one in (start, between)]
+    if step == 1 and all(least is not None and least >= 0 for least in known):
+        most.append(between)
     return shapes.symbols.bounded("Slice", size, start, end, step, most=most)
 
 

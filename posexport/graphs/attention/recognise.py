@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
-import torch
 
 from posexport.errors import PosexportError, Reason, shown
 from posexport.graphs.attention.absorbed import keeps_numbers, layout_nodes, lays_out
@@ -19,9 +18,10 @@ from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
-from posexport.graphs.attention.scores import Declined, Scores, scalar_of, scores_of
+from posexport.graphs.attention.scores import Declined, Scores, scores_of
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
+from posexport.graphs.attention.weights import check_weights
 
 _WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
 """What may stand between a softmax and the product with values."""
@@ -195,7 +195,7 @@ def _attention(
         if not lays_out(probe, node):
             name = shown(node.name or node.outputs[0].name or "")
             raise Declined("score-layout", f"lengths decide how {name} lays out the scores")
-    _check_weights(flow, probe, softmax.node, product, passed, scores)
+    check_weights(flow, probe, softmax.node, product, passed, scores)
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
@@ -332,58 +332,6 @@ def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None
     same = bool((rows_of_heads == random.reshape(heads, 1)).all())
     if not same or not all(size.is_fixed for size in probe.shapes.of(value)):
         raise Declined("sinks", "its sinks are no number per head")
-    return value
-
-
-def _check_weights(
-    flow: Dataflow, probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores
-) -> None:
-    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column)."""
-    source, target = softmax.outputs[0], product.left
-    if not passed:
-        return
-    if not all(_keeps_weights(flow, probe, node, scores) for node in flow.between(source, target)):
-        raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
-    replaced = torch.softmax(probe.random_like(source), -1)
-    result = probe.through(source, [target], replaced)[0]
-    if product.axes[0].endswith("ts"):
-        replaced = replaced.transpose(-1, -2)
-    without = {True: replaced[..., 1:], False: replaced[..., :-1]}
-    for expected in (replaced, without[scores.sinks_first]) if scores.sinks is not None else (replaced,):
-        if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
-            return
-    # hidden keys, whose weight is zero, may be set to zero once more
-    nodes = {node.op_type for node in passed}
-    kept = result != 0
-    hidden = probe.get(source)
-    if product.axes[0].endswith("ts"):
-        hidden = hidden.transpose(-1, -2)
-    same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
-    if same and nodes <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
-        return
-    raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
-
-
-def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) -> bool:
-    """Whether a node gives the weights that it gets, but for zeros where a query sees no key, or none of that one."""
-    if node.op_type != "Where" or node.inputs[0] is None:
-        return keeps_numbers(flow, probe, node)
-    kept = node.inputs[1] if node.inputs[1] in flow.content else node.inputs[2]
-    filled = node.inputs[2] if kept is node.inputs[1] else node.inputs[1]
-    if filled is None or kept is None or scalar_of(filled) != 0.0:
-        return False
-    condition = node.inputs[0].producer()
-    if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:
-        condition = condition.inputs[0].producer()
-    if condition is not None and condition.op_type == "IsNaN":
-        return _uncast(condition.inputs[0]) is _uncast(kept)
-    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=filled is node.inputs[1])
-
-
-def _uncast(value: ir.Value | None) -> ir.Value | None:
-    """What a value is cast from."""
-    while value is not None and (node := value.producer()) is not None and node.op_type == "Cast":
-        value = node.inputs[0]
     return value
 
 

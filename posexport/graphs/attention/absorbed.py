@@ -51,13 +51,16 @@ def _is_of_known_axes(probe: Probe, node: ir.Node) -> bool:
     return probe.shapes.axes(node) is not None
 
 
-def _is_not_narrower(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Cast loses no digits."""
-    source, _ = _ends(node)
-    dtype = _dtype(source)
-    before = _DIGITS.get(dtype) if dtype is not None else None
-    after = _DIGITS.get(ir.DataType(node.attributes["to"].as_int()))
-    return after is not None and (before is None or after >= before)
+def _is_of_floats(probe: Probe, node: ir.Node) -> bool:
+    """Whether a Cast gives floating-point numbers; what digits it loses is seen by `loses_digits`."""
+    return ir.DataType(node.attributes["to"].as_int()) in _DIGITS
+
+
+def loses_digits(flow: Dataflow, source: ir.Value, target: ir.Value) -> bool:
+    """Whether content goes through fewer digits between two values than each of them has."""
+    ends = [_DIGITS.get(_dtype(value), 0) for value in (source, target)]
+    between = {value for node in flow.between(source, target) for value in node.outputs if value in flow.content}
+    return any(_DIGITS.get(_dtype(value), 0) < min(ends) for value in between)
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
@@ -72,7 +75,13 @@ def _dtype(value: ir.Value) -> ir.DataType | None:
     return value.dtype
 
 
-_DIGITS = {ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
+_DIGITS: dict[ir.DataType | None, int] = {
+    ir.DataType.BFLOAT16: 0,
+    ir.DataType.FLOAT16: 0,
+    ir.DataType.FLOAT: 1,
+    ir.DataType.DOUBLE: 2,
+}
+"""Types of features, those with fewer digits first."""
 
 
 def _is_off(probe: Probe, node: ir.Node) -> bool:
@@ -177,7 +186,7 @@ _LAYOUTS: dict[str, Callable[[Probe, ir.Node], bool]] = {
     **dict.fromkeys(("Identity", "Transpose", "Flatten"), _always),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _is_of_known_axes),
     **dict.fromkeys(("Expand", "Tile"), _repeats_alike),
-    "Cast": _is_not_narrower,
+    "Cast": _is_of_floats,
     "Dropout": _is_off,
     "Gather": _picks_alike,
     "Reshape": _groups_alike,

@@ -12,10 +12,13 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
+import onnx_ir as ir
+
 from posexport.errors import PosexportError, Reason, RequestError
 from posexport.graphs.attention.attention import UNKNOWN, Attention, UnknownAttention
 from posexport.graphs.attention.biases import bias_of
 from posexport.graphs.attention.caches import cache_of, written_keys
+from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.embedded import embedded
 from posexport.graphs.attention.factors import factors_of, temperature
 from posexport.graphs.attention.heads import Side
@@ -24,7 +27,7 @@ from posexport.graphs.attention.masks import mask_of
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.origins import CallSites, Origins, scores_product
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
-from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.attention.rotary import BARRIERS, Rotary
 from posexport.graphs.attention.rotation import rotary_encoding, unknown
 from posexport.graphs.attention.support import Carried, kernels_of
 from posexport.graphs.view import View
@@ -226,7 +229,9 @@ class Describer:
             start = side.source.value if side.rotary is None else side.rotary.target
             if operand is None or side.cache is not None or side.rotates != (side.rotary is not None):
                 continue
-            factors = factors_of(self.view.flow, self.view.flow.between(start, operand))
+            flow = self.view.flow
+            above = flow.between(_beginning(flow, side.source.value), side.source.value)
+            factors = factors_of(flow, [*above, *flow.between(start, operand)])
             if factors:
                 key = ("factor", tuple(factors))
                 found = self._shared(key, partial(temperature, self._measure, factors))
@@ -305,3 +310,13 @@ def _is_cosine(norms: Data | None) -> bool:
 
 
 _last: Describer | None = None
+
+
+def _beginning(flow: Dataflow, value: ir.Value) -> ir.Value:
+    """Where the features of a value come from a product, a norm or a table."""
+    above = value
+    for above in flow.dominators(value):
+        node = above.producer()
+        if node is None or node.op_type in BARRIERS:
+            break
+    return above

@@ -12,7 +12,7 @@ import attrs
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.absorbed import keeps_numbers
+from posexport.graphs.attention.absorbed import keeps_numbers, loses_digits
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, factor, layouts_of, repeated
 from posexport.graphs.attention.probe import Probe
@@ -99,7 +99,9 @@ def plain_source(
         if not all(keeps_numbers(flow, probe, node) for node in flow.between(value, above)):
             break
         above = value
-        found = _as_source(probe, value, operand, canonical, sizes)
+        found = None
+        if not loses_digits(flow, value, operand):
+            found = _as_source(probe, value, operand, canonical, sizes)
         if found is not None:
             best, misses = found, 0
         else:

@@ -9,7 +9,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.errors import PosexportError, Reason, shown
-from posexport.graphs.attention.absorbed import keeps_numbers, layout_nodes, lays_out
+from posexport.graphs.attention.absorbed import keeps_numbers, layout_nodes, lays_out, loses_digits
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.heads import Side, Source
@@ -348,6 +348,8 @@ def _output(flow: Dataflow, probe: Probe, result: Source, sizes: Sizes) -> Sourc
         if node.op_type not in _OUTPUT_OPS or node not in flow.order or not keeps_numbers(flow, probe, node):
             break
         value = node.outputs[0]
+        if loses_digits(flow, result.value, value):
+            continue
         after = probe.through(result.value, [value], replaced)[0]
         for layout in layouts_of(tuple(after.shape), sizes):
             if factor(layout.to_heads(after, sizes), heads) == 1.0:

@@ -16,6 +16,7 @@ import attrs
 import onnx_ir as ir
 import torch
 
+from posexport.graphs.attention.absorbed import loses_digits
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of
 from posexport.graphs.attention.other_angles import other_angles
@@ -191,7 +192,7 @@ def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, 
     """Whether the cosines and sines that were found explain what the graph does with any others, too."""
     nodes = flow.between(rotary.source, rotary.target)
     others = other_angles(flow, probe, nodes)
-    if others is None:
+    if others is None or loses_digits(flow, rotary.source, rotary.target):
         return False
     replaced, arithmetic = others
     features = probe.random_like(rotary.source)

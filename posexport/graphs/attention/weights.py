@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import shown
-from posexport.graphs.attention.absorbed import keeps_numbers
+from posexport.graphs.attention.absorbed import keeps_numbers, loses_digits
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.layouts import factor
@@ -24,7 +24,9 @@ def check_weights(
     source, target = softmax.outputs[0], product.left
     if not passed:
         return
-    if not all(_keeps_weights(flow, probe, node, scores) for node in flow.between(source, target)):
+    if loses_digits(flow, source, target) or not all(
+        _keeps_weights(flow, probe, node, scores) for node in flow.between(source, target)
+    ):
         raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
     replaced = torch.softmax(probe.random_like(source), -1)
     result = probe.through(source, [target], replaced)[0]

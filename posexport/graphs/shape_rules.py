@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from posexport.custom_ops.angles import exact_sinusoids
 from posexport.graphs.convolved_shapes import CONVOLUTIONS, convolved
 from posexport.graphs.node_arguments import input_of, integer_of, string_of
 from posexport.graphs.symbolic_sizes import ONE, Size, product
@@ -26,12 +27,20 @@ WHOLE = 2**31 - 1
 
 def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
     """The shape of an output of a node; None where no rule tells."""
+    if node.op_type == exact_sinusoids.function:
+        return _sinusoids(shapes, node)
     rule = _RULES.get(node.op_type)
     if rule is None or not all(value is None or shapes.knows(value) for value in node.inputs):
         return None
     if node.op_type == "Split":
         return _part(shapes, node, at)
     return rule(shapes, node) if at == 0 or node.op_type == "TopK" else None
+
+
+def _sinusoids(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """Cosines, or sines, of each position [...] for each of P pairs [2, P]: [..., P]."""
+    positions, turns = shapes.of_input(node, 0), shapes.of_input(node, 1)
+    return None if positions is None or not turns else (*positions, turns[-1])
 
 
 def _like_first(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:

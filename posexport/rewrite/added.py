@@ -58,9 +58,13 @@ class BiasWriter:
             if term.factor != 1.0:
                 value = times(nodes, value, term.factor)
         value, extent = self._four_axes(value, term, heads, q)
-        if not extent.heads.is_fixed:
+        if extent.heads.is_fixed:
+            return value, extent
+        if heads == 1:
             raise LengthsApart("lengths decide how many heads its mask or bias has.")
-        return value, extent
+        # it meets the heads of the scores: it has as many, or one
+        value = nodes.one("Expand", value, nodes.constant([1, heads, 1, 1]))
+        return value, attrs.evolve(extent, heads=Size(heads))
 
     def _four_axes(self, value: ir.Value, term: Term, heads: int, q: ir.Value) -> Added:
         """A term with the axes of [B or 1, N or 1, S or 1, T or 1]."""

@@ -340,3 +340,29 @@ def test_a_cut_of_what_is_probed_as_a_whole_stays(hook: Hook, form: str) -> None
     expected, actual, whole = (run(one, arrays)["output"] for one in (model, proto, model_of(encoder=True)))
     assert float(np.abs(expected - whole).max()) > 1e-2
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+def slopes_by_row(g: Graph, scores: str) -> str:
+    """ALiBi of the places of the mask, as BLOOM and Falcon write it: [rows * N, 1, T], then [B, -1, 1, T]."""
+    mask = g.op("Cast", "attention_mask", to=TensorProto.FLOAT)
+    places = g.op("Unsqueeze", g.op("CumSum", mask, g.constant(1)), g.constant([1]))
+    bias = g.op("Mul", places, g.constant(np.linspace(-0.5, -0.1, HEADS).reshape(1, HEADS, 1), np.float32))
+    keys = g.length("attention_mask", 1)
+    joined = g.op("Reshape", bias, g.op("Concat", g.constant([-1, 1]), keys, axis=0))
+    shape = g.op("Concat", g.length("features", 0), g.constant([-1, 1]), keys, axis=0)
+    return g.op("Add", scores, g.op("Reshape", joined, shape))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_heads_of_a_bias_that_names_do_not_tell(form: str) -> None:
+    model = model_of(scores=slopes_by_row)
+    mask = next(one for one in model.graph.input if one.name == "attention_mask")
+    mask.type.tensor_type.shape.dim[0].dim_param = "mask_rows"
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    rng = np.random.default_rng(1)
+    arrays = {"features": rng.standard_normal((3, 9, HIDDEN)).astype(np.float32)}
+    arrays["attention_mask"] = rng.integers(0, 2, (3, 9))
+    expected, actual = (run(one, arrays)["output"] for one in (model, proto))
+    assert actual.shape == expected.shape and np.isfinite(expected).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from posexport.graphs.node_arguments import integer_of
 from posexport.graphs.symbolic_sizes import ONE, Size
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def convolved(shapes: SymbolicShapes, node: ir.Node) -> tuple[Size, ...] | None:
     ]
     channels = weights[0] if node.op_type in ("Conv", "ConvInteger") and weights else shape[1]
     if node.op_type == "ConvTranspose" and weights:
-        channels = weights[1] * Size(integer_of(node, "group", 1))
+        channels = weights[1] * Size(node.attributes.get_int("group", 1))
     return (shape[0], channels, *sizes)
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from posexport.custom_ops.angles import exact_sinusoids
 from posexport.graphs.convolved_shapes import CONVOLUTIONS, convolved
-from posexport.graphs.node_arguments import input_of, integer_of, string_of
+from posexport.graphs.node_arguments import input_of
 from posexport.graphs.symbolic_sizes import ONE, Size, product
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
     """The shape of an output of a node; None where no rule tells."""
     if node.op_type == exact_sinusoids.function:
         return _sinusoids(shapes, node)
+    if node.op_type == "Split":
+        return _part(shapes, node, at)
     rule = _RULES.get(node.op_type)
     if rule is None or not all(value is None or shapes.knows(value) for value in node.inputs):
         return None
-    if node.op_type == "Split":
-        return _part(shapes, node, at)
     return rule(shapes, node) if at == 0 or node.op_type == "TopK" else None
 
 
@@ -92,7 +92,7 @@ def _reshaped(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     shape, to = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
     if shape is None or to is None:
         return None
-    copies = not integer_of(node, "allowzero", 0)
+    copies = not node.attributes.get_int("allowzero", 0)
     sizes: list[Size | None] = []
     for axis, size in enumerate(to):
         if size == Size(0) and copies:
@@ -109,7 +109,7 @@ def _reshaped(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _flattened(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    shape, axis = shapes.of_input(node, 0), integer_of(node, "axis", 1)
+    shape, axis = shapes.of_input(node, 0), node.attributes.get_int("axis", 1)
     return None if shape is None else (product(shape[:axis]), product(shape[axis:]))
 
 
@@ -120,7 +120,7 @@ def _of_sequence(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     if split is None or split.op_type != "SplitToSequence" or place is None:
         return None
     shape, sizes = shapes.of_input(split, 0), shapes.whole_numbers(input_of(split, 1))
-    axis = integer_of(split, "axis", 0)
+    axis = split.attributes.get_int("axis", 0)
     if not shape or not shape[axis].is_fixed or sizes is None or shapes.of_input(split, 1):
         return None
     parts = range(0, shape[axis].number, max(sizes[0], 1))
@@ -174,7 +174,7 @@ def _joined(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     rank = len(parts[0][0])
     if not rank or any(len(shape) != rank for shape, _ in parts):
         return None
-    axis = integer_of(node, "axis", 0) % rank
+    axis = node.attributes.get_int("axis", 0) % rank
     common = _together(shapes, parts)
     return (*common[:axis], shapes.symbols.total(shape[axis] for shape, _ in parts), *common[axis + 1 :])
 
@@ -183,7 +183,7 @@ def _part(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
     shape = shapes.of_input(node, 0)
     if not shape:
         return None
-    axis = integer_of(node, "axis", 0) % len(shape)
+    axis = node.attributes.get_int("axis", 0) % len(shape)
     attribute = node.attributes.get("split")
     sizes = tuple(map(Size, attribute.as_ints())) if attribute is not None else shapes.numbers(input_of(node, 1))
     if sizes is None and input_of(node, 1) is None and shape[axis].is_fixed:
@@ -239,12 +239,12 @@ def _gathered(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     data, indices = shapes.of_input(node, 0), shapes.of_input(node, 1)
     if not data or indices is None:
         return None
-    axis = integer_of(node, "axis", 0) % len(data)
+    axis = node.attributes.get_int("axis", 0) % len(data)
     return (*data[:axis], *indices, *data[axis + 1 :])
 
 
 def _gathered_by_places(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    data, indices, batch = shapes.of_input(node, 0), shapes.of_input(node, 1), integer_of(node, "batch_dims", 0)
+    data, indices, batch = shapes.of_input(node, 0), shapes.of_input(node, 1), node.attributes.get_int("batch_dims", 0)
     if data is None or not indices or not indices[-1].is_fixed:
         return None
     return (*indices[:-1], *data[batch + indices[-1].number :])
@@ -270,12 +270,13 @@ def _largest(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     shape, count = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
     if not shape or not count:
         return None
-    axis = integer_of(node, "axis", -1) % len(shape)
+    axis = node.attributes.get_int("axis", -1) % len(shape)
     return (*shape[:axis], count[0], *shape[axis + 1 :])
 
 
 def _one_hot(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    shape, depth, axis = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1)), integer_of(node, "axis", -1)
+    shape, depth = shapes.of_input(node, 0), shapes.numbers(input_of(node, 1))
+    axis = node.attributes.get_int("axis", -1)
     if shape is None or depth is None or len(depth) != 1:
         return None
     axis %= len(shape) + 1
@@ -285,7 +286,7 @@ def _one_hot(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 def _multiplied(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     pairs = [(shapes.of(value), shapes.actual(value)) for value in node.inputs[:2] if value is not None]
     for at, name in enumerate(("transA", "transB")):
-        if at < len(pairs) and integer_of(node, name, 0):
+        if at < len(pairs) and node.attributes.get_int(name, 0) != 0:
             shape, actual = pairs[at]
             pairs[at] = ((*shape[:-2], *shape[:-3:-1]), (*actual[:-2], *actual[:-3:-1]))
     if len(pairs) != 2 or any(len(shape) < 2 for shape, _ in pairs):
@@ -296,7 +297,8 @@ def _multiplied(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _summed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    letters, (_, arrow, result) = shapes.letters(node), string_of(node, "equation").replace(" ", "").partition("->")
+    letters = shapes.letters(node)
+    _, arrow, result = node.attributes.get_string("equation", "").replace(" ", "").partition("->")
     if letters is None or not arrow:
         return None
     lengths = {letter: next((one for one in sizes if one != ONE), ONE) for letter, sizes in letters.items()}
@@ -306,13 +308,13 @@ def _summed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 def _reduced(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     shape, axes = shapes.of_input(node, 0), shapes.axes(node)
     if node.op_type.startswith("Arg"):
-        axes = [integer_of(node, "axis", 0)]
+        axes = [node.attributes.get_int("axis", 0)]
     if shape is None or (axes is None and input_of(node, 1) is not None):
         return None
-    if not axes and integer_of(node, "noop_with_empty_axes", 0):
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
         return shape
     dropped = {axis % len(shape) for axis in axes} if axes else set(range(len(shape)))
-    kept = integer_of(node, "keepdims", 1)
+    kept = node.attributes.get_int("keepdims", 1)
     return tuple(ONE if axis in dropped else size for axis, size in enumerate(shape) if kept or axis not in dropped)
 
 
@@ -380,11 +382,10 @@ _RULES: dict[str, _Rule] = {
     "SequenceAt": _of_sequence,
     "Shape": _rank,
     "Slice": _cut,
-    "Split": _like_first,
     "Squeeze": _squeezed,
     "Tile": _tiled,
     "TopK": _largest,
     "Transpose": _transposed,
     "Unsqueeze": _unsqueezed,
 }
-"""The shape of an operator's first output; that of what a Split divides."""
+"""The shape of an operator's first output."""

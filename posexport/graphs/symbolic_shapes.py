@@ -17,7 +17,7 @@ from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
 from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, outer_values
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
-from posexport.graphs.node_arguments import input_of, string_of
+from posexport.graphs.node_arguments import input_of
 from posexport.graphs.roles import Role
 from posexport.graphs.shape_rules import Shape
 from posexport.graphs.symbolic_sizes import Size, Symbols
@@ -212,7 +212,7 @@ class SymbolicShapes:
 
     def letters(self, node: ir.Node) -> dict[str, list[Size]] | None:
         """The lengths by letter of an Einsum, as its operands have them; None for one with an ellipsis."""
-        equation = string_of(node, "equation").replace(" ", "")
+        equation = node.attributes.get_string("equation", "").replace(" ", "")
         parts = equation.partition("->")[0].split(",")
         shapes = [self.of(value) for value in node.inputs if value is not None]
         if not equation.replace(",", "").replace("->", "").isalpha() or [*map(len, parts)] != [*map(len, shapes)]:

@@ -160,28 +160,25 @@ MANY_ROWS = 6
 
 def faster_rows() -> onnx.ModelProto:
     """Other frequencies in the rows behind the first ones."""
-    new = [
-        _op("Shape", "input_ids", "many_rows", start=0, end=1),
-        _op("Squeeze", "many_rows", "how_many"),
-        _op("Range", "none how_many single", "places"),
-        _op("Unsqueeze", "places inner", "places_column"),
-        *_factor("places_column"),
-    ]
-    weights = {"none": np.array(0), "single": np.array(1), "inner": np.array([1, 2])}
-    return _angles_times(new, **weights, limit=np.array(MANY_ROWS - 1), one=np.float32(1))
+    return _faster(0, behind=MANY_ROWS - 1, added=[1, 2])
 
 
 def faster_tokens() -> onnx.ModelProto:
     """Other frequencies for the tokens behind the first ones, whatever their positions are."""
+    return _faster(1, behind=LONG, added=[1])
+
+
+def _faster(axis: int, *, behind: int, added: list[int]) -> onnx.ModelProto:
+    """Other frequencies at places of an axis of the tokens; `added` are the axes of angles that follow it."""
     new = [
-        _op("Shape", "input_ids", "many", start=1, end=2),
+        _op("Shape", "input_ids", "many", start=axis, end=axis + 1),
         _op("Squeeze", "many", "how_many"),
         _op("Range", "none how_many single", "places"),
-        _op("Unsqueeze", "places last", "places_column"),
+        _op("Unsqueeze", "places added", "places_column"),
         *_factor("places_column"),
     ]
-    weights = {"none": np.array(0), "single": np.array(1), "last": np.array([1])}
-    return _angles_times(new, **weights, limit=np.array(LONG), one=np.float32(1))
+    weights = {"none": np.array(0), "single": np.array(1), "added": np.array(added)}
+    return _angles_times(new, **weights, limit=np.array(behind), one=np.float32(1))
 
 
 def counted_below(op: str) -> onnx.ModelProto:

@@ -149,7 +149,7 @@ def _repeats_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _divides_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether each part of a Split has a fixed number of elements of an axis that is fixed, or all of one."""
+    """Whether each part of a Split has a fixed number of elements, or all but such a number."""
     source, _ = _ends(node)
     return all(_is_part(probe, source, part) for part in node.outputs)
 

@@ -153,8 +153,4 @@ def _positions(shape: tuple[int, ...], axes: Sequence[str | int], positions: Pos
 
 def angles_in(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
     """Cosines or sines [B or 1, S, P] as an AngleSource finds them in its value; without the first `prefix` tokens."""
-    kept = [axis for axis in (source.batch, source.tokens, source.features) if axis is not None]
-    dropped = [axis for axis in range(value.dim()) if axis not in kept]
-    flat = value.permute([*dropped, *kept]).reshape([value.shape[axis] for axis in kept])
-    flat = flat if source.batch is not None else flat.unsqueeze(0)
-    return source.sign * flat[..., list(source.indices)]
+    return source.sign * source.by_token(value)[..., list(source.indices)]

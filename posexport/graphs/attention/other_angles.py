@@ -16,7 +16,6 @@ import torch
 from posexport.graphs.attention.absorbed import keeps_numbers, lays_out
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.node_arguments import integer_of
 from posexport.graphs.symbolic_sizes import ONE
 
 _SUMS = {"Add", "Sub", "Sum", "ReduceSum"}
@@ -122,11 +121,11 @@ def _has_rows_of(probe: Probe, value: ir.Value) -> ir.Value | None:
     if not before or not after or before[-1] != after[-1] or len(before) < 2:
         return None
     last = len(before) - 1
-    if node.op_type == "Gather" and integer_of(node, "axis", 0) in (-1, last):
+    if node.op_type == "Gather" and node.attributes.get_int("axis", 0) in (-1, last):
         return None
     if node.op_type == "GatherND":
         indices = probe.shapes.of_input(node, 1) or (ONE,)
-        named = integer_of(node, "batch_dims", 0) + indices[-1].number
+        named = node.attributes.get_int("batch_dims", 0) + indices[-1].number
         return source if indices[-1].is_fixed and named <= last else None
     if node.op_type == "Slice":
         cut = (probe.shapes.bounds(node) or {last: (ONE, ONE, -1)}).get(last)

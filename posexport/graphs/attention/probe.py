@@ -64,16 +64,18 @@ class Probe:
 
     def random_truths(self, value: ir.Value) -> torch.Tensor:
         """Zeros and ones of the shape and the dtype of a value."""
-        like = self.get(value)
-        return torch.randint(0, 2, like.shape, generator=self._generator).to(like.dtype)
+        return self._whole(self.get(value), 2)
 
     def random(self, value: ir.Value) -> torch.Tensor:
         """Numbers of the shape and of the kind of a value: normal ones, whole ones of up to four digits, or truth."""
         like = self.get(value)
         if like.is_floating_point():
             return self.random_like(value)
-        high = 2 if like.dtype == torch.bool else 10_000
-        return torch.randint(0, high, like.shape, generator=self._generator).to(like.dtype)
+        return self._whole(like, 2 if like.dtype == torch.bool else 10_000)
+
+    def _whole(self, like: torch.Tensor, end: int) -> torch.Tensor:
+        """Whole numbers below `end`."""
+        return torch.randint(0, end, like.shape, generator=self._generator).to(like.dtype)
 
     def replaced(
         self, others: Mapping[ir.Value, torch.Tensor], targets: Sequence[ir.Value], nodes: Collection[ir.Node]

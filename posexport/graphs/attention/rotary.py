@@ -77,15 +77,17 @@ class AngleSource:
         """The axes of rows, tokens and features, without that of rows where there is none."""
         return [axis for axis in (self.batch, self.tokens, self.features) if axis is not None]
 
+    def by_token(self, value: torch.Tensor) -> torch.Tensor:
+        """A value that holds cosines or sines as [B or 1, S, F]."""
+        dropped = [axis for axis in range(value.dim()) if axis not in self.axes]
+        flat = value.permute([*dropped, *self.axes]).reshape([value.shape[axis] for axis in self.axes])
+        return flat if self.batch is not None else flat.unsqueeze(0)
+
     def read(self, values: Mapping[ir.Value, torch.Tensor], still: float) -> torch.Tensor:
         """The cosines or sines [B or 1, S, P] that values hold, and `still` for tokens that are not rotated."""
         parts = []
         for part in self.parts:
-            array = _at(values[part.value], part.corner)
-            dropped = [axis for axis in range(array.dim()) if axis not in part.axes]
-            flat = array.permute([*dropped, *part.axes]).reshape([array.shape[axis] for axis in part.axes])
-            flat = flat if part.batch is not None else flat.unsqueeze(0)
-            read = part.sign * flat[..., list(part.indices)]
+            read = part.sign * part.by_token(_at(values[part.value], part.corner))[..., list(part.indices)]
             first = torch.full((read.shape[0], part.prefix, read.shape[2]), still, dtype=read.dtype)
             parts.append(torch.cat([first, read], 1))
         rows = max(part.shape[0] for part in parts)

@@ -85,14 +85,6 @@ def _is_of_one_kind(first: Array, second: Array) -> bool:
     return kinds == [{0}, {1}]
 
 
-def by_token(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
-    """A value that holds cosines or sines as [B or 1, S, F]."""
-    kept = source.axes
-    dropped = [axis for axis in range(value.dim()) if axis not in kept]
-    flat = value.permute([*dropped, *kept]).reshape([value.shape[axis] for axis in kept])
-    return flat if source.batch is not None else flat.unsqueeze(0)
-
-
 def as_in(source: AngleSource, features: torch.Tensor, rank: int) -> torch.Tensor:
     """[B or 1, S, F] laid out as the value of so many axes is."""
     kept = source.axes

@@ -23,7 +23,6 @@ from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import expand
 from posexport.graphs.load import inlined
 from posexport.graphs.view import View, view_of
-from posexport.rewrite.angles.columns import by_token
 from posexport.rewrite.angles.plan import DIFFER, SHARED, AnglePlan, Planner, Turnings, error_of
 from posexport.rewrite.angles.result import EXACT, PARITY, SiteAngles
 from posexport.rewrite.angles.trial import Trial, far
@@ -236,7 +235,7 @@ def _misfit(
         want, have = expected[source.value.name or ""], actual[new.value.name or ""]
         if want.shape != have.shape:
             return f"shape {list(have.shape)} in place of {list(want.shape)}"
-        values = [by_token(source, one.double()).numpy() for one in (want, have)]
+        values = [source.by_token(one.double()).numpy() for one in (want, have)]
         positions = np.broadcast_to(numbers, values[0].shape[:2])
         known = positions >= 0  # padding may have any
         if known.shape == case.tokens.shape:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 
-from posexport.graphs.node_arguments import input_of, integer_of
+from posexport.graphs.node_arguments import input_of
 from posexport.graphs.symbolic_shapes import SymbolicShapes
 from posexport.graphs.symbolic_sizes import Size, product
 from posexport.rewrite.angles.lengths import ELEMENTWISE, Lengths, summed_sizes, varying
@@ -56,7 +56,7 @@ class Followed:
 
     def _is_table(self, node: ir.Node, table: ir.Value) -> bool:
         shape = self._shapes.of(table)
-        axis = integer_of(node, "axis", 0) % len(shape)
+        axis = node.attributes.get_int("axis", 0) % len(shape)
         return all(size.is_fixed for at, size in enumerate(shape) if at != axis)
 
     def _reshapes(self, node: ir.Node) -> bool:
@@ -82,26 +82,26 @@ class Followed:
         source = self._of_first(node)
         if source is None or indices is None or indices in self.values:
             return False
-        by_feature = source[integer_of(node, "axis", 0)].is_fixed
+        by_feature = source[node.attributes.get_int("axis", 0)].is_fixed
         return self._lengths.is_even(indices) if by_feature else self._lengths.counts_tokens(indices)
 
     def _looks_up(self, node: ir.Node) -> bool:
         """GatherElements takes other axes in their order, and GatherND with batch_dims: they may not be by token."""
         data, indices, source = node.inputs[0], node.inputs[1], self._of_first(node)
-        if data in self.values or indices is None or source is None or integer_of(node, "batch_dims", 0):
+        if data in self.values or indices is None or source is None or node.attributes.get_int("batch_dims", 0) != 0:
             return False
         if node.op_type == "GatherND":
             return True
-        axis = integer_of(node, "axis", 0) % len(source)
+        axis = node.attributes.get_int("axis", 0) % len(source)
         by_axis = zip(source, self._shapes.of(indices), strict=True)
         return all(at == axis or index.is_fixed or not size.is_fixed for at, (size, index) in enumerate(by_axis))
 
     def _joins(self, node: ir.Node) -> bool:
-        return self._shapes.of(node.outputs[0])[integer_of(node, "axis", 0)].is_fixed
+        return self._shapes.of(node.outputs[0])[node.attributes.get_int("axis", 0)].is_fixed
 
     def _parts(self, node: ir.Node) -> bool:
         source = self._of_first(node)
-        return source is not None and source[integer_of(node, "axis", 0)].is_fixed
+        return source is not None and source[node.attributes.get_int("axis", 0)].is_fixed
 
     def _repeats(self, node: ir.Node) -> bool:
         return varying(self._of_first(node) or ()) == varying(self._shapes.of(node.outputs[0]))

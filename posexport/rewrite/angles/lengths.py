@@ -19,7 +19,6 @@ import onnx_ir as ir
 import torch
 
 from posexport.graphs.attention.dataflow import LENGTHS, outer_values
-from posexport.graphs.node_arguments import integer_of
 from posexport.graphs.symbolic_shapes import SymbolicShapes
 from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
@@ -109,7 +108,7 @@ class Lengths:
         if node.op_type == "Slice":
             source, bounds = shapes.of_input(node, 0), shapes.bounds(node)
             return source is not None and bounds is not None and all(source[axis].is_fixed for axis in bounds)
-        return node.op_type != "Concat" or shapes.of(node.outputs[0])[integer_of(node, "axis", 0)].is_fixed
+        return node.op_type != "Concat" or shapes.of(node.outputs[0])[node.attributes.get_int("axis", 0)].is_fixed
 
     def _keeps_even(self, node: ir.Node) -> bool:
         shapes = self._view.probe.shapes
@@ -119,7 +118,7 @@ class Lengths:
         if before is None:
             return False
         if node.op_type == "Concat":
-            return after[integer_of(node, "axis", 0)].is_fixed
+            return after[node.attributes.get_int("axis", 0)].is_fixed
         if node.op_type == "Slice":
             return len(varying(after)) <= len(varying(before))
         if node.op_type == "Tile":

@@ -14,7 +14,6 @@ from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.kernels.dtypes import torch_dtype
 from posexport.graphs.view import View
-from posexport.rewrite.angles.columns import by_token
 from posexport.rewrite.angles.positions import PositionSource
 from posexport.rewrite.surgery import values_of
 from posexport.runtimes.tensors import to_tensors
@@ -83,7 +82,7 @@ class Trial:
         kinds = self._view.dtypes([self._values[name] for name in known])
         given = {name: tensor.to(torch_dtype(kinds[name], self._wide)) for name, tensor in known.items()}
         values = self._evaluator.run(self._arrays | given, [*dict.fromkeys(self._names)])
-        tokens = [by_token(one, values[name].double()) for one, name in zip(self._sources, self._names, strict=True)]
+        tokens = [one.by_token(values[name].double()) for one, name in zip(self._sources, self._names, strict=True)]
         if source.batch is None:
             if not all(bool((one == one[:1]).all()) for one in tokens):
                 raise RequestError("Rows have angles of their own.")

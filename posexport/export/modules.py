@@ -24,7 +24,7 @@ from posexport.artifact.onnx_artifact import module_metadata
 from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.custom_ops.arguments import related_sizes
 from posexport.errors import RequestError, shown
-from posexport.export import exporter, support
+from posexport.export import complex_numbers, exporter, support
 from posexport.export.module_axes import Axes
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
@@ -131,6 +131,7 @@ def export_any(
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
+            program = complex_numbers.without_complex_operators(program)
         progress("writing the graph")
         model = exporter.capture(program, functions)
     calls = [node.op_type for node in model.graph if node.domain == DOMAIN]

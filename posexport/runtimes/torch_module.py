@@ -168,4 +168,14 @@ def _copied(user: UserModule, dtype: torch.dtype | None, seed: int | None) -> Us
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 tensor.data = last_bits_changed(tensor.data, generator)
-    return attrs.evolve(user, module=module if dtype is None else module.to(dtype))
+    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype))
+
+
+def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """The module with floating-point weights in a dtype. `module.to` would leave out the imaginary parts of complex ones:
+    they are complex128 for float64, and complex64 for all others."""
+    parts = torch.complex128 if dtype == torch.float64 else torch.complex64
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.data = tensor.data.to(parts if tensor.is_complex() else dtype)
+    return module

@@ -44,6 +44,7 @@ def run(
         f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.w = nn.Parameter(torch.full((4,), 0.1))\n"
         "        self.register_buffer('third', torch.tensor(1 / 3))\n"
+        "        self.register_buffer('turn', torch.tensor(0.5 + 1j))\n"
         f"        self.kept = torch.tensor(0.7)\n    def forward(self, x):\n{lines}\n"
     )
     path = graph(folder, ", ".join(f"float[n] {name}" for name in inputs), outputs)
@@ -64,6 +65,7 @@ BODIES: dict[str, tuple[str, Array]] = {
     "what is made with one": ("return x + torch.arange(4, dtype=torch.float16) / 3", WIDE + np.arange(4) / 3),
     "whole numbers": ("return x / torch.arange(1, 5).float()", WIDE / np.arange(1, 5)),
     "complex numbers": ("return torch.view_as_real(torch.polar(x, x) * 1j)[..., 0]", -WIDE * np.sin(WIDE)),
+    "complex buffers": ("return torch.view_as_real(x * self.turn).sum(-1)", WIDE * 1.5),
     "the largest of a dtype": (
         "return x.masked_fill(x > 2, torch.finfo(x.dtype).max).clamp(max=9.0)",
         np.where(WIDE > 2, 9, WIDE),

@@ -172,8 +172,8 @@ def _copied(user: UserModule, dtype: torch.dtype | None, seed: int | None) -> Us
 
 
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The module with floating-point weights in a dtype. Complex ones, whose imaginary parts `module.to` would leave out,
-    are complex128 for float64 and complex64 for all others."""
+    """The module with floating-point weights in a dtype. Complex ones are complex128 for float64 and complex64 for all
+    others: `module.to` would leave out their imaginary parts."""
     parts = torch.complex128 if dtype == torch.float64 else torch.complex64
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point() or tensor.is_complex():

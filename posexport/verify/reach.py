@@ -54,11 +54,13 @@ def read_reach(value: object) -> dict[str, int]:
 
 @attrs.frozen(kw_only=True)
 class Shown:
-    """What sets of inputs had at most: keys of a query, rows of a batch, and the position farthest from 0."""
+    """What sets of inputs had at most: keys of a query, rows of a batch, and the position farthest from 0, None for a
+    graph that isn't given positions."""
 
     keys: int
     batch: int
-    position: int
+    position: int | None
 
     def __str__(self) -> str:
-        return f"{self.keys} keys, {self.batch} rows, position {self.position}"
+        position = "" if self.position is None else f", position {self.position}"
+        return f"{self.keys} keys, {self.batch} rows{position}"

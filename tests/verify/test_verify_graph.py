@@ -110,6 +110,9 @@ def test_inputs_that_the_graph_cannot_take_are_named(tmp_path: Path) -> None:
     assert verdict.state == PASSED
     assert any(note.startswith("not tried: several prompts [3, 17]") or "not tried: " in note for note in verdict.notes)
     assert verdict.cases >= 3
+    assert verdict.reach is not None
+    assert verdict.reach.position is None
+    assert "position" not in str(verdict.reach)
 
 
 def test_whole_numbers_and_masks_among_the_outputs(tmp_path: Path) -> None:
@@ -153,6 +156,14 @@ def test_the_users_own_inputs(tmp_path: Path) -> None:
         np.savez(tmp_path / "bad.npz", **arrays)  # type: ignore[arg-type]
         unreadable = verify([path], runtimes=ORT, inputs=tmp_path / "bad.npz").unreadable
         assert message in unreadable[0].error, unreadable
+
+
+def test_own_inputs_that_the_graph_cannot_take_are_an_error(tmp_path: Path) -> None:
+    path = small_graph(tmp_path, "table")
+    np.savez(tmp_path / "long.npz", x=np.ones((1, 40, 4), np.float32))
+    report = verify([path], runtimes=ORT, inputs=tmp_path / "long.npz")
+    assert report.exit_code() == 2
+    assert "can't be evaluated on the inputs 'long.npz'" in report.unreadable[0].error
 
 
 def test_what_needs_a_spec_is_refused(decoder: Path, tmp_path: Path) -> None:

@@ -26,14 +26,15 @@ Array = np.ndarray[Any, Any]
 class GraphCase:
     """One set of inputs by the graph's names, and its sizes by meaning (posexport.graphs.axes).
 
-    `visible` bool [batch, size] says by the meaning of an axis which of its tokens are no padding.
+    `visible` bool [batch, size] says by the meaning of an axis which of its tokens are no padding; `farthest` is the
+    position farthest from 0, None where the graph takes none.
     """
 
     name: str
     arrays: Arrays
     sizes: Mapping[str, int]
     visible: Mapping[str, Array]
-    farthest: int = 0
+    farthest: int | None = None
 
     @property
     def keys(self) -> int:
@@ -43,7 +44,7 @@ class GraphCase:
     @property
     def far_out(self) -> bool:
         """Whether a position lies beyond the usual range."""
-        return self.farthest >= USUAL_POSITIONS
+        return self.farthest is not None and self.farthest >= USUAL_POSITIONS
 
 
 def drawn_cases(
@@ -55,7 +56,7 @@ def drawn_cases(
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
         left_out = () if has_tokens else (SEQ, PAST, TOTAL, ENCODER, SLOTS)
         positions = [drawn.arrays[name] for name, role in roles.items() if role.kind == "position_ids"]
-        farthest = max((int(np.abs(array).max(initial=0)) for array in positions), default=0)
+        farthest = max((int(np.abs(array).max(initial=0)) for array in positions), default=None)
         cases.append(
             GraphCase(
                 name=drawn.label,
@@ -138,5 +139,5 @@ def reached(cases: list[GraphCase]) -> Shown | None:
     return Shown(
         keys=max(max(case.keys, case.sizes.get(ENCODER, 0)) for case in cases),
         batch=max(case.sizes.get(BATCH, 1) for case in cases),
-        position=max(case.farthest for case in cases),
+        position=max((case.farthest for case in cases if case.farthest is not None), default=None),
     )

@@ -139,6 +139,12 @@ class GraphJob:
         self._try_other_sizes()
         if self.module is not None and self.truth is not None and not self.truth.tried:
             raise RequestError(f"{next(iter(self.truth.untried.values())).text.rstrip('.')}.")
+        if self.given and self.truth is not None and not self.truth.tried:
+            index, why = next(iter(self.truth.untried.items()))
+            raise RequestError(
+                f"{str(self.path)!r} can't be evaluated on the inputs {self.cases[index].name!r} "
+                f"({why.text.rstrip('.')}): give inputs that it takes."
+            )
         sha256, weights = self.subject.graph.sha256, self.subject.weights
         verdicts = []
         for name, row in self.runtimes.items():
@@ -168,7 +174,8 @@ class GraphJob:
             return Verdict.of(path, name, NOT_RUN, self.skipped[name])
         if not truth.tried:
             text = (
-                f"no set of inputs could be evaluated in float64, give --inputs: {next(iter(truth.untried.values()))}"
+                "no set of inputs could be evaluated in float64, give --inputs: "
+                f"{next(iter(truth.untried.values())).text.rstrip('.')}"
             )
             return Verdict.of(path, name, NOT_RUN, Reason(REFERENCE_FAILED, text))
         if truth.refused:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -41,10 +44,23 @@ def model_of(graph: GraphFile) -> ir.Model:
     return model
 
 
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """No warnings of onnx_ir's about a damaged graph: what reads it says what is wrong."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def ir_of(graph: GraphFile) -> ir.Model:
     """The graph as onnx_ir has it; InvalidGraphError where it is none."""
     try:
-        return ir.from_proto(graph.model)
+        with without_warnings():
+            model = ir.from_proto(graph.model)
     except Exception as error:  # one for each level of the graph; the innermost says what is wrong
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -52,6 +68,21 @@ def ir_of(graph: GraphFile) -> ir.Model:
         raise InvalidGraphError(
             f"{str(graph.path)!r} holds no valid graph ({shown(str(cause), 200)}): export it again."
         ) from None
+    for lacking in _without_source(model):
+        raise InvalidGraphError(
+            f"{str(graph.path)!r} holds no valid graph, no node, input or weight gives {shown(lacking.name)}: export "
+            "it again."
+        )
+    return model
+
+
+def _without_source(model: ir.Model) -> Iterator[ir.Value]:
+    """Values that are read and that nothing gives."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        read = (value for node in graph.all_nodes() for value in node.inputs if value is not None)
+        for value in (*read, *graph.outputs):
+            if value.producer() is None and not value.is_graph_input() and not value.is_initializer():
+                yield value
 
 
 def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:

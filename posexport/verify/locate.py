@@ -10,10 +10,8 @@ same names. Two questions are asked, functions inlined in both graphs:
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from posexport.artifact import onnx_file
 from posexport.artifact.onnx_artifact import Artifact
 from posexport.errors import plain, shown
 from posexport.export.exporter import export
-from posexport.graphs.load import inlined
+from posexport.graphs.load import inlined, without_warnings
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, bytes_of, weight_shapes
 from posexport.runtimes.base import Arrays
 from posexport.spec.contract import bounds_of, graph_inputs
@@ -62,24 +60,12 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
     mine = onnx_file.load(artifact.path)
     if mine.functions:
-        with _quiet():  # by onnx_ir: it is Python, so no damaged graph ends this process
+        with without_warnings():  # by onnx_ir: it is Python, so no damaged graph ends this process
             mine = ir.to_proto(inlined(ir.from_proto(mine)))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
     return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings of onnx_ir's about a damaged graph: the verdict says what is wrong with it."""
-    logger = logging.getLogger("onnx_ir")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @functools.lru_cache(maxsize=8)

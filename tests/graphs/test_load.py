@@ -24,6 +24,8 @@ def saved(path: Path, nodes: list[onnx.NodeProto], output: str) -> Path:
 
 INVALID = {
     "redeclared": ([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"])], "redeclared"),
+    "a value that nothing gives": ([helper.make_node("Add", ["x", "z"], ["y"])], "'z'"),
+    "an output that nothing gives": ([helper.make_node("Relu", ["x"], ["z"])], "'y'"),
     "cycle": ([helper.make_node("Add", ["x", "y"], ["z"]), helper.make_node("Relu", ["z"], ["y"])], "cycle"),
 }
 
@@ -36,12 +38,13 @@ def test_an_invalid_graph_is_refused(tmp_path: Path, kind: str) -> None:
         load_model(path)
 
 
+@pytest.mark.parametrize("kind", ["redeclared", "a value that nothing gives"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_refuse_an_invalid_graph_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(tmp_path / "invalid.onnx", INVALID["redeclared"][0], "y")
+    saved(tmp_path / "invalid.onnx", INVALID[kind][0], "y")
     target = {"plot": ["-o", "a.png"], "rewrite": ["-o", "a.onnx", "--form", "native"], "tune": ["-o", "a.onnx"]}
     result = cli(command, "invalid.onnx", *target.get(command, []))
     assert result.exit_code == 2, result.output

@@ -33,7 +33,7 @@ _HINTS = (
 _FOREIGN_HINTS = (
     ("workspace limit", "raise --memory-limit"),
     ("violate shape constraints", "give smaller sizes with --profile"),
-    ("violate shape constraints", "give smaller sizes with --profile"),
+    ("input was not registered", "export it again: it reads a value that nothing gives"),
     ("Plugin not found", "it has no such operator; 'posexport rewrite' writes those for attention in standard ones"),
     ("FP32 GEMM is not supported", "convert it to fp16, or leave out that compute capability"),
     (r"(?i)bf16|bfloat", "convert it to fp16, or leave out that compute capability"),

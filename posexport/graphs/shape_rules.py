@@ -69,6 +69,7 @@ def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
     other = {size for size, _ in sizes if size != ONE}
     if len(other) < 2:
         return next(iter(other), ONE)
+    shapes.met.append(tuple(other))
     fixed = next((size for size, actual in sizes if size.is_fixed and actual != 1), None)
     if fixed is not None:
         return fixed
@@ -102,9 +103,9 @@ def _reshaped(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     if sizes.count(None) > 1:
         return None
     known, whole = product(size for size in sizes if size is not None), product(shape)
-    left = shapes.symbols.quotient(whole, known)
-    if left is None:
-        left = shapes.symbols.other("Div", whole, known)
+    if None not in sizes:
+        shapes.equal.append((whole, known))
+    left = shapes.symbols.exact_quotient(whole, known)
     return tuple(left if size is None else size for size in sizes)
 
 
@@ -293,6 +294,7 @@ def _multiplied(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
         return None
     (left, a), (right, b) = pairs
     rows = _together(shapes, [(left[:-2], a[:-2]), (right[:-2], b[:-2])]) if len(left) + len(right) > 4 else ()
+    shapes.equal.append((left[-1], right[-2]))
     return (*rows, left[-2], right[-1])
 
 

@@ -8,7 +8,7 @@ always equal to each other. What an operator without a rule gives is a symbol of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import onnx_ir as ir
 import torch
@@ -17,8 +17,9 @@ from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
 from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, outer_values
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
+from posexport.graphs.forced_sizes import forced
 from posexport.graphs.node_arguments import input_of
-from posexport.graphs.roles import Role
+from posexport.graphs.roles import Role, shape_of_value
 from posexport.graphs.shape_rules import Shape
 from posexport.graphs.symbolic_sizes import Size, Symbols
 
@@ -38,11 +39,25 @@ class SymbolicShapes:
         roles: Mapping[str, Role],
     ) -> None:
         """`values` are those on one set of inputs, by name, `constant` gives one that depends on no input, and `roles`
-        say which dimensions of inputs are fixed although they have a name."""
-        self.symbols = Symbols()
-        self.fixed = set(flow.constant)
+        say which dimensions of inputs were seen to be of one size alone although they have a name: they are fixed where
+        the graph says so too."""
         self.computations = Computations(flow, constant)
         self._flow, self._values, self._constant = flow, values, constant
+        self._known: dict[Hashable, int] = {}
+        self._compute(roles)
+        while found := self._forced(roles):
+            self._known |= found
+            self._compute(roles)
+
+    def _compute(self, roles: Mapping[str, Role]) -> None:
+        """The shapes of all values; `_known` are dimensions that are fixed, by name."""
+        flow = self._flow
+        self.symbols = Symbols()
+        self.fixed = set(flow.constant)
+        self.equal: list[tuple[Size, Size]] = []
+        """Lengths that must be equal."""
+        self.met: list[tuple[Size, ...]] = []
+        """Lengths that meet on an axis: they must be equal, but for those that are 1."""
         self._shapes: dict[ir.Value, Shape] = {}
         self._numbers: dict[ir.Value, Shape | None] = {}
         for value in flow.graph.inputs:
@@ -143,15 +158,30 @@ class SymbolicShapes:
         if not isinstance(actual, torch.Tensor):
             return ()
         rank = actual.dim()
-        stated = [*value.shape] if value.shape is not None else [None] * rank
-        fixed, axes = (role.shape, role.axes) if role is not None else ([None] * rank, [""] * rank)
+        stated = shape_of_value(value) if value.shape is not None else ("?",) * rank
+        axes = role.axes if role is not None else [""] * rank
         sizes = []
-        for at, (dim, other, axis) in enumerate(zip(stated, fixed, axes, strict=True)):
-            known = next((one for one in (dim, other) if isinstance(one, int) and one >= 0), None)
-            name = (dim.value if isinstance(dim, ir.SymbolicDim) else None) or (value.name, at)
+        for at, (dim, axis) in enumerate(zip(stated, axes, strict=True)):
+            name = _name(value, at)
+            known = dim if isinstance(dim, int) else self._known.get(name)
             least = int(isinstance(axis, str) and axis in _NEVER_EMPTY)
             sizes.append(Size(known) if known is not None else self.symbols.dimension(name, least))
         return tuple(sizes)
+
+    def _forced(self, roles: Mapping[str, Role]) -> dict[Hashable, int]:
+        """Further dimensions that were seen to be of one size and must be so, by name."""
+        taken: dict[Size, int] = {}
+        names: dict[Size, Hashable] = {}
+        axes: dict[Size, int | str] = {}
+        for value in self._flow.graph.inputs:
+            role = roles.get(value.name or "")
+            for at, size in enumerate(self._shapes.get(value, ()) if role is not None else ()):
+                if role is not None and not size.is_fixed and isinstance(dim := role.shape[at], int):
+                    taken[size], names[size] = dim, _name(value, at)
+                    axes[size] = role.axes[at]
+        above_one = [size for size in taken if axes[size] not in (HEIGHT, WIDTH)]  # of which 1 was tried
+        found = forced(self, self._flow.graph.outputs, taken, above_one) if taken else {}
+        return {names[size]: number for size, number in found.items()}
 
     def _of_output(self, node: ir.Node, at: int, value: ir.Value) -> Shape:
         tensor = constant_of(value)
@@ -222,6 +252,12 @@ class SymbolicShapes:
             for letter, size in zip(part, shape, strict=True):
                 found.setdefault(letter, []).append(size)
         return found
+
+
+def _name(value: ir.Value, axis: int) -> Hashable:
+    """The name of an input's dimension, or its place where it has none."""
+    dim = None if value.shape is None else value.shape[axis]
+    return (dim.value if isinstance(dim, ir.SymbolicDim) else None) or (value.name, axis)
 
 
 _RANDOM = ("Random", "Bernoulli", "Multinomial")

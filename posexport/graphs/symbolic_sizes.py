@@ -42,6 +42,7 @@ class Symbols:
         self._numbers: dict[Hashable, int] = {}
         self._sums: dict[int, tuple[Size, ...]] = {}
         self._quotients: dict[int, tuple[Size, int]] = {}
+        self._exact: dict[int, tuple[Size, Size]] = {}
         self._least: dict[int, int] = {}
         self._most: dict[int, set[Size]] = {}
         self._broadcasts: dict[int, tuple[Size, ...]] = {}
@@ -114,6 +115,45 @@ class Symbols:
         if not other.number or one.number % other.number or Counter(other.symbols) - Counter(one.symbols):
             return None
         return Size(one.number // other.number, _without(one.symbols, other.symbols))
+
+    def exact_quotient(self, one: Size, other: Size) -> Size:
+        """The size that makes `one` when multiplied with `other`, where inputs are such that there is one."""
+        found = self.quotient(one, other)
+        if found is None:
+            found = self.other("Div", one, other)
+            self._exact[found.symbols[0]] = (one, other)
+        return found
+
+    def solution(self, one: Size, other: Size) -> tuple[Size, int] | None:
+        """The symbol that makes two sizes equal, and its number; None where there isn't exactly one."""
+        one, other = self._reduced(one, other)
+        if one.is_fixed:
+            one, other = other, one
+        if len(one.symbols) != 1 or other.symbols or not one.number or other.number % one.number:
+            return None
+        return Size(1, one.symbols), other.number // one.number
+
+    def is_above_one(self, size: Size) -> bool:
+        """Whether a size can't be 1, nor below."""
+        if (self.least(size) or 0) > 1:
+            return True
+        one, other = self._reduced(size, ONE)
+        return not other.symbols and bool(one.number) and bool(other.number % one.number)
+
+    def _reduced(self, one: Size, other: Size) -> tuple[Size, Size]:
+        """Two sizes without exact quotients and common symbols, of which each is as often the other as before."""
+        for _ in range(len(self._exact)):
+            one, other = self._without_quotient(*self._without_quotient(one, other)[::-1])[::-1]
+        common = _shared(one.symbols, other.symbols)
+        return Size(one.number, _without(one.symbols, common)), Size(other.number, _without(other.symbols, common))
+
+    def _without_quotient(self, one: Size, other: Size) -> tuple[Size, Size]:
+        """Two sizes multiplied by the divisor of an exact quotient in the first."""
+        for symbol in one.symbols:
+            if symbol in self._exact:
+                whole, divisor = self._exact[symbol]
+                return Size(one.number, _without(one.symbols, (symbol,))) * whole, other * divisor
+        return one, other
 
     def floor_quotient(self, one: Size, divisor: int) -> Size:
         """The largest whole number that isn't above a size divided by a number above 0."""

@@ -75,3 +75,17 @@ def windows(side: int = 4) -> onnx.ModelProto:
     x = g.op("Reshape", x, g.op("Concat", rows, high, wide, one, one, g.constant([WIDTH]), axis=0))
     x = g.op("Reshape", g.op("Transpose", x, perm=[0, 1, 3, 2, 4, 5]), g.op("Shape", "hidden"))
     return _model(g, x, ("batch", "height", "width", WIDTH))
+
+
+def squares(side: int = 5) -> onnx.ModelProto:
+    """Attention within windows of as many tokens as a square has: windows of a square of any number of windows."""
+    g = Graph()
+    rows, length = (g.length("hidden", axis) for axis in range(2))
+    root = g.op("Sqrt", g.op("Cast", length, to=TensorProto.FLOAT))
+    count, one = g.op("Div", g.op("Cast", root, to=TensorProto.INT64), g.constant([side])), g.constant([side])
+    parts = g.op("Concat", rows, count, one, count, one, g.constant([WIDTH]), axis=0)
+    x = g.op("Transpose", g.op("Reshape", "hidden", parts), perm=[0, 1, 3, 2, 4, 5])
+    x = _attention(g, g.op("Reshape", x, g.constant([-1, side * side, WIDTH])), -1, side * side)
+    x = g.op("Reshape", x, g.op("Concat", rows, count, count, one, one, g.constant([WIDTH]), axis=0))
+    x = g.op("Transpose", x, perm=[0, 1, 3, 2, 4, 5])
+    return _model(g, g.op("Reshape", x, g.op("Shape", "hidden")))

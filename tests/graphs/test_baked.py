@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper
+from small_graphs import Graph
 
 from posexport.graphs.baked import settled_roles
 from posexport.graphs.draw import draw_inputs, probe_inputs
@@ -61,3 +63,51 @@ def test_the_length_of_rows_isnt_that_of_a_block() -> None:
     view = view_of(ir.from_proto(graphs.blocks(8)))
     value = next(one for one in view.model.graph.inputs if one.name == "hidden")
     assert not view.probe.shapes.of(value)[1].is_fixed
+
+
+def dimensions(model: onnx.ModelProto) -> list[bool]:
+    """Which dimensions of the only input are of one size on all inputs."""
+    view = view_of(ir.from_proto(model))
+    return [size.is_fixed for size in view.probe.shapes.of(view.model.graph.inputs[0])]
+
+
+def test_a_size_is_fixed_only_if_the_graph_says_so() -> None:
+    """Squares of 5 x 5 tokens: 25 were taken, and nothing else that was tried, but 100 are taken too."""
+    assert settled(graphs.squares(5)).shape == ("batch", 25, graphs.WIDTH)
+    assert dimensions(graphs.squares(5)) == [False, False, True]
+
+
+@pytest.mark.parametrize("says", ["Reshape", "MatMul", "Add", "a part of a Reshape"])
+def test_what_says_that_a_size_is_fixed(says: str) -> None:
+    """The length beside rows that vary: 8 tokens alone."""
+    g = Graph()
+    shape: list[int | str] = ["batch", "seq", graphs.WIDTH]
+    x, result = "hidden", shape
+    g.constant([8])  # the sizes that are tried are those in the graph
+    if says == "Reshape":  # of one row of the batch
+        g.op("Reshape", g.op("Slice", x, *map(g.constant, ([0], [1], [0]))), g.constant([8, graphs.WIDTH]), name="y")
+        result = [8, graphs.WIDTH]
+    elif says == "MatMul":
+        g.op("MatMul", g.random("mix", 3, 8), x, name="y")
+        result = ["batch", 3, graphs.WIDTH]
+    elif says == "Add":  # 1 token is taken by another operator alone
+        wide = g.op("Concat", x, x, axis=1)
+        g.op("Add", wide, g.random("table", 1, 16, graphs.WIDTH), name="y")
+        result = ["batch", 16, graphs.WIDTH]
+    else:  # 32 parts of a quarter of a token each
+        parts = g.op("Reshape", x, g.op("Concat", g.length(x, 0), g.constant([32, -1]), axis=0))
+        g.op("MatMul", parts, g.random("mix", 4, 3), name="y")
+        result = ["batch", 32, 3]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("hidden", shape), ("y", result))]
+    graph = helper.make_graph(g.nodes, "main_graph", values[:1], values[1:], g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    assert dimensions(model) == [False, True, True]
+
+
+def test_outputs_say_which_sizes_are_fixed() -> None:
+    """A Reshape to 2 x 8 tokens takes 1 x 16 too, but outputs are named as inputs are."""
+    assert dimensions(graphs.traced(2, 8)) == [True, True, True]
+    model = graphs.traced(2, 8)
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "tokens"
+    assert dimensions(model) == [False, False, True]

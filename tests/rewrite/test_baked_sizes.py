@@ -25,6 +25,7 @@ def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         (partial(graphs.blocks, 16), [(2, 16), (3, 48)]),
         (partial(graphs.traced, 2, 8), [(2, 8)]),
         (partial(graphs.table, 16), [(2, 16), (2, 1)]),
+        (partial(graphs.squares, 5), [(1, 25), (2, 100), (1, 225)]),
         (partial(graphs.windows, 4), [(1, 4, 4), (2, 8, 8), (1, 20, 24)]),
     ],
 )

@@ -47,11 +47,17 @@ def expandable(model: ir.Model) -> list[ir.Node]:
 
 
 def expand(
-    model: ir.Model, shapes: Shapes, names: Collection[str] | None = None, refused: dict[ir.Node, str] | None = None
+    model: ir.Model,
+    shapes: Shapes,
+    names: Collection[str] | None = None,
+    *,
+    varying: Collection[tuple[str, int]] = (),
+    refused: dict[ir.Node, str] | None = None,
 ) -> list[Expanded]:
     """Write operators out, those with these `names` or all that can be; `refused` gets the others, with what they have.
 
-    The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name.
+    The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name, and `varying`
+    the axes that are not as long on all inputs, by name and number.
     """
     found: list[Expanded] = []
     refused = {} if refused is None else refused
@@ -65,7 +71,9 @@ def expand(
             continue
         nodes = Nodes(taken, prefix=name)
         try:
-            results = EXPANSIONS[domain_of(node), node.op_type](Call(node=node, nodes=nodes, shapes=shapes))
+            results = EXPANSIONS[domain_of(node), node.op_type](
+                Call(node=node, nodes=nodes, shapes=shapes, varying=varying)
+            )
         except Unexpanded as reason:
             refused[node] = str(reason)
             continue

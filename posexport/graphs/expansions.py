@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import onnx_ir as ir
 
 from posexport.graphs import grouped
@@ -22,13 +23,13 @@ def _split(call: Call, value: ir.Value, heads: int) -> ir.Value:
     if not heads:
         raise Unexpanded("its number of heads is not stated")
     nodes = call.nodes
-    return nodes.one("Transpose", nodes.shaped(value, 0, 0, heads, call.shape(value)[-1] // heads), perm=[0, 2, 1, 3])
+    return nodes.one("Transpose", nodes.shaped(value, 0, 0, heads, call.size(value, -1) // heads), perm=[0, 2, 1, 3])
 
 
 def _size(call: Call, value: ir.Value, heads: int) -> int:
     """The size of a head."""
-    shape = call.shape(value)
-    return shape[-1] if len(shape) == 4 else shape[-1] // heads
+    size = call.size(value, -1)
+    return size if len(call.shape(value)) == 4 else size // heads
 
 
 def _length(call: Call, value: ir.Value, axis: int) -> ir.Value:
@@ -142,7 +143,7 @@ def attention(call: Call) -> Results:
         raise Unexpanded("it lacks an input")
     nodes, heads, kv_heads = call.nodes, call.integer("q_num_heads"), call.integer("kv_num_heads")
     flat, size, value_size = len(call.shape(q)) == 3, _size(call, q, heads or 1), _size(call, v, kv_heads or 1)
-    heads, kv_heads = heads or call.shape(q)[1], kv_heads or call.shape(k)[1]
+    heads, kv_heads = heads or call.size(q, 1), kv_heads or call.size(k, 1)
     q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
     first = nodes.constant(0)
     if past_key is not None and past_value is not None:
@@ -164,7 +165,7 @@ def attention(call: Call) -> Results:
 def _sized(call: Call, heads: int, kv_heads: int, size: int, value_size: int) -> Call:
     """The call with the shapes of its heads, [B, N, S, D], under the names q, k and v."""
     shapes = {**call.shapes, "q": (0, heads, 0, size), "k": (0, kv_heads, 0, size), "v": (0, kv_heads, 0, value_size)}
-    return Call(node=call.node, nodes=call.nodes, shapes=shapes)
+    return attrs.evolve(call, shapes=shapes)
 
 
 def multi_head_attention(call: Call) -> Results:
@@ -179,7 +180,7 @@ def multi_head_attention(call: Call) -> Results:
         widths = nodes.constant([heads * size, heads * size, heads * value_size])
         parts = nodes.op("Split", [added, widths], {"axis": 0}, outputs=3, dtype=added.dtype)
         q, k, v = (nodes.one("Add", value, part) for value, part in zip((q, k, v), parts, strict=True))
-        call = Call(node=call.node, nodes=nodes, shapes={**call.shapes, **_same(call, (q, k, v))})
+        call = attrs.evolve(call, shapes={**call.shapes, **_same(call, (q, k, v))})
     q_heads, key, value = (_split(call, one, heads) for one in (q, k, v))
     first = nodes.constant(0)
     if past_key is not None and past_value is not None:
@@ -222,9 +223,7 @@ def group_query_attention(call: Call) -> Results:
     nodes, heads, kv_heads = call.nodes, call.integer("num_heads"), call.integer("kv_num_heads")
     if k is None or v is None:
         q, k, v = _unpacked(call, q, heads, kv_heads)
-        call = Call(
-            node=call.node, nodes=nodes, shapes={**call.shapes, **_token_shapes(call, q, k, v, heads, kv_heads)}
-        )
+        call = attrs.evolve(call, shapes={**call.shapes, **_token_shapes(call, q, k, v, heads, kv_heads)})
     size, value_size = _size(call, q, heads), _size(call, v, kv_heads)
     q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
     queries = _length(call, q_heads, 2)
@@ -235,7 +234,7 @@ def group_query_attention(call: Call) -> Results:
             raise Unexpanded("it rotates without tables")
         steps = _range(call, nodes.constant(0), queries)
         places = nodes.one("Add", nodes.one("Unsqueeze", starts, nodes.constant([1])), steps)
-        pairs, interleaved = call.shape(cos)[-1], bool(call.integer("rotary_interleaved"))
+        pairs, interleaved = call.size(cos, -1), bool(call.integer("rotary_interleaved"))
         tables = [nodes.one("Gather", table, places, axis=0, dtype=table.dtype) for table in (cos, sin)]
         q_heads, key = (
             _turned(call, one, tables, size=size, pairs=pairs, axis=1, interleaved=interleaved)
@@ -276,7 +275,7 @@ def group_query_attention(call: Call) -> Results:
 
 def _unpacked(call: Call, packed: ir.Value, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Queries, keys and values of one value [B, S, (N + 2K)*D]."""
-    size = call.shape(packed)[-1] // (heads + 2 * kv_heads)
+    size = call.size(packed, -1) // (heads + 2 * kv_heads)
     widths = call.nodes.constant([heads * size, kv_heads * size, kv_heads * size])
     q, k, v = call.nodes.op("Split", [packed, widths], {"axis": 2}, outputs=3, dtype=packed.dtype)
     return q, k, v
@@ -321,7 +320,7 @@ def rotary_embedding(call: Call) -> Results:
         raise Unexpanded("it lacks an input")
     if positions is not None:
         cos, sin = (call.nodes.one("Gather", table, positions, axis=0, dtype=table.dtype) for table in (cos, sin))
-    return [_rotated(call, x, cos, sin, call.shape(call.node.inputs[1] or x)[-1])]
+    return [_rotated(call, x, cos, sin, call.size(call.node.inputs[1] or x, -1))]
 
 
 def microsoft_rotary_embedding(call: Call) -> Results:
@@ -335,24 +334,24 @@ def microsoft_rotary_embedding(call: Call) -> Results:
         axis = 1 if len(call.shape(x)) == 3 else 2
         steps = _range(call, nodes.constant(0), _length(call, x, axis))
         positions = nodes.one("Unsqueeze", nodes.one("Add", positions, steps), nodes.constant([0]))
-    pairs = call.shape(cos)[-1]
+    pairs = call.size(cos, -1)
     cos, sin = (nodes.one("Gather", table, positions, axis=0, dtype=table.dtype) for table in (cos, sin))
     return [_rotated(call, x, cos, sin, pairs)]
 
 
 def _rotated(call: Call, x: ir.Value, cos: ir.Value, sin: ir.Value, pairs: int) -> ir.Value:
     """The rotation of the first 2P features of each head by cos and sin [B or 1, S, P]."""
-    nodes, shape = call.nodes, call.shape(x)
-    flat, heads = len(shape) == 3, call.integer("num_heads")
+    nodes, width = call.nodes, call.size(x, -1)
+    flat, heads = len(call.shape(x)) == 3, call.integer("num_heads")
     if flat and not heads:
         if call.integer("rotary_embedding_dim"):
             raise Unexpanded("its number of heads is not stated")
-        heads = shape[-1] // (2 * pairs)
-    size = shape[-1] // heads if flat else shape[-1]
+        heads = width // (2 * pairs)
+    size = width // heads if flat else width
     by_heads = nodes.shaped(x, 0, 0, heads, size) if flat else x
     interleaved = bool(call.integer("interleaved"))
     out = _turned(call, by_heads, (cos, sin), size=size, pairs=pairs, axis=2 if flat else 1, interleaved=interleaved)
-    return nodes.shaped(out, 0, 0, shape[-1]) if flat else out
+    return nodes.shaped(out, 0, 0, width) if flat else out
 
 
 def _turned(

@@ -60,6 +60,8 @@ def matmul(call: Call) -> Sequence[ir.Value]:
     left, right = call.input(0), call.input(1)
     if left is None or right is None or {len(call.shape(left)), len(call.shape(right))} != {5}:
         raise Unexpanded("its operands don't have five axes")
+    for value in (left, right):
+        call.check_fixed(value, 1, 2)
     return [_product(call, (left, call.shape(left)), (right, call.shape(right)))]
 
 
@@ -84,6 +86,8 @@ def einsum(call: Call) -> Sequence[ir.Value]:
         raise Unexpanded("it sums over more than one axis")
     group = next((_group(two, sizes, [*one, *summed]) for two, one in (own, own[::-1]) if len(two) == 2), None)
     heads = [letter for letter in result if letter in shared or letter == group]
+    for part, value in zip(parts, values, strict=True):
+        call.check_fixed(value, *(part.index(letter) for letter in heads[1:] if letter in part))
     rows, columns = ([letter for letter in letters if letter != group] for letters in own)
     left, right = (
         _turned(call, value, part, [*heads, *last], sizes)

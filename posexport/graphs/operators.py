@@ -23,11 +23,13 @@ class Unexpanded(Exception):
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One operator of a graph, with what its expansion needs."""
+    """One operator of a graph, with what its expansion needs: `shapes` of its inputs on the probe's, and those of their
+    axes that are `varying`, by name and number."""
 
     node: ir.Node
     nodes: Nodes
     shapes: Shapes
+    varying: Collection[tuple[str, int]] = ()
 
     def input(self, index: int) -> ir.Value | None:
         """An input, None where it is absent."""
@@ -36,6 +38,17 @@ class Call:
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """The shape of an input on the probe's inputs."""
         return self.shapes[value.name or ""]
+
+    def size(self, value: ir.Value, axis: int) -> int:
+        """The length of an axis that is written as a number; Unexpanded where it isn't the same on all inputs."""
+        self.check_fixed(value, axis)
+        return self.shape(value)[axis]
+
+    def check_fixed(self, value: ir.Value, *axes: int) -> None:
+        """Raise Unexpanded where the length of one of these axes isn't the same on all inputs."""
+        rank = len(self.shape(value))
+        if any((value.name or "", axis % rank) in self.varying for axis in axes):
+            raise Unexpanded("its heads or their size vary")
 
     def integer(self, name: str, default: int = 0) -> int:
         """An attribute that is a whole number."""

@@ -66,12 +66,21 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     operands = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
     for name, dtype in _dtypes(model, arrays, operands.values()).items():
         operands[name].dtype = dtype
-    values = Evaluator(model).run(arrays, sorted(operands)) if operands else {}
-    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    refused: dict[ir.Node, str] = {}
-    expanded = expand(model, shapes, refused=refused)
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
+    expanded: list[Expanded] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    refused: dict[ir.Node, str] = {}
+    if operands:
+        before = Probe(Evaluator(model), Dataflow(model, tokens, content), arrays, roles, seed)
+        shapes = {name: before.shape(value) for name, value in operands.items()}
+        varying = {
+            (name, axis)
+            for name, value in operands.items()
+            for axis, size in enumerate(before.shapes.of(value))
+            if not size.is_fixed
+        }
+        expanded = expand(model, shapes, varying=varying, refused=refused)
     flow = Dataflow(model, tokens, content)
     probe = Probe(Evaluator(model), flow, arrays, roles, seed)
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)

@@ -18,6 +18,7 @@ from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import Layout, Sizes
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import Rotary, farthest_rotation
+from posexport.graphs.symbolic_sizes import Size
 
 MOST_VALUES = 48
 """Values that are looked at above an operand, at most."""
@@ -57,10 +58,23 @@ def turned_parts(flow: Dataflow, probe: Probe, operand: ir.Value, batch: int, to
 
 def _turn(flow: Dataflow, probe: Probe, value: ir.Value, batch: int, tokens: Collection[int]) -> Turn | None:
     for layout, sizes in _layouts(probe.shape(value), batch, tokens):
+        if not _same_heads(probe, value, layout, sizes[1]):
+            continue
         rotary, _ = farthest_rotation(flow, probe, value, layout, sizes)
         if rotary is not None:
             return Turn(rotary=rotary, layout=layout, heads=sizes[1], dim=sizes[3])
     return None
+
+
+def _same_heads(probe: Probe, value: ir.Value, layout: Layout, heads: int) -> bool:
+    """Whether a value has as many heads of the same size on all inputs."""
+    for group, size in zip(layout.groups, probe.shapes.of(value), strict=True):
+        if group == "bh":
+            if probe.shapes.symbols.quotient(size, Size(heads)) is None:
+                return False
+        elif group in ("h", "d", "hd") and not size.is_fixed:
+            return False
+    return True
 
 
 def _layouts(shape: tuple[int, ...], batch: int, tokens: Collection[int]) -> Iterator[tuple[Layout, Sizes]]:

@@ -19,7 +19,7 @@ from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
-from posexport.graphs.axes import PAST, TOTAL
+from posexport.graphs.axes import PAST, SEQ, TOTAL
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
 from posexport.graphs.symbolic_sizes import ONE, Size
@@ -230,9 +230,10 @@ class SiteWriter:
 
 
 def _lengths_of(view: View, axis: str) -> list[Size]:
-    """The lengths of an axis of the inputs that have it."""
+    """The lengths of an axis of the inputs that have it. A mask that has queries too may be broadcast to all keys."""
     shapes, inputs = view.probe.shapes, {value.name: value for value in view.model.graph.inputs}
     found = [(inputs[name], role.axes) for name, role in view.roles.items() if axis in role.axes and name in inputs]
+    found = [(value, axes) for value, axes in found if axis != TOTAL or SEQ not in axes]
     return [shapes.of(value)[axes.index(axis)] for value, axes in found if shapes.knows(value)]
 
 

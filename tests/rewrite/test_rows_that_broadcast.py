@@ -150,6 +150,13 @@ CASES: dict[str, tuple[dict[str, Dims], list[dict[str, Sequence[int]]]]] = {
             {X: (2, 1, HIDDEN), "attention_mask": (2, 1, 5, 1)},
         ],
     ),
+    "a mask of numbers over a cache": (
+        {"past": ("batch", "past"), "added": ("a", "b", "c", "d")},
+        [
+            {X: (2, 3, HIDDEN), "attention_mask": mask} | dict.fromkeys(("past_key", "past_value"), (2, HEADS, 4, SIZE))
+            for mask in ((1, 1, 1, 1), (2, 1, 3, 7), (1, 1, 1, 7), (2, 1, 1, 1))
+        ],
+    ),
     "an encoder of one row": (
         {"encoder": ("encoder_rows", "length")},
         [

@@ -26,12 +26,22 @@ class Computations:
 
     def key(self, value: ir.Value) -> int:
         """The number of a value."""
-        if value not in self._keys:
-            self._keys[value] = self._numbers.setdefault(self._described(value), len(self._numbers))
+        pending = [value]  # what it is computed from comes first: it may be many operators deep
+        while pending:
+            one, node = pending[-1], pending[-1].producer()
+            known = node is None or one in self._keys or one in self._flow.content
+            sources = () if known or node is None else node.inputs
+            missing = [source for source in sources if source is not None and source not in self._keys]
+            pending += missing
+            if not missing:
+                pending.pop()
+                self._keys.setdefault(one, self._numbers.setdefault(self._described(one), len(self._numbers)))
         return self._keys[value]
 
     def _described(self, value: ir.Value) -> tuple[object, ...]:
         node = value.producer()
+        if value in self._flow.content:
+            return (value.name,)
         if value in self._flow.constant and (node is None or node.op_type == "Constant"):
             array = self._get(value)
             if array.numel() < _SMALL:

@@ -3,7 +3,7 @@
 A request names a dimension, `seq=1:1024:4096` (min:opt:max, or one number for all three), or an input,
 `position_ids=1x1,1x1024,8x4096`, whose fixed last dimensions may be left out. Dimensions are shared by name between
 inputs, so either settles the other inputs too. TensorRT knows no sums: total_seq spans those of past_seq and seq, and
-may only be asked for what it is.
+may only be asked for what it is. Beside a buffer, which has no past_seq, it spans all of its places.
 """
 
 from __future__ import annotations
@@ -60,10 +60,15 @@ def profiles_of(
                     )
     known: dict[str, Range] = {dim: (size, size, size) for dim, size in (fixed or {}).items()}
     beside = {*dynamic, *known}
+    sums = [dim for dim in dynamic if dim in SUMS and not ("max_seq" in beside and "past_seq" not in beside)]
     known |= {
-        dim: ranges[dim][0] if dim in ranges else _default(dim, beside, seq_limit) for dim in dynamic if dim not in SUMS
+        dim: ranges[dim][0] if dim in ranges else _default(dim, beside, seq_limit)
+        for dim in dynamic
+        if dim not in (*sums, "total_seq")
     }
-    spans = known | {dim: _sum(dim, known, *ranges.get(dim, (None, ""))) for dim in dynamic if dim in SUMS}
+    spans = known | {dim: _sum(dim, known, *ranges.get(dim, (None, ""))) for dim in sums}
+    if "total_seq" in dynamic and "total_seq" not in sums:  # how full a buffer is, no input says
+        spans["total_seq"] = ranges["total_seq"][0] if "total_seq" in ranges else (1, *known["max_seq"][1:])
     return {
         name: {
             moment: [spans[dim][at] if isinstance(dim, str) else dim for dim in shape]

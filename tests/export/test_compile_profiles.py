@@ -235,3 +235,25 @@ def test_profiles_in_words() -> None:
         ("position_ids", "1x1x2 to 1x9x2, tuned for 1x7x2"),
     ]
     assert describe({"x": {"min": [1, 2], "opt": [1, 2], "max": [1, 2]}}) == [("x", "1x2")]
+
+
+@pytest.mark.parametrize(
+    ("requests", "spans"),
+    [
+        ([], (1, 4096, 4096)),
+        (["max_seq=512"], (1, 512, 512)),
+        (["max_seq=16:64:512"], (1, 64, 512)),
+        (["max_seq=512", "total_seq=1:160:384"], (1, 160, 384)),
+        (["attention_mask=1x1,1x9,8x12"], (1, 9, 12)),
+    ],
+)
+def test_a_mask_beside_a_buffer_spans_its_places(requests: list[str], spans: tuple[int, int, int]) -> None:
+    """As in decoders of others that were written anew with shared caches."""
+    shapes = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total_seq"), "past": ("batch", "max_seq", 8)}
+    found = profiles_of(shapes, requests)["attention_mask"]
+    assert tuple(found[moment][1] for moment in ("min", "opt", "max")) == spans
+
+
+def test_a_mask_without_any_cache_is_refused() -> None:
+    with pytest.raises(RequestError, match="past_seq \\+ seq, which the graph lacks"):
+        profiles_of({"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total_seq")})

@@ -127,8 +127,18 @@ def _is_written_into(kinds: Mapping[str, str], shapes: Mapping[str, Shape], outp
         return True
     places = [(name, (_layout("past", shapes[name]) or ()).index(PAST)) for name in caches]
     lengths = {(at, shapes[name][at]) for name, at in places if shapes[name][at] != "?"}
-    present = [shape for name, shape in outputs.items() if "present" in name.lower() and len(shape) == 4]
+    present: list[Shape] = [shape for name, shape in outputs.items() if "present" in name.lower() and len(shape) == 4]
+    present = present or [
+        shape
+        for shape in outputs.values()
+        if any(_but_for(shape, at) == _but_for(shapes[name], at) for name, at in places)
+    ]
     if present:
         return all((at, shape[at]) in lengths for shape, (_, at) in zip(present, places, strict=False))
     masks = [shapes[name][-1] for name, kind in kinds.items() if kind == "attention_mask" and shapes[name]]
     return any(length == size and isinstance(size, int) for length in masks for _, size in lengths)
+
+
+def _but_for(shape: Shape, axis: int) -> tuple[int | str, ...]:
+    """A shape without one of its axes."""
+    return (*shape[:axis], *shape[axis + 1 :])

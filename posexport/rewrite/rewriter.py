@@ -204,11 +204,22 @@ def _has_buffers(view: View) -> bool:
 
 def _check_shared(view: View, chosen: Sequence[Attention]) -> None:
     """RequestError unless every cache of the graph belongs to an attention that is to be written anew."""
-    caches = {side.cache.name for one in chosen for side in (one.k, one.v) if side.cache is not None}
+    caches = {cache for one in chosen for cache in _caches(one)}
     others = [name for name, role in view.roles.items() if role.kind == "past" and name not in caches]
+    owners = {cache: one.name for one in view.attentions if isinstance(one, Attention) for cache in _caches(one)}
+    if others and others[0] in owners:
+        raise RequestError(
+            f"kv_cache is 'shared', and {shown(others[0])} is the cache of {shown(owners[others[0]])}, which 'only' "
+            "leaves out: choose all attention that has caches, or leave kv_cache out."
+        )
     if others or not caches:
         text = f"{shown(others[0])} belongs to no recognised attention" if others else "the graph has no grown cache"
-        raise RequestError(f"kv_cache is 'shared', and {text}: leave it out.")
+        raise RequestError(f"kv_cache is 'shared', and {text}: leave kv_cache out.")
+
+
+def _caches(one: Attention) -> list[str]:
+    """The names of the caches that an attention reads."""
+    return [side.cache.name for side in (one.k, one.v) if side.cache is not None]
 
 
 def _written(

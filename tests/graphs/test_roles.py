@@ -155,12 +155,13 @@ def test_names_and_shapes_tell_roles_and_axes(name: str, tmp_path: Path) -> None
     assert {name: (roles[name].kind, roles[name].axes) for name in expected} == expected
 
 
-def test_a_cache_that_comes_out_as_long_is_written_into(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["present_key.0", "pk0", "output_1.0.key"])
+def test_a_cache_that_comes_out_as_long_is_written_into(tmp_path: Path, name: str) -> None:
     signature: Signature = {"input_ids": (["b", "s"], "int64"), "past_key.0": (["b", 2, 16, 4], "fp32")}
-    present: Signature = {"present_key.0": (["b", 2, 16, 4], "fp32")}
-    nodes = [helper.make_node("Identity", ["past_key.0"], ["present_key.0"])]
+    present: Signature = {name: (["b", 2, 16, 4], "fp32")}
+    nodes = [helper.make_node("Identity", ["past_key.0"], [name])]
     assert roles_of(graph_of(tmp_path, signature, present, nodes))["past_key.0"].axes == ("batch", 2, "slots", 4)
-    grown: Signature = {"present_key.0": (["b", 2, 20, 4], "fp32")}
+    grown: Signature = {name: (["b", 2, 20, 4], "fp32")}
     assert roles_of(graph_of(tmp_path, signature, grown, nodes))["past_key.0"].axes == ("batch", 2, "past", 4)
 
 

@@ -195,6 +195,8 @@ def _attention(
         if not lays_out(probe, node):
             name = shown(node.name or node.outputs[0].name or "")
             raise Declined("score-layout", f"lengths decide how {name} lays out the scores")
+    if loses_digits(flow, scores.product.result, product.left):
+        raise Declined("score-digits", f"scores or weights around {shown(name)} have fewer digits than both products")
     check_weights(flow, probe, softmax.node, product, passed, scores)
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (

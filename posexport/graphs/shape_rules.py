@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from posexport.custom_ops.angles import exact_sinusoids
+from posexport.graphs import attended_shapes, cut_shapes
 from posexport.graphs.convolved_shapes import CONVOLUTIONS, convolved
 from posexport.graphs.node_arguments import input_of
 from posexport.graphs.symbolic_sizes import ONE, Size, product
@@ -21,20 +22,17 @@ if TYPE_CHECKING:
 
 Shape = tuple[Size, ...]
 
-WHOLE = 2**31 - 1
-"""An end from which on a Slice takes all that there is."""
-
 
 def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
     """The shape of an output of a node; None where no rule tells."""
     if node.op_type == exact_sinusoids.function:
         return _sinusoids(shapes, node)
     if node.op_type == "Split":
-        return _part(shapes, node, at)
+        return cut_shapes.part(shapes, node, at)
     rule = _RULES.get(node.op_type)
     if rule is None or not all(value is None or shapes.knows(value) for value in node.inputs):
         return None
-    return rule(shapes, node) if at == 0 or node.op_type == "TopK" else None
+    return rule(shapes, node) if at == 0 or (node.op_type, at) in _FURTHER else None
 
 
 def _sinusoids(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -114,24 +112,6 @@ def _flattened(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     return None if shape is None else (product(shape[:axis]), product(shape[axis:]))
 
 
-def _of_sequence(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """A part of an axis of fixed length that SplitToSequence cuts into parts of one length."""
-    split = None if node.inputs[0] is None else node.inputs[0].producer()
-    place = shapes.whole_numbers(node.inputs[1])
-    if split is None or split.op_type != "SplitToSequence" or place is None:
-        return None
-    shape, sizes = shapes.of_input(split, 0), shapes.whole_numbers(input_of(split, 1))
-    axis = split.attributes.get_int("axis", 0)
-    if not shape or not shape[axis].is_fixed or sizes is None or shapes.of_input(split, 1):
-        return None
-    parts = range(0, shape[axis].number, max(sizes[0], 1))
-    if not 0 <= place[0] < len(parts):
-        return None
-    size = min(sizes[0], shape[axis].number - parts[place[0]])
-    axis %= len(shape)
-    return (*shape[:axis], Size(size), *shape[axis + 1 :])
-
-
 def _squeezed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     shape, axes = shapes.of_input(node, 0), shapes.axes(node)
     if shape is None or axes is None:
@@ -178,62 +158,6 @@ def _joined(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     axis = node.attributes.get_int("axis", 0) % rank
     common = _together(shapes, parts)
     return (*common[:axis], shapes.symbols.total(shape[axis] for shape, _ in parts), *common[axis + 1 :])
-
-
-def _part(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
-    shape = shapes.of_input(node, 0)
-    if not shape:
-        return None
-    axis = node.attributes.get_int("axis", 0) % len(shape)
-    attribute = node.attributes.get("split")
-    sizes = tuple(map(Size, attribute.as_ints())) if attribute is not None else shapes.numbers(input_of(node, 1))
-    if sizes is None and input_of(node, 1) is None and shape[axis].is_fixed:
-        step = -(-shape[axis].number // len(node.outputs))
-        sizes = tuple(Size(min(step, shape[axis].number - step * one)) for one in range(len(node.outputs)))
-    size = sizes[at] if sizes is not None and at < len(sizes) else None
-    if size is None:
-        size = shapes.symbols.quotient(shape[axis], Size(len(node.outputs)))
-    return None if size is None else (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _cut(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    shape, bounds = shapes.of_input(node, 0), shapes.bounds(node)
-    if shape is None or bounds is None:
-        return None
-    sizes = list(shape)
-    for axis, (start, end, step) in bounds.items():
-        sizes[axis] = _taken(shapes, shape[axis], (start, end, step))
-    return tuple(sizes)
-
-
-def _taken(shapes: SymbolicShapes, size: Size, bounds: tuple[Size, Size, int]) -> Size:
-    """The length of what a Slice takes of an axis."""
-    start, end, step = bounds
-    if size.is_fixed and start.is_fixed and end.is_fixed:
-        return Size(len(range(size.number)[start.number : end.number : step]))
-    first, last = _place(shapes, start, size), _place(shapes, end, size)
-    if step == 1 and first is not None and last is not None:
-        taken = shapes.symbols.difference(last, first)
-        least = shapes.symbols.least(taken)
-        if least is not None and least >= 0:
-            return taken
-    most, between = [size], shapes.symbols.difference(end, start)
-    known = [shapes.symbols.least(one) for one in (start, between)]
-    if step == 1 and all(least is not None and least >= 0 for least in known):
-        most.append(between)
-    return shapes.symbols.bounded("Slice", size, start, end, step, most=most)
-
-
-def _place(shapes: SymbolicShapes, bound: Size, size: Size) -> Size | None:
-    """Where a bound of a Slice lies on an axis; None where it may lie outside."""
-    if bound == size or (bound.is_fixed and bound.number >= WHOLE):
-        return size
-    least = shapes.symbols.least(size)
-    if bound.is_fixed:
-        inside = least is not None and abs(bound.number) <= least
-        return None if not inside else bound if bound.number >= 0 else shapes.symbols.total([size, bound])
-    left, low = shapes.symbols.least(shapes.symbols.difference(size, bound)), shapes.symbols.least(bound)
-    return bound if left is not None and left >= 0 and low is not None and low >= 0 else None
 
 
 def _gathered(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -347,10 +271,31 @@ _Rule = Callable[["SymbolicShapes", ir.Node], "Shape | None"]
 
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Min", "Max", "Sum", "Mean", "And", "Or", "Xor", "PRelu"),
-    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "BitwiseAnd", "BitwiseOr"),
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
 )
 _LIKE_FIRST = (
-    *("Abs", "Acos", "Asin", "Atan", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "CumSum", "Dropout", "Elu"),
+    *(
+        "Abs",
+        "Acos",
+        "Acosh",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "BitwiseNot",
+        "Cosh",
+        "Sinh",
+        "Shrink",
+        "Cast",
+        "CastLike",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "Cos",
+        "CumSum",
+        "Dropout",
+        "Elu",
+    ),
     *("Erf", "Exp", "Floor", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "HardSigmoid", "HardSwish", "Identity"),
     *("IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid"),
     *("Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu", "Softmax"),
@@ -368,7 +313,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_LIKE_FIRST, _like_first),
     **dict.fromkeys(_REDUCTIONS, _reduced),
     **dict.fromkeys(CONVOLUTIONS, convolved),
-    **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", "MatMulInteger"), _multiplied),
+    **dict.fromkeys(("MatMul", "FusedMatMul", "TransposeMatMul", "Gemm", "FusedGemm", "MatMulInteger"), _multiplied),
+    **attended_shapes.RULES,
     "Concat": _joined,
     "ConstantOfShape": _made,
     "Einsum": _summed,
@@ -381,9 +327,9 @@ _RULES: dict[str, _Rule] = {
     "Pad": _padded,
     "Range": _ranged,
     "Reshape": _reshaped,
-    "SequenceAt": _of_sequence,
+    "SequenceAt": cut_shapes.of_sequence,
     "Shape": _rank,
-    "Slice": _cut,
+    "Slice": cut_shapes.cut,
     "Squeeze": _squeezed,
     "Tile": _tiled,
     "TopK": _largest,
@@ -391,3 +337,6 @@ _RULES: dict[str, _Rule] = {
     "Unsqueeze": _unsqueezed,
 }
 """The shape of an operator's first output."""
+
+_FURTHER = {("TopK", 1), ("SkipLayerNormalization", 3), ("SkipSimplifiedLayerNormalization", 3)}
+"""Other outputs of the same shape."""

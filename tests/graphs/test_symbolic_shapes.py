@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from small_graphs import Graph, decoder
 
 from posexport.graphs import shape_rules
+from posexport.graphs import view as view_module
 from posexport.graphs.symbolic_sizes import Size
 from posexport.graphs.view import View, view_of
 
@@ -120,10 +121,41 @@ def products(g: Graph) -> None:
     g.op("CumSum", "features", g.constant(1))
 
 
+def operators(g: Graph) -> None:
+    """Attention as one operator, embeddings, and weights of few bits. ONNX's Attention is of opset 23."""
+    q, k, v = (g.op("MatMul", "features", g.random(name, HIDDEN, 24)) for name in "qkv")
+    wide = g.op("MatMul", "features", g.random("wide", HIDDEN, 48))
+    more = g.op("Add", g.op("Attention", q, k, wide, q_num_heads=4, kv_num_heads=4), g.random("more", 48))
+    split = [g.op("Reshape", one, g.constant([0, 0, 4, -1])) for one in (q, k, wide)]
+    g.op("Attention", *(g.op("Transpose", one, perm=[0, 2, 1, 3]) for one in split))
+    g.op("MultiHeadAttention", q, k, wide, domain="com.microsoft", num_heads=4)
+    g.op("MultiHeadAttention", q, k, v, domain="com.microsoft", num_heads=3)
+    weights, bias = g.random("packed", HIDDEN, 72), g.random("bias", 72)
+    g.op("Attention", "features", weights, bias, domain="com.microsoft", num_heads=4)
+    rows, last = g.length("features", 0), g.op("Sub", _many(g), g.constant([1]))
+    lasts = g.op("Cast", g.op("Expand", last, rows), to=TensorProto.INT32)
+    total = g.op("Cast", _scalar(g, _many(g)), to=TensorProto.INT32)
+    heads = {"domain": "com.microsoft", "num_heads": 4, "kv_num_heads": 2}
+    grouped = g.op("MatMul", "features", g.random("grouped", HIDDEN, 64))
+    g.op("GroupQueryAttention", grouped, "", "", "", "", lasts, total, **heads)
+    half = g.op("MatMul", "features", g.random("half", HIDDEN, 16))
+    g.op("GroupQueryAttention", g.op("MatMul", more, g.random("q2", 48, 32)), half, half, "", "", lasts, total, **heads)
+    packed = g.weight("bytes", np.full((16, 2, 8), 0x7A, np.uint8))
+    scales = g.constant(np.ones(32), np.float32)
+    g.op("MatMulNBits", "features", packed, scales, domain="com.microsoft", bits=4, block_size=16, K=HIDDEN, N=16)
+    ids = g.op("Cast", g.op("ArgMax", "features", axis=2, keepdims=0), to=TensorProto.INT32)
+    tables = [g.random("words", HIDDEN, 8), g.random("positions", 1000, 8)]
+    norm = [g.constant(np.ones(8), np.float32), g.constant(np.zeros(8), np.float32)]
+    g.parts("EmbedLayerNormalization", 2, ids, "", *tables, "", *norm, domain="com.microsoft")
+    scale = g.constant(np.ones(HIDDEN), np.float32)
+    names = ["normed", "", "", "total"]
+    g.nodes.append(helper.make_node("SkipSimplifiedLayerNormalization", [q, k, scale], names, domain="com.microsoft"))
+
+
 def written(body: Body) -> onnx.ModelProto:
     g = Graph()
     body(g)
-    for name in [name for node in g.nodes for name in node.output]:
+    for name in [name for node in g.nodes for name in node.output if name]:
         g.op("Identity", name)  # a value that nothing reads has no shape
     g.op("Identity", "features", name="output")
     features, output = (
@@ -131,8 +163,9 @@ def written(body: Body) -> onnx.ModelProto:
         for name in ("features", "output")
     )
     graph = helper.make_graph(g.nodes, "main_graph", [features], [output], g.weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model, full_check=True)
+    opsets = [("", 23 if body is operators else 18), ("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(*one) for one in opsets], ir_version=9)
+    onnx.checker.check_model(model, full_check=body is not operators)
     return model
 
 
@@ -207,6 +240,20 @@ def test_lengths_are_polynomials(body: Body) -> None:
     shapes = [view.probe.shapes.of(value) for value in view.flow.values.values() if value.uses()]
     kinds = {keys[symbol][0] for shape in shapes for size in shape for symbol in size.symbols}  # type: ignore[index]
     assert kinds <= {"dimension", "sum", "floor quotient", "MaxPool"}
+
+
+def test_of_operators_that_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "expand", lambda *_, **__: [])
+    model = written(operators)
+    view = view_of(ir.from_proto(model))
+    assert faults(view, [_values(model, _features(*sizes)) for sizes in TRIES]) == []
+    keys = {number: key for key, number in view.probe.shapes.symbols._numbers.items()}
+    values = [
+        one for one in view.flow.values.values() if one.uses() and (one.index() in (None, 0) or one.name == "total")
+    ]
+    for value in values:
+        unknown = {keys[symbol] for size in view.probe.shapes.of(value) for symbol in size.symbols}
+        assert {key[0] for key in unknown} <= {"dimension", "sum"}, value  # type: ignore[index]
 
 
 def test_of_a_decoder() -> None:

@@ -26,6 +26,7 @@ from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
 from posexport.rewrite.added import Added, BiasWriter
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart
+from posexport.rewrite.number_types import operands, widest
 from posexport.rewrite.rotated import RotationWriter
 from posexport.rewrite.writing import Beside, Shaped, Writing, is_exact, times
 
@@ -67,11 +68,19 @@ class SiteWriter:
         nodes, heads, dim = self._nodes, attention.num_heads, attention.head_dim
         sizes = Broadcasts(self._shapes, attention, self._totals, self._pasts)
         rotations = RotationWriter(writing=self._writing, sizes=sizes)
-        q = self._side(attention.q, dim, rotations)
-        k = self._side(attention.k, dim, rotations)
-        v = self._side(attention.v, attention.value_dim, rotations)
-        if attention.k.cache is None and len({q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
-            q, k, v = (self._in(one, ir.DataType.FLOAT) for one in (q, k, v))
+        q, k, v = (
+            self._in(self._side(side, size, rotations), self._dtypes.get(operand.name or ""))
+            for side, size, operand in zip(
+                (attention.q, attention.k, attention.v),
+                (dim, dim, attention.value_dim),
+                operands(attention),
+                strict=True,
+            )
+        )
+        self._check_caches(attention, q, v)
+        if len(kinds := {q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
+            most = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
+            q, k, v = (self._in(one, most) for one in (q, k, v))
         if self._functions.form == "contrib" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
             raise RequestError("operators of com.microsoft take no fp64: choose another form.")
         attribute, factors = split_scale(attention.factors, q)
@@ -127,6 +136,7 @@ class SiteWriter:
         for turn in attention.turns:
             rotary = turn.rotary
             tokens = to_tokens(nodes, self._writing.read(rotary.source), rotary.layout, turn.heads, turn.dim)
+            tokens = self._in(tokens, widest(self._view.flow, rotary, self._dtypes))
             extent = sizes.of_rotated(rotary, turn.heads)
             turned, _ = rotations.rotated(rotary, tokens, extent, turn.heads, turn.dim)
             replaced[rotary.target.name or ""] = from_tokens(nodes, turned, turn.layout, turn.heads, turn.dim)
@@ -141,6 +151,13 @@ class SiteWriter:
             return value
         return self._nodes.one("Cast", value, to=dtype.value, dtype=dtype)
 
+    def _check_caches(self, attention: Attention, q: ir.Value, v: ir.Value) -> None:
+        """RequestError where what is cached has another dtype than the products compute in."""
+        for side, value in ((attention.k, q), (attention.v, v)):
+            past = None if side.cache is None else self._writing.read(side.cache.past)
+            if past is not None and past.dtype != value.dtype:
+                raise RequestError("its caches have another dtype than its products, which its operators don't take.")
+
     def _side(self, side: Side, dim: int, rotations: RotationWriter) -> ir.Value:
         """Queries, keys or values [B, S, heads*dim]."""
         source, rotary = side.source, side.rotary
@@ -150,6 +167,7 @@ class SiteWriter:
             tokens = self._of_width(value, width, fixed=self._shapes.of(source.value)[-1].is_fixed)
         if rotary is None:
             return tokens
+        tokens = self._in(tokens, widest(self._view.flow, rotary, self._dtypes))
         return rotations.rotated(rotary, tokens, rotations.sizes.of_source(side), source.heads, dim)[0]
 
     def _of_width(self, value: ir.Value, width: int, *, fixed: bool) -> ir.Value:

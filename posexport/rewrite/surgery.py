@@ -14,6 +14,7 @@ from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
 from posexport.rewrite.key_lengths import move_lengths
+from posexport.rewrite.number_types import operands, turned_values
 from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 
@@ -112,7 +113,9 @@ def write_sites(
     taken = set(values) | {node.name or "" for node in model.graph}
     read = values_read(attentions)
     nodes = Nodes(taken)
-    dtypes = view.dtypes([*read, *_replaced(attentions)])
+    computed = [value for one in attentions for rotary in rotations(one) for value in turned_values(view.flow, rotary)]
+    products = [value for one in attentions for value in operands(one)]
+    dtypes = view.dtypes([*read, *_replaced(attentions), *computed, *products])
     writer = SiteWriter(nodes, functions, values, dtypes, view)
     lengths = lengths_of(model, view.roles, nodes) if shared else None
     sites: list[Site] = []

@@ -58,9 +58,14 @@ def _is_of_floats(probe: Probe, node: ir.Node) -> bool:
 
 def loses_digits(flow: Dataflow, source: ir.Value, target: ir.Value) -> bool:
     """Whether content goes through fewer digits between two values than each of them has."""
-    ends = [_DIGITS.get(_dtype(value), 0) for value in (source, target)]
+    ends = [digits(_dtype(value)) for value in (source, target)]
     between = {value for node in flow.between(source, target) for value in node.outputs if value in flow.content}
-    return any(_DIGITS.get(_dtype(value), 0) < min(ends) for value in between)
+    return any(digits(_dtype(value)) < min(ends) for value in between)
+
+
+def digits(dtype: ir.DataType | None) -> int:
+    """A number that is higher for floating-point types with more digits."""
+    return _DIGITS.get(dtype, 0)
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:

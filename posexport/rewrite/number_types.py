@@ -1,0 +1,33 @@
+"""The dtypes in which a graph computes an attention: what takes its place computes in no fewer digits.
+
+Queries and keys of fp16 that are cast to fp32 before their product have scores that fp16 can't hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from posexport.graphs.attention.absorbed import digits
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.rotary import Rotary
+
+
+def operands(attention: Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Queries, keys and values as the graph's products read them."""
+    near = attention if attention.near is None else attention.near
+    return near.q.source.value, near.k.source.value, near.v.source.value
+
+
+def turned_values(flow: Dataflow, rotary: Rotary) -> list[ir.Value]:
+    """What a rotation computes of its source."""
+    nodes = flow.between(rotary.source, rotary.target)
+    return [value for node in nodes for value in node.outputs if value in flow.content]
+
+
+def widest(flow: Dataflow, rotary: Rotary, dtypes: Mapping[str, ir.DataType]) -> ir.DataType | None:
+    """The dtype with the most digits of what a rotation computes; None where none is known."""
+    found = [dtypes.get(value.name or "") for value in turned_values(flow, rotary)]
+    return max((dtype for dtype in found if dtype is not None), key=digits, default=None)

@@ -169,6 +169,23 @@ def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("hooks", ["q", "k", "qk"])
+def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> None:
+    """Of one truth value a draw says nothing half the time."""
+
+    def turned_and_scaled(g: Graph, value: str) -> str:
+        quarter = g.op("Mul", g.op("Cast", long(g), to=TensorProto.FLOAT), g.constant([0.25], np.float32))
+        factor = g.op("Add", quarter, g.constant([1.0], np.float32))
+        return g.op("Mul", rotated(computed)["q"](g, value), factor)
+
+    model = model_of(**rotated(computed) | dict.fromkeys(hooks, turned_and_scaled))
+    _, proto = rewritten_model(model, form="native", target="ort", seed=seed)
+    expected, actual, usual = outputs(model, proto, model_of(**rotated(computed)))
+    assert float(np.abs(expected - usual).max()) > 1e-3 * float(np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("angles", [computed, computed_twice, table(), looked_up, rows_of_computed])
 def test_equal_angles_are_one_operator(angles: Angles, form: str) -> None:

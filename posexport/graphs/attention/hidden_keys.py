@@ -20,7 +20,8 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import HIDDEN, Term
 from posexport.graphs.attention.truths import FALSE, HIDES, TRUE, meaning_of
 
-_DRAWS = 4
+_DRAWS = 16
+"""How often truth values are drawn: a mask may be one value, of which few draws are all the same."""
 
 _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
 """Operators that give truth values of other numbers."""

@@ -78,7 +78,11 @@ def _collect(probe: Probe, value: ir.Value, sources: dict[ir.Value, None], arith
 
 
 def _is_passed(probe: Probe, node: ir.Node) -> bool:
-    if not probe.get(node.outputs[0]).is_floating_point():
+    """Whether a node's inputs are drawn in its place: numbers that are cast from whole ones or from truth values are
+    drawn themselves, since few such values say little of arithmetic."""
+    read = node.inputs[:1] if node.op_type == "Cast" else []
+    values = [value for value in (*read, node.outputs[0]) if value is not None]
+    if not all(probe.get(value).is_floating_point() for value in values):
         return False
     return node.op_type in _ARITHMETIC or node.op_type == "Cast" or lays_out(probe, node)
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from attention_graphs import attention, padding, visible
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import decoder
 from trt_helpers import RTX, needs_rtx, posexport, refused
 
 from posexport.artifact.manifest import KernelRow, PlanKernels
@@ -18,6 +21,7 @@ from posexport.artifact.plan import check_plan
 from posexport.errors import Reason
 from posexport.export.fused_attention import with_attentions
 from posexport.graphs import inspection
+from posexport.rewrite.rewriter import REWRITTEN, rewrite_model
 from posexport.runtimes.tensorrt import builder
 
 SIZES = ("--profile", "seq=1:8:16", "--profile", "past_seq=0:8:16")
@@ -63,6 +67,37 @@ def test_each_attention_is_named_and_fused(tmp_path: Path) -> None:
     assert shapes["past_key"] == shapes["past_value"] == ("batch", 4, "past_seq", 16)
     assert shapes["attention_mask"] == ("batch", "total_seq")
     assert manifest.profiles["attention_mask"]["max"] == (8, 32)
+
+
+@needs_rtx
+def test_shared_caches_of_a_rewritten_file_are_built(tmp_path: Path) -> None:
+    """How full they are is the length of the mask, which has a range of its own."""
+    done = rewrite_model(ir.from_proto(decoder()), form="native", target="portable", kv_cache="shared")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    path = tmp_path / "shared.onnx"
+    ir.save(done.model, path)
+    result = posexport(
+        "compile", path, "--runtime", RTX, "--profile", "max_seq=4:16:32", "--profile", "seq=4", "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    mask = json.loads(result.stdout)["profiles"]["attention_mask"]
+    assert mask == {"min": [1, 1], "opt": [1, 16], "max": [8, 32]}
+
+
+@needs_rtx
+def test_numbers_that_decide_lengths_have_a_range(tmp_path: Path) -> None:
+    """Such as how full a cache is: the builder wants to know how many there may be."""
+    ends = [helper.make_tensor_value_info("past_sequence_length", TensorProto.INT64, [1])]
+    dims = ["batch", "seq", 16]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in ("hidden_states", "y")]
+    values[1].type.tensor_type.shape.dim[1].dim_param = "left"
+    weights = [numpy_helper.from_array(np.array([number]), name) for name, number in (("zero", 0), ("one", 1))]
+    node = helper.make_node("Slice", ["hidden_states", "zero", "past_sequence_length", "one"], ["y"])
+    graph = helper.make_graph([node], "graph", [values[0], *ends], values[1:], weights)
+    path = tmp_path / "graph.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    result = posexport("compile", path, "--runtime", RTX, "--profile", "seq=1:8:16")
+    assert result.exit_code == 0, result.stderr
 
 
 @needs_rtx

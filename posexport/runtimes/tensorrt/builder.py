@@ -6,6 +6,7 @@ Networks are strongly typed. TF32 is off by default, because it costs an fp32 gr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import onnx
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
+from posexport.artifact.profiles import ShapeProfiles
 from posexport.errors import RequestError, shown, system_error
 from posexport.files import read_bytes
 from posexport.machine import available
@@ -94,6 +96,10 @@ def build(
                 f"{name} can't take the profile {list(dims.values())} of {shown(key)} ({error}): give another "
                 "--profile."
             ) from None
+    for tensor in map(network.get_input, range(network.num_inputs)):
+        if tensor.is_shape_tensor:
+            count = math.prod(tensor.shape)
+            profile.set_shape_input(tensor.name, *([number] * count for number in _lengths(profiles)))
     config.add_optimization_profile(profile)
     start = time.perf_counter()
     plan = builder.build_serialized_network(network, config)
@@ -114,6 +120,12 @@ def build(
         seconds=seconds,
         timing_cache=config.get_timing_cache().serialize() if options.timing_cache else None,
     )
+
+
+def _lengths(profiles: ShapeProfiles) -> tuple[int, int, int]:
+    """The numbers that an input may hold which decides lengths, such as how full a cache is: none to the longest."""
+    usual, longest = (max(dim for shapes in profiles.values() for dim in shapes[moment]) for moment in ("opt", "max"))
+    return 0, usual, longest
 
 
 def _renamed(graph: GraphFile, dimensions: Mapping[str, Sequence[int | str]]) -> bytes:

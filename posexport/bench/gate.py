@@ -140,4 +140,7 @@ def exit_code(result: Benchmark, options: BenchOptions, strict: bool) -> tuple[i
     excused = {name for name in CANDIDATES if is_reference(name)} - {*options.runtimes, *options.required}
     if any(timing.state == FAILED and timing.runtime not in excused for timing in result.timings):
         return 1, ""
+    if not any(timing.state == TIMED for timing in result.timings):
+        why = next((timing.reason for timing in result.timings if timing.runtime not in excused and timing.reason), "")
+        return 3, f"nothing was timed: {why or 'no runtime was asked for'}"
     return (0 if result.gate is None else result.gate.exit_code(strict)), ""

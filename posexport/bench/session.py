@@ -24,6 +24,7 @@ from posexport.bench.rounds import PAUSE, TimingProcesses
 from posexport.bench.shapes import Sizes
 from posexport.bench.worker import LONG_RUN_SECONDS
 from posexport.files import real_path
+from posexport.processes import FAILED as RAISED
 from posexport.processes import KILLED, LIMITED, MEMORY, REFUSED
 from posexport.progress import Progress
 
@@ -222,14 +223,14 @@ class BenchSession:
         return reply
 
     def _leave_out(self, name: str, index: int | None) -> None:
-        """Note why a candidate failed; without memory, at this shape only."""
+        """Note why a candidate failed: at this shape where it lacks memory or refuses the inputs, else at all."""
         code, reason = self._timer.failed[name].code, self._timer.failed[name].text
         if code == KILLED:  # as the kernel does where memory is short
             code, reason = MEMORY, f"{reason}, most likely for want of memory"
         code = MEMORY if code == LIMITED else code
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
         refused = code == REFUSED or (code != MEMORY and self._candidates[name].role == "torch-compile")
-        where = index if code == MEMORY else None
+        where = index if code in (MEMORY, RAISED) else None
         self._out[name, where] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=reason)
 
     def _timing(self, name: str, index: int) -> Timing:

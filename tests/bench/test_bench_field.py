@@ -121,12 +121,13 @@ def test_what_fails_at_a_shape_stays_timed_before_and_failed_after(run: Callable
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
+        ({"error": "InvalidArgument: a table has 256 rows", "code": "failed"}, "a table has 256 rows"),
         ({"error": "out of memory: bad_alloc", "code": "memory"}, "out of memory: bad_alloc"),
         ({"error": "crashed: the process was killed by SIGKILL", "code": "killed"}, "most likely for want of memory"),
     ],
 )
 @pytest.mark.parametrize("do", ["shape", "time"])
-def test_without_memory_it_fails_at_that_shape_alone(
+def test_without_memory_or_with_inputs_that_it_refuses_it_fails_at_that_shape_alone(
     run: Callable[..., BenchSession], do: str, fault: dict[str, Any], said: str
 ) -> None:
     world = World({("ort-cpu", do, 5): fault})

@@ -113,6 +113,12 @@ def test_references_that_were_named_are_not_run_with_the_reason(files: dict[str,
     assert required.stderr.startswith("Error: required runtime lower_bound was not run: the file has no spec")
 
 
+def test_nothing_timed_is_no_success(files: dict[str, Path]) -> None:
+    result = cli("bench", files["decoder"], "--runtime", "torch", "--shape", "seq=4")
+    assert result.exit_code == 3
+    assert "nothing was timed: the file has no spec of posexport" in result.stderr
+
+
 WRONG = {
     ("--peers",): "--peers was given with",
     ("--input", "y=features"): "unknown input of --input 'y'",

@@ -25,7 +25,7 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
     artifacts: dict[str, Path] = {}
     for path in paths:
         if not is_there(path):
-            raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
+            raise RequestError(f"{str(path)!r} is not there: give .onnx or .plan files, or a folder that holds some.")
         if path.is_dir():
             # a link to nothing and a pipe are there too: whoever reads them says that they are no artifacts
             inside = [file for file in files_below(path) if file.suffix in SUFFIXES]
@@ -34,7 +34,9 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
         elif path.suffix in SUFFIXES:
             inside = [path]
         else:
-            raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
+            raise RequestError(
+                f"{str(path)!r} is neither .onnx nor .plan nor a folder: give such files, or a folder that holds some."
+            )
         for file in inside:
             # a link has a name, and so a manifest, of its own
             artifacts.setdefault(str(Path(os.path.realpath(file.parent), file.name)), file)
@@ -46,7 +48,9 @@ def check_artifact(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
     if problem := not_a_file(path):
-        raise RequestError(f"{str(path)!r} is {problem}: make it with 'posexport {_MAKERS[path.suffix]}'.")
+        raise RequestError(
+            f"{str(path)!r} is {problem}: give another path, or make it with 'posexport {_MAKERS[path.suffix]}'."
+        )
     if path.suffix == ".onnx":
         check_onnx(path)
 

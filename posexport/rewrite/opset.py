@@ -20,6 +20,12 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     """A copy of the model in an opset that the form has: its own, or the nearest above; `opset` where it is given."""
     own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
     lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # which has TensorScatter
+    highest = FORM_OPSETS[form][-1]
+    if own > highest:
+        raise RequestError(
+            f"the file is of opset {own}: {form} is written in opsets {FORM_OPSETS[form][0]} to {highest}, so export "
+            "the file in one of these."
+        )
     wanted = opset if opset is not None else max(own, lowest)
     why = unsupported_opset(form, target, wanted)
     if why is not None:

@@ -10,7 +10,20 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from attention_graphs import HEADS, SIZE, Add, attention, by_distance, chunks, constant_bias, padding, rotation, visible
+from attention_graphs import (
+    HEADS,
+    SIZE,
+    Add,
+    Writer,
+    attention,
+    by_distance,
+    chunks,
+    constant_bias,
+    padding,
+    rotation,
+    visible,
+)
+from onnx import helper
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.describe import KEYS, Describer
@@ -77,6 +90,27 @@ def test_every_key_of_a_decoder() -> None:
         "softmax_dtype": "fp32",
         "operator": "Softmax",
     }
+
+
+def test_scales_that_are_computed_from_fixed_lengths_are_numbers() -> None:
+    """As TorchScript writes them: the root of the size of a head, on the scores or on the queries."""
+
+    def root(g: Writer, value: str) -> str:
+        size = g.op("Cast", g.op("Shape", value, start=3, end=4), to=g.type)
+        return g.op("Pow", size, g.floats(-0.5))
+
+    def scaled(g: Writer, scores: str) -> str:
+        return g.op("Mul", scores, root(g, "transpose"))
+
+    def turned(g: Writer, heads: str, queries: bool) -> str:
+        g.nodes.append(helper.make_node("Identity", [heads], ["transpose"])) if queries else None
+        return heads
+
+    on_scores = described(attention(rotate=turned, add=[scaled]))
+    assert (on_scores["head_scales"], on_scores["encoding"]["name"]) == (False, "none")
+    assert on_scores["scale"] == pytest.approx(1 / SIZE)
+    on_queries = described(attention(rotate=lambda g, heads, queries: g.op("Mul", heads, root(g, heads))))
+    assert on_queries["encoding"] == {"name": "none"} and on_queries["query_factor"] is None
 
 
 def test_softcap_and_no_positions() -> None:

@@ -84,6 +84,7 @@ class Describer:
         if isinstance(attention, UnknownAttention):
             return self.missing(attention, attention.reason)
         data: Data = dict.fromkeys(KEYS)
+        numbers = self._scales_of_all_heads(attention)
         data |= {
             "name": attention.name,
             "layer": attention.layer,
@@ -92,16 +93,22 @@ class Describer:
             "num_kv_heads": attention.num_kv_heads,
             "head_dim": attention.head_dim,
             "value_dim": attention.value_dim,
-            "scale": attention.scale,
+            "scale": attention.scale * math.prod(numbers),
             "softcap": attention.softcap or None,
             "sinks": attention.sinks is not None,
-            "head_scales": bool(attention.head_scales),
+            "head_scales": len(numbers) < len(attention.head_scales),
             "qk_norm": self._norms(attention),
             "cache": cache_of(self.view, attention, self._outputs),
             **self._measured(attention),
             **self._carrier(attention),
         }
         return data
+
+    def _scales_of_all_heads(self, attention: Attention) -> list[float]:
+        """What all scores are multiplied by on all inputs, such as the root of a length that is fixed."""
+        probe = self.view.probe
+        found = [(probe.get(value), divides) for value, divides in attention.head_scales if value in probe.fixed]
+        return [1.0 / float(one) if divides else float(one) for one, divides in found if one.numel() == 1]
 
     def missing(self, attention: Attention | UnknownAttention, reason: Reason) -> Data:
         """What is known of an attention that was not understood: where it is, what carries it, and why."""
@@ -231,7 +238,7 @@ class Describer:
                 continue
             flow = self.view.flow
             above = flow.between(_beginning(flow, side.source.value), side.source.value)
-            factors = factors_of(flow, [*above, *flow.between(start, operand)])
+            factors = factors_of(flow, self.view.probe.fixed, [*above, *flow.between(start, operand)])
             if factors:
                 key = ("factor", tuple(factors))
                 found = self._shared(key, partial(temperature, self._measure, factors))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from posexport.graphs.draw import FAR
 from posexport.graphs.fits.progressions import EXACT, shortest
 
 
-def factors_of(flow: Dataflow, nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """What features are computed with in these nodes that is neither features nor constant."""
+def factors_of(flow: Dataflow, fixed: Collection[ir.Value], nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """What features are computed with in these nodes that is neither features nor `fixed`: the same on all inputs."""
     return [
         value
         for node in nodes
@@ -28,7 +28,7 @@ def factors_of(flow: Dataflow, nodes: Iterable[ir.Node]) -> list[ir.Value]:
         for value in node.inputs
         if value is not None
         and value not in flow.content
-        and value not in flow.constant
+        and value not in fixed
         and (value.dtype is None or value.dtype.is_floating_point())
     ]
 

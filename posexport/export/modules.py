@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from posexport import __version__, temporary
 from posexport.artifact import onnx_file
@@ -144,6 +145,7 @@ def export_any(
         progress("looking for attention")
         rewritten = _rewritten(model, form, target, opset)
         model = rewritten.model
+        RemoveUnusedOpsetsPass()(model)
     origin = module_metadata(source or ModuleSource(name=type(module).__name__))
     model.metadata_props.update({"posexport.form": form, "posexport.version": __version__, **origin})
     if functions.for_target_only or (rewritten is not None and rewritten.changed and target != "portable"):

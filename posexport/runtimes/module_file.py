@@ -132,7 +132,9 @@ def described(error: BaseException, path: Path) -> str:
     lines = (_line(each, path) for each in reversed(chain))
     line = next((line for line in lines if line is not None), None)
     where = "" if line is None else f" at line {line} of {str(path)!r}"
-    text = next((part.strip() for part in str(chain[-1]).splitlines() if part.strip()), "").rstrip(".")
+    said = [part.strip() for part in str(chain[-1]).splitlines() if part.strip()]
+    told = 2 if said and said[0].endswith(":") else 1  # what a list begins with
+    text = " ".join(said[:told]).rstrip(".")
     return f"{where}: {type(chain[-1]).__name__}" + (f": {text}" if text else "")
 
 

@@ -77,6 +77,7 @@ WRONG = {
     ),
     "raises": ("1 / 0", "running '{path}' failed at line 3 of '{path}': ZeroDivisionError: division by zero."),
     "several lines": ("raise ValueError('one\\n\\ntwo')", "failed at line 3 of '{path}': ValueError: one."),
+    "a list": ("raise ValueError('conflicts:\\n  - one\\n  - two')", "of '{path}': ValueError: conflicts: - one."),
     "raises deep inside": (
         "def fall(): return torch.zeros(2) @ torch.zeros(3)\n\n\nclass Model(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        fall()",

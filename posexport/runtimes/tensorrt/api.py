@@ -42,7 +42,8 @@ _FOREIGN_HINTS = (
         "write it anew with 'posexport rewrite --target tensorrt'",
     ),
     ("(?i)opset|version", "convert it to a lower opset"),
-    ("", "write its attention anew with 'posexport rewrite --form decomposed'"),
+    ("(?i)attention|rotary|softmax", "write its attention anew with 'posexport rewrite --form decomposed'"),
+    ("", "change the graph there, or run it on ONNX Runtime"),
 )
 """The same for files that posexport didn't write."""
 
@@ -120,7 +121,8 @@ def parser_error(name: str, file: str, parser: Any, *, ours: bool = True) -> Req
     message = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
     inside = "".join(f" in {call}" for call in error.local_function_stack())
     where = f"node {error.node_name()!r} (operator {error.node_operator()}){inside}" if error.node_operator() else "it"
-    return RequestError(f"{name} can't take {file!r}, {where}: {message}; {_hint(error.desc(), ours)}.")
+    hint = _hint(f"{error.desc()} {error.node_operator()}", ours)
+    return RequestError(f"{name} can't take {file!r}, {where}: {message}; {hint}.")
 
 
 def build_error(name: str, file: str, errors: list[str], *, ours: bool = True) -> RequestError:

@@ -81,15 +81,15 @@ class SiteWriter:
         if len(kinds := {q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
             most = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
             q, k, v = (self._in(one, most) for one in (q, k, v))
-        if self._functions.form == "contrib" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
-            raise RequestError("operators of com.microsoft take no fp64: choose another form.")
+        if self._functions.form != "native" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
+            raise RequestError("the graph computes in fp64, and the form computes scores in fp32: choose native.")
         attribute, factors = split_scale(attention.factors, q)
         if self._functions.form in _SCALED_IN_DTYPE and not is_exact(attribute, q.dtype or ir.DataType.FLOAT):
             attribute, factors = 1.0, [*factors, attribute]
         for number in factors:
             q = self._times(q, number)
         q = self._by_heads(q, attention)
-        wide = ir.DataType.DOUBLE in (q.dtype, k.dtype) and self._functions.form == "native"  # others add in fp32
+        wide = ir.DataType.DOUBLE in (q.dtype, k.dtype)
         dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
         biases = BiasWriter(writing=self._writing, sizes=sizes, wide=dtype)
         added = biases.total(attention, q)

@@ -95,4 +95,5 @@ def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
 
 def is_exact(number: float, dtype: ir.DataType) -> bool:
     """Whether a dtype holds a number as it is."""
-    return float(np.asarray(number).astype(dtype.numpy())) == number
+    with np.errstate(over="ignore"):  # infinity is another number
+        return float(np.asarray(number).astype(dtype.numpy())) == number

@@ -78,7 +78,7 @@ def test_the_product_with_values_may_be_an_output(form: str) -> None:
     np.testing.assert_allclose(run(ir.to_proto(done.model), arrays)["mixed"], run(model, arrays)["mixed"], atol=2e-6)
 
 
-def test_contrib_takes_no_float64() -> None:
+def test_native_alone_takes_float64() -> None:
     g = Graph()
     merged(g, attended(g, heads_of(g, "q"), heads_of(g, "k"), heads_of(g, "v")))
     for tensor in g.weights:
@@ -86,11 +86,12 @@ def test_contrib_takes_no_float64() -> None:
         if array.dtype == np.float32:
             tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float64), tensor.name))
     model = model_of(g, {"output": ["batch", "seq", HIDDEN]}, dtype=TensorProto.DOUBLE)
-    (site,) = rewrite_model(ir.from_proto(model), form="contrib", target="ort").sites
-    assert site.reason is not None
-    assert (site.state, site.reason.code) == (KEPT, "form")
-    (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
-    assert site.state == REWRITTEN
+    native = rewrite_model(ir.from_proto(model), form="native", target="ort")
+    assert [site.state for site in native.sites] == [REWRITTEN]
+    for form, start in (("contrib", model), ("function", model), ("decomposed", ir.to_proto(native.model))):
+        (site,) = rewrite_model(ir.from_proto(start), form=form, target="ort").sites
+        assert site.reason is not None
+        assert (site.state, site.reason.code) == (KEPT, "form"), form
 
 
 def test_a_sequence_of_tensors_is_a_reason() -> None:

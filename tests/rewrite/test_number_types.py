@@ -1,0 +1,133 @@
+"""Attention that is computed in more digits than its features have: so is what takes its place.
+
+The oracle is ONNX Runtime on the graph as it was, on features whose scores float16 can't hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+from rewrite_helpers import rewritten_model
+from small_graphs import Graph, run
+
+from posexport.rewrite import site
+from posexport.rewrite.rewriter import REWRITTEN
+
+HEADS, SIZE, HIDDEN = 2, 8, 16
+HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+FREQUENCIES = (100.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))).astype(np.float32)
+
+Hook = Callable[[Graph, str], str]
+
+
+def cast(kind: int) -> Hook:
+    return lambda g, value: g.op("Cast", value, to=kind)
+
+
+def turned(g: Graph, value: str) -> str:
+    """[B, N, S, D] turned by its places in float32, whatever it is in before and behind."""
+    value = cast(SINGLE)(g, value)
+    half, end = g.constant([SIZE // 2]), g.constant([SIZE])
+    places = g.op("Range", g.constant(0), g.op("Squeeze", g.length(value, 2)), g.constant(1))
+    column = g.op("Cast", g.op("Unsqueeze", places, g.constant([1])), to=SINGLE)
+    angles = g.op("Mul", column, g.constant(np.concatenate([FREQUENCIES] * 2), np.float32))
+    second = g.op("Neg", g.op("Slice", value, half, end, g.constant([3])))
+    swapped = g.op("Concat", second, g.op("Slice", value, g.constant([0]), half, g.constant([3])), axis=3)
+    return g.op("Add", g.op("Mul", value, g.op("Cos", angles)), g.op("Mul", swapped, g.op("Sin", angles)))
+
+
+def same(g: Graph, value: str) -> str:
+    return value
+
+
+def model_of(
+    *, wide: Hook = same, narrow: Hook = same, v: Hook = same, cached: bool = False, product: type = np.float32
+) -> onnx.ModelProto:
+    """Attention of features in float16: queries and keys go through `wide` before their product, values through `v`
+    and weights through `narrow` before theirs. With `cached` keys and values stand behind a cache in float16."""
+    g = Graph()
+    sides = []
+    for name in "qkv":
+        weight = g.constant(np.eye(HIDDEN) + np.roll(np.eye(HIDDEN), "qkv".index(name), 1), np.float16)
+        split = g.op("Reshape", g.op("MatMul", "features", weight), g.constant([0, 0, HEADS, SIZE]))
+        sides.append(g.op("Transpose", split, perm=[0, 2, 1, 3]))
+    q, k, value = sides
+    inputs = [helper.make_tensor_value_info("features", HALF, ["batch", "seq", HIDDEN])]
+    outputs = [helper.make_tensor_value_info("y", HALF, ["batch", "seq", HIDDEN])]
+    if cached:
+        k, value = (
+            g.op("Concat", f"past_{name}", new, axis=2, name=f"present_{name}")
+            for name, new in (("key", k), ("value", value))
+        )
+        for name in ("key", "value"):
+            dims = ["batch", HEADS, "past", SIZE]
+            inputs.append(helper.make_tensor_value_info(f"past_{name}", HALF, dims))
+            outputs.append(helper.make_tensor_value_info(f"present_{name}", HALF, [*dims[:2], "total", SIZE]))
+    q, k = wide(g, q), wide(g, k)
+    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
+    weights = narrow(g, g.op("Softmax", g.op("Mul", scores, g.constant(1e-5, product)), axis=-1))
+    mixed = g.op("Cast", g.op("MatMul", weights, v(g, value)), to=HALF)
+    g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]), name="y")
+    graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "queries and keys": {"wide": cast(SINGLE), "narrow": cast(HALF)},
+    "all": {"wide": cast(SINGLE), "v": cast(SINGLE)},
+    "rotated": {"wide": turned, "v": cast(SINGLE)},
+    "caches in float16": {"wide": cast(SINGLE), "v": cast(SINGLE), "cached": True},
+}
+
+
+def inputs(model: onnx.ModelProto, batch: int = 2, seq: int = 6, past: int = 4) -> dict[str, np.ndarray[Any, Any]]:
+    """Features of which products are above 65504."""
+    rng = np.random.default_rng(3)
+    shapes = {"features": (batch, seq, HIDDEN)} | dict.fromkeys(("past_key", "past_value"), (batch, HEADS, past, SIZE))
+    names = [one.name for one in model.graph.input]
+    return {name: (200 * rng.standard_normal(shapes[name])).astype(np.float16) for name in names}
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+@pytest.mark.parametrize("case", CASES)
+def test_scores_that_float16_cannot_hold(case: str, form: str) -> None:
+    model = model_of(**CASES[case])
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    arrays = inputs(model)
+    expected, actual = run(model, arrays), run(proto, arrays)
+    assert {one.dtype for one in actual.values()} == {np.dtype(np.float16)}
+    for name, want in expected.items():
+        assert actual[name].shape == want.shape and np.isfinite(want).all()
+        np.testing.assert_allclose(actual[name], want, rtol=0, atol=5e-3 * float(np.abs(want).max()))
+
+
+def test_the_dtype_of_products_is_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: attention in the dtype of the features."""
+
+    def sources(attention: Any) -> tuple[ir.Value, ir.Value, ir.Value]:
+        return attention.q.source.value, attention.k.source.value, attention.v.source.value
+
+    monkeypatch.setattr(site, "operands", sources)
+    model = model_of(**CASES["all"])
+    _, proto = rewritten_model(model, form="native", target="ort")
+    arrays = inputs(model)
+    want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
+    assert not np.isfinite(have).all() or float(np.abs(have - want).max()) > 0.01 * float(np.abs(want).max())
+
+
+def test_a_rotation_alone_may_have_more_digits() -> None:
+    """The products stay in float16."""
+    model = model_of(wide=lambda g, value: cast(HALF)(g, turned(g, value)), product=np.float16)
+    done, proto = rewritten_model(model, form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    types = onnx.shape_inference.infer_shapes(proto).graph.value_info
+    kinds = {value.name: value.type.tensor_type.elem_type for value in types}
+    read = {node.op_type: [kinds.get(name) for name in node.input[:2]] for node in proto.graph.node}
+    assert (read["RotaryEmbedding"], read["Attention"]) == ([SINGLE, SINGLE], [HALF, HALF])

@@ -12,7 +12,9 @@ import onnx_ir as ir
 from posexport.graphs.attention.absorbed import digits
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.attention.scores import HIDDEN
 
 
 def operands(attention: Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -31,3 +33,14 @@ def widest(flow: Dataflow, rotary: Rotary, dtypes: Mapping[str, ir.DataType]) ->
     """The dtype with the most digits of what a rotation computes; None where none is known."""
     found = [dtypes.get(value.name or "") for value in turned_values(flow, rotary)]
     return max((dtype for dtype in found if dtype is not None), key=digits, default=None)
+
+
+def bias_types(probe: Probe, attention: Attention, dtypes: Mapping[str, ir.DataType]) -> set[ir.DataType]:
+    """The dtypes of what is added to the scores beside masks, whose numbers any dtype holds."""
+    found = set()
+    for term in attention.terms:
+        dtype, number = dtypes.get(term.value.name or ""), probe.get(term.value)
+        is_mask = term.seen_if is not None or bool(((number == 0) | (number * term.factor <= HIDDEN)).all())
+        if dtype is not None and not is_mask:
+            found.add(dtype)
+    return found

@@ -26,7 +26,7 @@ from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
 from posexport.rewrite.added import Added, BiasWriter
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart
-from posexport.rewrite.number_types import operands, widest
+from posexport.rewrite.number_types import bias_types, operands, widest
 from posexport.rewrite.rotated import RotationWriter
 from posexport.rewrite.writing import Beside, Shaped, Writing, is_exact, times
 
@@ -77,10 +77,13 @@ class SiteWriter:
                 strict=True,
             )
         )
-        self._check_caches(attention, q, v)
-        if len(kinds := {q.dtype, k.dtype, v.dtype}) > 1:  # products of their own dtypes
+        kinds = {q.dtype, k.dtype, v.dtype}
+        if self._functions.form in ("native", "contrib"):  # whose operators add in the dtype of their queries
+            kinds |= bias_types(self._view.probe, attention, self._dtypes)
+        if len(kinds) > 1:
             most = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
             q, k, v = (self._in(one, most) for one in (q, k, v))
+        self._check_caches(attention, q, v)
         if self._functions.form != "native" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
             raise RequestError("the graph computes in fp64, and the form computes scores in fp32: choose native.")
         attribute, factors = split_scale(attention.factors, q)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
@@ -124,6 +124,8 @@ def write_sites(
         cache = attention.k.cache
         buffer = None if lengths is None or cache is None else shared_cache(nodes, lengths, values[cache.name])
         try:
+            if lengths is not None:
+                _check_own(attention, attentions)
             sites.append(writer.write(attention, buffer))
         except RequestError as error:
             refused[attention.name] = error
@@ -140,6 +142,17 @@ def write_sites(
     if lengths is not None:
         redirect(model, attentions, nodes, lengths)
     return {}
+
+
+def _check_own(attention: Attention, all_of_them: Iterable[Attention]) -> None:
+    """RequestError for keys or values that are the cache of another attention: a buffer has places without keys."""
+    presents = {side.cache.present for one in all_of_them for side in (one.k, one.v) if side.cache is not None}
+    for side in (attention.k, attention.v):
+        if side.cache is None and side.source.value in presents:
+            raise RequestError(
+                f"it reads {shown(side.source.value.name or '')}, the cache of another attention, which can't be "
+                "shared: drop --kv-cache."
+            )
 
 
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:

@@ -47,10 +47,17 @@ def same(g: Graph, value: str) -> str:
 
 
 def model_of(
-    *, wide: Hook = same, narrow: Hook = same, v: Hook = same, cached: bool = False, product: type = np.float32
+    *,
+    wide: Hook = same,
+    scores: Hook = same,
+    narrow: Hook = same,
+    v: Hook = same,
+    cached: bool = False,
+    product: type = np.float32,
 ) -> onnx.ModelProto:
-    """Attention of features in float16: queries and keys go through `wide` before their product, values through `v`
-    and weights through `narrow` before theirs. With `cached` keys and values stand behind a cache in float16."""
+    """Attention of features in float16: queries and keys go through `wide` before their product, which goes through
+    `scores` behind it and is then of the dtype `product`; values go through `v` and weights through `narrow` before
+    theirs. With `cached` keys and values stand behind a cache in float16."""
     g = Graph()
     sides = []
     for name in "qkv":
@@ -70,14 +77,14 @@ def model_of(
             inputs.append(helper.make_tensor_value_info(f"past_{name}", HALF, dims))
             outputs.append(helper.make_tensor_value_info(f"present_{name}", HALF, [*dims[:2], "total", SIZE]))
     q, k = wide(g, q), wide(g, k)
-    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
+    logits = scores(g, g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])))
     rows, keys = (
-        g.op("Range", g.constant(0), g.op("Squeeze", g.length(scores, axis)), g.constant(1)) for axis in (2, 3)
+        g.op("Range", g.constant(0), g.op("Squeeze", g.length(logits, axis)), g.constant(1)) for axis in (2, 3)
     )
-    first = g.op("Sub", g.length(scores, 3), g.length(scores, 2))
+    first = g.op("Sub", g.length(logits, 3), g.length(logits, 2))
     seen = g.op("LessOrEqual", keys, g.op("Unsqueeze", g.op("Add", rows, first), g.constant([1])))
     hidden = g.constant(-6e4 if product is np.float16 else -1e9, product)
-    weights = narrow(g, g.op("Softmax", g.op("Where", seen, scores, hidden), axis=-1))
+    weights = narrow(g, g.op("Softmax", g.op("Where", seen, logits, hidden), axis=-1))
     mixed = g.op("Cast", g.op("MatMul", weights, v(g, value)), to=HALF)
     g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]), name="y")
     graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
@@ -92,12 +99,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def inputs(model: onnx.ModelProto, batch: int = 2, seq: int = 6, past: int = 4) -> dict[str, np.ndarray[Any, Any]]:
-    """Features of which products are above 65504."""
+def inputs(
+    model: onnx.ModelProto, batch: int = 2, seq: int = 6, past: int = 4, size: float = 200.0
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Features of this size: products of those of 200 are above 65504."""
     rng = np.random.default_rng(3)
     shapes = {"features": (batch, seq, HIDDEN)} | dict.fromkeys(("past_key", "past_value"), (batch, HEADS, past, SIZE))
     names = [one.name for one in model.graph.input]
-    return {name: (200 * rng.standard_normal(shapes[name])).astype(np.float16) for name in names}
+    return {name: (size * rng.standard_normal(shapes[name])).astype(np.float16) for name in names}
 
 
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
@@ -137,3 +146,23 @@ def test_a_rotation_alone_may_have_more_digits() -> None:
     kinds = {value.name: value.type.tensor_type.elem_type for value in types}
     read = {node.op_type: [kinds.get(name) for name in node.input[:2]] for node in proto.graph.node}
     assert (read["RotaryEmbedding"], read["Attention"]) == ([SINGLE, SINGLE], [HALF, HALF])
+
+
+def slope(g: Graph, value: str) -> str:
+    """A slope on keys in float32, as of ALiBi by absolute places."""
+    places = g.op("Range", g.constant(0), g.op("Squeeze", g.length(value, 3)), g.constant(1))
+    added = g.op("Mul", g.op("Cast", places, to=SINGLE), g.constant(0.37, np.float32))
+    return g.op("Add", cast(SINGLE)(g, value), added)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
+    """At 600 tokens two of its numbers are 0.125 apart."""
+    model = model_of(scores=slope, narrow=cast(HALF), cached=cached)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    arrays = inputs(model, 1, 600, 300, size=0.5)
+    want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
+    assert have.shape == want.shape and np.isfinite(want).all()
+    np.testing.assert_allclose(have, want, rtol=0, atol=5e-3 * float(np.abs(want).max()))

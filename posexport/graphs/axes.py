@@ -6,7 +6,7 @@ first in ORDER decides, so a mask whose length has the name of the tokens' is as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from posexport.spec.contract import Shape
 
@@ -60,12 +60,12 @@ ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "p
 
 
 def axes_of(
-    kinds: Mapping[str, str], shapes: Mapping[str, Shape], outputs: Mapping[str, Shape]
+    kinds: Mapping[str, str], shapes: Mapping[str, Shape], outputs: Mapping[str, Shape], joined: Collection[str] = ()
 ) -> dict[str, Axes | None]:
     """The meaning of the axes of each input, None for a rank that its role doesn't have.
 
     `kinds` and `shapes` are by the inputs' names, `outputs` are shapes of outputs: a cache that comes out as long as it
-    went in is one that is written into.
+    went in is one that is written into. `joined` are inputs that a node joins with others: such a cache grows.
     """
     layouts = {name: _layout(kinds[name], shapes[name]) for name in kinds}
     rank = {kind: at for at, kind in enumerate(ORDER)}
@@ -74,7 +74,8 @@ def axes_of(
         for dim, meaning in zip(shapes[name], layouts[name] or (), strict=False):
             if isinstance(dim, str) and dim != "?" and meaning is not None:
                 names.setdefault(dim, meaning)
-    written = _is_written_into(kinds, shapes, outputs)
+    grows = any(kinds[name] == "past" for name in joined)
+    written = not grows and _is_written_into(kinds, shapes, outputs)
     axes: dict[str, Axes | None] = {}
     for name, layout in layouts.items():
         if layout is None:

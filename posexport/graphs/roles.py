@@ -122,7 +122,8 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     known = {name: str(kind) for name, kind in kinds.items()}
     shapes = {name: shape_of_value(value) for name, value in values.items()}
     outputs = {str(value.name): shape_of_value(value) for value in model.graph.outputs}
-    axes = axes_of(known, shapes, outputs)
+    joined = [name for name, value in values.items() if _is_joined(value)]
+    axes = axes_of(known, shapes, outputs, joined)
     for name in given:
         if axes[name] is None:
             allowed = ", ".join(map(str, KNOWN_AXES[known[name]]))
@@ -191,6 +192,16 @@ def _guesses(
     kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
     _tell_encoder_apart(kinds, given)
     return kinds
+
+
+def _is_joined(value: ir.Value) -> bool:
+    """Whether something stands behind an input in a Concat, as new keys behind cached ones."""
+    nodes = [use.node for use in value.uses()]
+    return any(
+        (node.op_type == "Concat" and len(node.inputs) > 1 and node.inputs[0] is value)
+        or (node.op_type in ("Identity", "Cast", "Concat") and len(node.inputs) == 1 and _is_joined(node.outputs[0]))
+        for node in nodes
+    )
 
 
 def shape_of_value(value: ir.Value) -> Shape:

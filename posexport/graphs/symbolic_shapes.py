@@ -255,9 +255,10 @@ class SymbolicShapes:
 
 
 def _name(value: ir.Value, axis: int) -> Hashable:
-    """The name of an input's dimension, or its place where it has none."""
-    dim = None if value.shape is None else value.shape[axis]
-    return (dim.value if isinstance(dim, ir.SymbolicDim) else None) or (value.name, axis)
+    """The name of an input's dimension, or its place where it has none, or `?`."""
+    dims = shape_of_value(value)
+    dim = dims[axis] if dims else "?"
+    return (value.name, axis) if dim == "?" else dim
 
 
 _RANDOM = ("Random", "Bernoulli", "Multinomial")

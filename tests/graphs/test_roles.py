@@ -163,6 +163,8 @@ def test_a_cache_that_comes_out_as_long_is_written_into(tmp_path: Path, name: st
     assert roles_of(graph_of(tmp_path, signature, present, nodes))["past_key.0"].axes == ("batch", 2, "slots", 4)
     grown: Signature = {name: (["b", 2, 20, 4], "fp32")}
     assert roles_of(graph_of(tmp_path, signature, grown, nodes))["past_key.0"].axes == ("batch", 2, "past", 4)
+    joined = [helper.make_node("Concat", ["past_key.0", "past_key.0"], [name], axis=2)]  # whatever its length is called
+    assert roles_of(graph_of(tmp_path, signature, present, joined))["past_key.0"].axes == ("batch", 2, "past", 4)
 
 
 def test_integers_that_nothing_tells_are_asked_for(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.attention.scores import HIDDEN
 
+_ARITHMETIC = {"Add", "Sub", "Mul", "MatMul", "Einsum", "Sum", "ReduceSum"}
+
 
 def operands(attention: Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Queries, keys and values as the graph's products read them."""
@@ -24,8 +26,8 @@ def operands(attention: Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def turned_values(flow: Dataflow, rotary: Rotary) -> list[ir.Value]:
-    """What a rotation computes of its source."""
-    nodes = flow.between(rotary.source, rotary.target)
+    """What a rotation computes of its source by arithmetic, beside casts and layouts."""
+    nodes = [node for node in flow.between(rotary.source, rotary.target) if node.op_type in _ARITHMETIC]
     return [value for node in nodes for value in node.outputs if value in flow.content]
 
 

@@ -148,6 +148,20 @@ def test_a_rotation_alone_may_have_more_digits() -> None:
     assert (read["RotaryEmbedding"], read["Attention"]) == ([SINGLE, SINGLE], [HALF, HALF])
 
 
+def test_features_of_more_digits_than_the_rotation() -> None:
+    """Queries and keys in float64 that are cast to float32 and turned there."""
+    model = model_of(wide=turned, v=cast(SINGLE))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == HALF and len(tensor.dims) == 2:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(float), tensor.name))
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    done, proto = rewritten_model(model, form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    features = np.random.default_rng(0).standard_normal((2, 5, HIDDEN))
+    want, have = (run(one, {"features": features})["y"].astype(np.float32) for one in (model, proto))
+    np.testing.assert_allclose(have, want, rtol=0, atol=2e-3 * float(np.abs(want).max()))
+
+
 def slope(g: Graph, value: str) -> str:
     """A slope on keys in float32, as of ALiBi by absolute places."""
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length(value, 3)), g.constant(1))

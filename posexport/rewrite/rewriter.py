@@ -27,7 +27,7 @@ from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, NOT_CHOSEN, REWRITTEN
-from posexport.rewrite.surgery import lower, values_read, write_sites
+from posexport.rewrite.surgery import OtherReader, lower, values_read, write_sites
 from posexport.spec.forms import FORMS, TARGETS
 
 
@@ -109,6 +109,10 @@ def rewrite_model(
         if refused:
             told = {name: _refusal(error) for name, error in refused.items()}
             reasons = told | reasons  # of what was tried first
+            if any(isinstance(error, OtherReader) for error in refused.values()):
+                reasons = dict.fromkeys((one.name for one in chosen), _others_left(next(iter(refused)))) | reasons
+                chosen = []
+                break
             chosen = _narrowed(view, chosen, refused, keep=False) if not shared else _without(chosen, refused)
             continue
         absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
@@ -131,8 +135,7 @@ def rewrite_model(
         chosen = _without(chosen, wrong)
     done = {one.name for one in chosen}
     if shared and not done.isdisjoint(reasons):
-        text = f"caches are buffers in all attentions or in none, and {next(n for n in done if n in reasons)} is left"
-        reasons = dict.fromkeys(done, Reason("others-left", text)) | reasons
+        reasons = dict.fromkeys(done, _others_left(next(name for name in done if name in reasons))) | reasons
         done = set()
     sites = tuple(
         SiteResult(
@@ -245,6 +248,10 @@ def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], for
     return not inside and any(
         value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
     )
+
+
+def _others_left(name: str) -> Reason:
+    return Reason("others-left", f"caches are buffers in all attentions or in none, and {name} is left")
 
 
 def _refusal(error: RequestError) -> Reason:

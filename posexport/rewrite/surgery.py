@@ -144,15 +144,24 @@ def write_sites(
     return {}
 
 
+class OtherReader(RequestError):
+    """An attention that reads the cache of another one, so that no cache can be shared."""
+
+
 def _check_own(attention: Attention, all_of_them: Iterable[Attention]) -> None:
-    """RequestError for keys or values that are the cache of another attention: a buffer has places without keys."""
+    """OtherReader for keys or values that are the cache of another attention: a buffer has places without keys."""
     presents = {side.cache.present for one in all_of_them for side in (one.k, one.v) if side.cache is not None}
     for side in (attention.k, attention.v):
-        if side.cache is None and side.source.value in presents:
-            raise RequestError(
-                f"it reads {shown(side.source.value.name or '')}, the cache of another attention, which can't be "
-                "shared: drop --kv-cache."
-            )
+        value: ir.Value | None = side.source.value if side.cache is None else None
+        while value is not None and value not in presents:
+            node = value.producer()
+            value = node.inputs[0] if node is not None and node.op_type in _LAYOUTS else None
+        if value is not None:
+            name = shown(value.name or "")
+            raise OtherReader(f"it reads {name}, the cache of another attention, which can't be shared then.")
+
+
+_LAYOUTS = {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast"}
 
 
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:

@@ -66,6 +66,11 @@ class Call:
         return size_of(self.q, -1) // self.heads.num_heads
 
     @property
+    def one_size(self) -> bool:
+        """Whether values have heads as wide as keys."""
+        return size_of(self.v, -1) == self.head_dim * self.heads.num_kv_heads
+
+    @property
     def even(self) -> bool:
         """Whether there are always as many new keys as queries."""
         return bool(shape_of(self.q)[1] == shape_of(self.k)[1])
@@ -202,7 +207,7 @@ def _multi_head(call: Call, ort: bool) -> Results:
     causal = heads.causal and plain and call.square  # runtimes agree only there
     mask = _mask(call, covered=causal)
     present = call.present()
-    if present and ort:
+    if present and ort and call.one_size:
         k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
         axis = 2
     else:
@@ -290,7 +295,8 @@ def _grouped(call: Call) -> Results:
 def _contrib(call: Call, ort: bool) -> Results:
     capped = call.heads.softcap > 0 and call.even
     grouped = call.write_indices is not None or capped or (call.square and call.heads.causal)
-    return _grouped(call) if ort and grouped and call.head_dim % GROUPED_WIDTH == 0 else _multi_head(call, ort)
+    grouped = grouped and call.one_size and call.head_dim % GROUPED_WIDTH == 0
+    return _grouped(call) if ort and grouped else _multi_head(call, ort)
 
 
 def add_bodies(operator: Operator[..., Any], decomposed: Callable[..., Results]) -> None:

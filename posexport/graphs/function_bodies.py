@@ -26,7 +26,7 @@ class Functions:
 
     def __init__(self, opset: int, form: str, target: str, taken: Collection[str] = ()) -> None:
         """`taken` are names of functions that the model has already."""
-        self.opset, self.form, self._target, self._taken = opset, form, target, set(taken)
+        self.opset, self.form, self.target, self._taken = opset, form, target, set(taken)
         self.for_target_only = False
         self._calls: dict[tuple[object, ...], ir.Function] = {}
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
@@ -57,7 +57,7 @@ class Functions:
                 ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(shape)) if shape is not None else None
                 for name, v, shape in zip(operator.inputs, inputs, shapes, strict=True)
             ]
-            chosen = operator.body_for(self.form, self._target)
+            chosen = operator.body_for(self.form, self.target)
             function = self._build(operator, chosen, values, attributes)
             common = operator.body_for(self.form, "portable")
             if chosen is not common and not self.for_target_only:

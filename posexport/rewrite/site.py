@@ -114,7 +114,12 @@ class SiteWriter:
         }
         square = sizes.same(of_q.tokens, sizes.k.tokens) and (attention.square or attention.k.cache is not None)
         lengths = ("batch", "seq" if square else "keys")
-        width, value_width = attention.num_kv_heads * dim, attention.num_kv_heads * attention.value_dim
+        value_dim, kv_heads = attention.value_dim, attention.num_kv_heads
+        if self._needs_one_size(attention):
+            size = max(dim, value_dim)
+            q, k = self._padded(q, heads, dim, size), self._padded(k, kv_heads, dim, size)
+            v, dim, value_dim = self._padded(v, kv_heads, value_dim, size), size, size
+        width, value_width = kv_heads * dim, kv_heads * value_dim
         shaped: list[Shaped] = [
             (q, ("batch", "seq", heads * dim)),
             (k, (*lengths, width)),
@@ -134,7 +139,8 @@ class SiteWriter:
             extra += [] if shared is None else [(shared.write_indices, ("batch",))]
             shaped[3:3] = extra
         results = self._writing.call(operator, shaped, attributes)
-        out = from_tokens(nodes, results[0], attention.output.layout, heads, attention.value_dim)
+        out = self._cut(results[0], heads, value_dim, attention.value_dim)
+        out = from_tokens(nodes, out, attention.output.layout, heads, attention.value_dim)
         replaced = {attention.output.value.name or "": out}
         for turn in attention.turns:
             rotary = turn.rotary
@@ -153,6 +159,33 @@ class SiteWriter:
         if dtype is None or value.dtype in (None, dtype):
             return value
         return self._nodes.one("Cast", value, to=dtype.value, dtype=dtype)
+
+    def _needs_one_size(self, attention: Attention) -> bool:
+        """Whether operators must have values of the size of keys, and these haven't; RequestError with caches, which
+        must stay as they are."""
+        if attention.value_dim == attention.head_dim or self._functions.form not in ("native", "contrib"):
+            return False
+        if self._functions.target == "ort":
+            return False
+        if attention.k.cache is not None:
+            raise RequestError("TensorRT takes caches of one size of heads only: choose the target ort, or decomposed.")
+        return True
+
+    def _padded(self, value: ir.Value, heads: int, size: int, to: int) -> ir.Value:
+        """Heads [B, S, heads*size] with zeros behind their features: scores stay what they are."""
+        if size == to:
+            return value
+        split = self._nodes.shaped(value, 0, 0, heads, size)
+        wide = self._nodes.one("Pad", split, self._nodes.constant([0] * 7 + [to - size]))
+        return self._nodes.shaped(wide, 0, 0, heads * to)
+
+    def _cut(self, value: ir.Value, heads: int, size: int, to: int) -> ir.Value:
+        """The first features of each head [B, S, heads*size]."""
+        if size == to:
+            return value
+        ends = (self._nodes.constant([end]) for end in (0, to, 3))
+        cut = self._nodes.one("Slice", self._nodes.shaped(value, 0, 0, heads, size), *ends)
+        return self._nodes.shaped(cut, 0, 0, heads * to)
 
     def _check_caches(self, attention: Attention, q: ir.Value, v: ir.Value) -> None:
         """RequestError where what is cached has another dtype than the products compute in."""

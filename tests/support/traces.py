@@ -37,7 +37,7 @@ def same_program(*key: object) -> Iterator[None]:
 
 def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
     block = (spec, *fixed.items(), functions.opset)
-    key = (*block, functions.form, functions._target)
+    key = (*block, functions.form, functions.target)
     if key not in GRAPHS:
         with same_program(*block):
             GRAPHS[key] = trace(spec, fixed, functions), functions.for_target_only

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from posexport.graphs.symbolic_sizes import Size
+from posexport.graphs.symbolic_sizes import Shape, Size
 
 if TYPE_CHECKING:
     from posexport.graphs.symbolic_shapes import SymbolicShapes
-
-Shape = tuple[Size, ...]
 
 
 def attended(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:

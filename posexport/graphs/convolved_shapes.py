@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from posexport.graphs.symbolic_sizes import ONE, Size
+from posexport.graphs.symbolic_sizes import ONE, Shape, Size
 
 if TYPE_CHECKING:
     from posexport.graphs.symbolic_shapes import SymbolicShapes
@@ -17,7 +17,7 @@ CONVOLUTIONS = (
 )
 
 
-def convolved(shapes: SymbolicShapes, node: ir.Node) -> tuple[Size, ...] | None:
+def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     """A row for a row, a channel for each filter; what is left of the other axes follows from their lengths."""
     shape, weights = shapes.of_input(node, 0), shapes.of_input(node, 1)
     here = shapes.tensor(node.outputs[0])

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from posexport.graphs.node_arguments import input_of
-from posexport.graphs.symbolic_sizes import Size
+from posexport.graphs.symbolic_sizes import Shape, Size
 
 if TYPE_CHECKING:
     from posexport.graphs.symbolic_shapes import SymbolicShapes
-
-Shape = tuple[Size, ...]
 
 WHOLE = 2**31 - 1
 """An end from which on a Slice takes all that there is."""

@@ -1,4 +1,4 @@
-"""What a node is given: inputs that may be missing."""
+"""What a node is given: inputs that may be missing, and whether it only gives one on."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ import onnx_ir as ir
 def input_of(node: ir.Node, at: int) -> ir.Value | None:
     """What a node reads at a place; None where it reads nothing there."""
     return node.inputs[at] if at < len(node.inputs) else None
+
+
+def is_copy(node: ir.Node) -> bool:
+    """Whether a node gives what it gets: Identity, or a Concat of one value, which TorchScript writes."""
+    return node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)

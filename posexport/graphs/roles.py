@@ -16,6 +16,7 @@ from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, check_known, shown
 from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
 from posexport.graphs.load import inlined, ir_of
+from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values
 
@@ -198,8 +199,9 @@ def _is_joined(value: ir.Value) -> bool:
     """Whether something stands behind an input in a Concat, as new keys behind cached ones."""
     nodes = [use.node for use in value.uses()]
     return any(
-        (node.op_type == "Concat" and len(node.inputs) > 1 and node.inputs[0] is value)
-        or (node.op_type in ("Identity", "Cast", "Concat") and len(node.inputs) == 1 and _is_joined(node.outputs[0]))
+        _is_joined(node.outputs[0])
+        if is_copy(node) or node.op_type == "Cast"
+        else node.op_type == "Concat" and node.inputs[0] is value
         for node in nodes
     )
 

@@ -15,12 +15,10 @@ from posexport.custom_ops.angles import exact_sinusoids
 from posexport.graphs import attended_shapes, cut_shapes
 from posexport.graphs.convolved_shapes import CONVOLUTIONS, convolved
 from posexport.graphs.node_arguments import input_of
-from posexport.graphs.symbolic_sizes import ONE, Size, product
+from posexport.graphs.symbolic_sizes import ONE, Shape, Size, product
 
 if TYPE_CHECKING:
     from posexport.graphs.symbolic_shapes import SymbolicShapes
-
-Shape = tuple[Size, ...]
 
 
 def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:

@@ -20,8 +20,7 @@ from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TO
 from posexport.graphs.forced_sizes import forced
 from posexport.graphs.node_arguments import input_of
 from posexport.graphs.roles import Role, shape_of_value
-from posexport.graphs.shape_rules import Shape
-from posexport.graphs.symbolic_sizes import Size, Symbols
+from posexport.graphs.symbolic_sizes import Shape, Size, Symbols
 
 
 class SymbolicShapes:
@@ -158,28 +157,30 @@ class SymbolicShapes:
         if not isinstance(actual, torch.Tensor):
             return ()
         rank = actual.dim()
-        stated = shape_of_value(value) if value.shape is not None else ("?",) * rank
         axes = role.axes if role is not None else [""] * rank
         sizes = []
-        for at, (dim, axis) in enumerate(zip(stated, axes, strict=True)):
-            name = _name(value, at)
-            known = dim if isinstance(dim, int) else self._known.get(name)
+        for dim, axis in zip(_dimensions(value, rank), axes, strict=True):
+            known = dim if isinstance(dim, int) else self._known.get(dim)
             least = int(isinstance(axis, str) and axis in _NEVER_EMPTY)
-            sizes.append(Size(known) if known is not None else self.symbols.dimension(name, least))
+            sizes.append(Size(known) if known is not None else self.symbols.dimension(dim, least))
         return tuple(sizes)
 
     def _forced(self, roles: Mapping[str, Role]) -> dict[Hashable, int]:
         """Further dimensions that were seen to be of one size and must be so, by name."""
         taken: dict[Size, int] = {}
         names: dict[Size, Hashable] = {}
-        axes: dict[Size, int | str] = {}
+        above_one: set[Size] = set()
         for value in self._flow.graph.inputs:
-            role = roles.get(value.name or "")
-            for at, size in enumerate(self._shapes.get(value, ()) if role is not None else ()):
-                if role is not None and not size.is_fixed and isinstance(dim := role.shape[at], int):
-                    taken[size], names[size] = dim, _name(value, at)
-                    axes[size] = role.axes[at]
-        above_one = [size for size in taken if axes[size] not in (HEIGHT, WIDTH)]  # of which 1 was tried
+            role, shape = roles.get(value.name or ""), self._shapes.get(value, ())
+            if role is None:
+                continue
+            for size, name, dim, axis in zip(
+                shape, _dimensions(value, len(shape)), role.shape, role.axes, strict=False
+            ):
+                if not size.is_fixed and isinstance(dim, int):
+                    taken[size], names[size] = dim, name
+                    if axis not in (HEIGHT, WIDTH):  # of all others 1 was tried
+                        above_one.add(size)
         found = forced(self, self._flow.graph.outputs, taken, above_one) if taken else {}
         return {names[size]: number for size, number in found.items()}
 
@@ -254,11 +255,10 @@ class SymbolicShapes:
         return found
 
 
-def _name(value: ir.Value, axis: int) -> Hashable:
-    """The name of an input's dimension, or its place where it has none, or `?`."""
-    dims = shape_of_value(value)
-    dim = dims[axis] if dims else "?"
-    return (value.name, axis) if dim == "?" else dim
+def _dimensions(value: ir.Value, rank: int) -> list[Hashable]:
+    """The dimensions of an input: numbers, names, and places where there is no name, or `?`."""
+    dims = shape_of_value(value) or ("?",) * rank
+    return [(value.name, axis) if dim == "?" else dim for axis, dim in enumerate(dims)]
 
 
 _RANDOM = ("Random", "Bernoulli", "Multinomial")

@@ -32,6 +32,8 @@ class Size:
         return Size(number, tuple(sorted(self.symbols + other.symbols)) if number else ())
 
 
+Shape = tuple[Size, ...]
+
 ONE = Size(1)
 
 

@@ -71,18 +71,20 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     expanded: list[Expanded] = []
     shapes: dict[str, tuple[int, ...]] = {}
     refused: dict[ir.Node, str] = {}
+    flow = Dataflow(model, tokens, content)
+    probe = Probe(Evaluator(model), flow, arrays, roles, seed)
     if operands:
-        before = Probe(Evaluator(model), Dataflow(model, tokens, content), arrays, roles, seed)
-        shapes = {name: before.shape(value) for name, value in operands.items()}
+        shapes = {name: probe.shape(value) for name, value in operands.items()}
         varying = {
             (name, axis)
             for name, value in operands.items()
-            for axis, size in enumerate(before.shapes.of(value))
+            for axis, size in enumerate(probe.shapes.of(value))
             if not size.is_fixed
         }
         expanded = expand(model, shapes, varying=varying, refused=refused)
-    flow = Dataflow(model, tokens, content)
-    probe = Probe(Evaluator(model), flow, arrays, roles, seed)
+    if expanded:
+        flow = Dataflow(model, tokens, content)
+        probe = Probe(Evaluator(model), flow, arrays, roles, seed)
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,

@@ -20,6 +20,7 @@ from posexport.graphs.attention.attention import Attention
 from posexport.graphs.axes import BATCH, PAST, SEQ, TOTAL
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.function_bodies import DOMAIN
+from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.roles import Role
 from posexport.rewrite.site import SharedCache
@@ -112,7 +113,7 @@ def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]
     for node in [use.node for use in value.uses()]:
         if node.domain == DOMAIN or node in new:
             continue
-        if node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1):
+        if is_copy(node):
             _redirect(node.outputs[0], length, nodes, new)
         elif node.op_type == "Shape":
             _give_shape(node, value, length, nodes)

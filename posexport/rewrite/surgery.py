@@ -118,6 +118,7 @@ def write_sites(
     dtypes = view.dtypes([*read, *_replaced(attentions), *computed, *products])
     writer = SiteWriter(nodes, functions, values, dtypes, view)
     lengths = lengths_of(model, view.roles, nodes) if shared else None
+    presents = {side.cache.present for one in attentions for side in (one.k, one.v) if side.cache is not None}
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
     for attention in attentions:
@@ -125,7 +126,7 @@ def write_sites(
         buffer = None if lengths is None or cache is None else shared_cache(nodes, lengths, values[cache.name])
         try:
             if lengths is not None:
-                _check_own(attention, attentions)
+                _check_own(attention, presents)
             sites.append(writer.write(attention, buffer))
         except RequestError as error:
             refused[attention.name] = error
@@ -148,9 +149,9 @@ class OtherReader(RequestError):
     """An attention that reads the cache of another one, so that no cache can be shared."""
 
 
-def _check_own(attention: Attention, all_of_them: Iterable[Attention]) -> None:
-    """OtherReader for keys or values that are the cache of another attention: a buffer has places without keys."""
-    presents = {side.cache.present for one in all_of_them for side in (one.k, one.v) if side.cache is not None}
+def _check_own(attention: Attention, presents: Collection[ir.Value]) -> None:
+    """OtherReader for keys or values that are one of these caches without being the attention's own: a buffer has
+    places without keys."""
     for side in (attention.k, attention.v):
         value: ir.Value | None = side.source.value if side.cache is None else None
         while value is not None and value not in presents:

@@ -54,6 +54,15 @@ class Graph:
         return self.op("Shape", value, start=axis, end=axis + 1)
 
 
+def causal(g: Graph, scores: str) -> str:
+    """Which keys queries see of scores [B, N, S, T] whose last query is the last key: bool [S, T]."""
+    rows, keys = (
+        g.op("Range", g.constant(0), g.op("Squeeze", g.length(scores, axis)), g.constant(1)) for axis in (2, 3)
+    )
+    first = g.op("Sub", g.length(scores, 3), g.length(scores, 2))
+    return g.op("LessOrEqual", keys, g.op("Unsqueeze", g.op("Add", rows, first), g.constant([1])))
+
+
 def decoder(
     *,
     layers: int = 1,

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
-from small_graphs import Graph, run
+from small_graphs import Graph, causal, run
 
 from posexport.rewrite import site
 from posexport.rewrite.rewriter import REWRITTEN
@@ -78,13 +78,8 @@ def model_of(
             outputs.append(helper.make_tensor_value_info(f"present_{name}", HALF, [*dims[:2], "total", SIZE]))
     q, k = wide(g, q), wide(g, k)
     logits = scores(g, g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])))
-    rows, keys = (
-        g.op("Range", g.constant(0), g.op("Squeeze", g.length(logits, axis)), g.constant(1)) for axis in (2, 3)
-    )
-    first = g.op("Sub", g.length(logits, 3), g.length(logits, 2))
-    seen = g.op("LessOrEqual", keys, g.op("Unsqueeze", g.op("Add", rows, first), g.constant([1])))
     hidden = g.constant(-6e4 if product is np.float16 else -1e9, product)
-    weights = narrow(g, g.op("Softmax", g.op("Where", seen, logits, hidden), axis=-1))
+    weights = narrow(g, g.op("Softmax", g.op("Where", causal(g, logits), logits, hidden), axis=-1))
     mixed = g.op("Cast", g.op("MatMul", weights, v(g, value)), to=HALF)
     g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]), name="y")
     graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)

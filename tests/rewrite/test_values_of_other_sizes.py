@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
-from small_graphs import Graph, run
+from small_graphs import Graph, causal, run
 
 from posexport.rewrite.rewriter import REWRITTEN
 
@@ -53,12 +53,7 @@ def model_of(size: int, value_size: int, kv_heads: int = HEADS, cached: bool = F
         )
     scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
     scores = g.op("Mul", scores, g.constant(size**-0.5, np.float32))
-    rows, keys = (
-        g.op("Range", g.constant(0), g.op("Squeeze", g.length(scores, axis)), g.constant(1)) for axis in (2, 3)
-    )
-    first = g.op("Sub", g.length(scores, 3), g.length(scores, 2))
-    seen = g.op("LessOrEqual", keys, g.op("Unsqueeze", g.op("Add", rows, first), g.constant([1])))
-    weights = g.op("Softmax", g.op("Where", seen, scores, g.constant(-1e9, np.float32)), axis=-1)
+    weights = g.op("Softmax", g.op("Where", causal(g, scores), scores, g.constant(-1e9, np.float32)), axis=-1)
     merged = g.op("Transpose", g.op("MatMul", weights, v), perm=[0, 2, 1, 3])
     whole = g.op("Reshape", merged, g.constant([0, 0, HEADS * value_size]))
     g.op("MatMul", whole, g.random("out", HEADS * value_size, HIDDEN), name="y")

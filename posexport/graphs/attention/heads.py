@@ -18,6 +18,7 @@ from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, factor, layo
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import BARRIERS, MISSES, Rotary, farthest_rotation
 from posexport.graphs.attention.turned_parts import Turn
+from posexport.graphs.node_arguments import is_copy
 
 
 @attrs.frozen(kw_only=True)
@@ -144,13 +145,8 @@ def _grown(flow: Dataflow, probe: Probe, source: Source) -> tuple[Cache, ir.Valu
     if past is None or new is None or axis not in (2, -2) or len(probe.shape(past)) != 4:
         return None
     start = past
-    while (before := start.producer()) is not None and _is_copy(before) and before.inputs[0] is not None:
+    while (before := start.producer()) is not None and is_copy(before) and before.inputs[0] is not None:
         start = before.inputs[0]
     if not start.is_graph_input():
         return None
     return Cache(name=start.name or "", past=past, present=source.value), new
-
-
-def _is_copy(node: ir.Node) -> bool:
-    """Whether a node gives what it gets: Identity, or a Concat of one value, which TorchScript writes."""
-    return node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)

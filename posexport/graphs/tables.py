@@ -23,7 +23,7 @@ _LOOKUPS = {
 }
 """(domain, operator) to {place of the indices: place of the table}."""
 
-_UNCHANGED = ("Cast", "Identity", "Expand", "Tile", "Unsqueeze")
+_UNCHANGED = ("Cast", "Identity", "Expand", "Tile", "Unsqueeze", "QuantizeLinear", "DequantizeLinear")
 """Operators on the way from a constant table to its lookup: axes in front may become more and longer."""
 
 _STEPS = 64

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.external_data_helper
+import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from posexport.artifact import onnx_file
+from posexport.artifact.mapped_file import read_mapped
+from posexport.errors import system_error
 from posexport.runtimes.base import Arrays, check_onnx_file, timed
 
 
@@ -45,17 +50,24 @@ class BatchNormalization(OpRun):
 
 
 class _Evaluator(ReferenceEvaluator):
-    """Hands the operators above on to the functions of a model too: it makes one of its own class for each."""
+    """Hands the operators above on to the functions of a model too: it makes one of its own class for each.
 
-    def __init__(self, proto: Any, *arguments: Any, **options: Any) -> None:
+    Weights outside of the graph's message are mapped from files of the `folder`.
+    """
+
+    def __init__(self, proto: Any, *arguments: Any, folder: Path | None = None, **options: Any) -> None:
+        self._folder = folder
         super().__init__(proto, *arguments, **{"new_ops": [GatherElements, BatchNormalization], **options})
+
+    def retrieve_external_data(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        return ir.serde.deserialize_tensor(tensor, base_path=str(self._folder)).numpy()
 
 
 class ReferenceRunner:
     """One model in the evaluator."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._evaluator = _Evaluator(model)
+    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+        self._evaluator = _Evaluator(model, folder=folder)
         self._names = list(self._evaluator.output_names)
 
     @np.errstate(all="ignore")  # the comparison reports infinities, not numpy's warnings
@@ -71,6 +83,13 @@ class ReferenceRunner:
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
-    """Open the `.onnx` file at `path`, external data included; there are no options."""
+    """Open the `.onnx` file at `path`, its weights mapped from the disk; there are no options."""
     check_onnx_file("onnx-reference", path, options)
-    return ReferenceRunner(onnx_file.load(path))
+    model = read_mapped(path).model
+    weights = len(model.graph.initializer)  # which come first; others are those that nodes hold
+    with system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"):
+        for tensor in itertools.islice(onnx_file.tensors_within(model), weights, None):
+            if onnx.external_data_helper.uses_external_data(tensor):
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+                tensor.data_location = onnx.TensorProto.DEFAULT
+    return ReferenceRunner(model, path.parent)

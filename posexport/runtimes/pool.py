@@ -65,6 +65,10 @@ class Pool:
         """A private folder that goes away with the pool."""
         return self._folder.path
 
+    def one_at_a_time(self) -> None:
+        """From now on one worker at a time: several that each hold a large file would take several times its size."""
+        self._slots = threading.BoundedSemaphore(1)
+
     def start(self, runtime: Runtime) -> None:
         """Start a runtime's worker, which loads its engine, ahead of the first request."""
         self._get(runtime)[0].start()

@@ -9,12 +9,17 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 import small_graphs
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
+
+
+def _feeds(cache: bool = False) -> dict[str, np.ndarray]:
+    feeds = helpers.feeds(2, 6, 3 if cache else 0)
+    return {name: array for name, array in feeds.items() if cache or "past" not in name}
 
 
 @pytest.mark.parametrize("form", ["decomposed", "native"])
@@ -30,10 +35,31 @@ def test_attention_behind_quantised_tables_and_products(
     onnx.save(onnx.shape_inference.infer_shapes(onnx.load(quantised)), quantised)
     result = helpers.rewritten(quantised, out, form=form)
     assert [one["operator"] for one in result.attentions] == ["Softmax"] and result.is_complete
-    feeds = {
-        name: array for name, array in helpers.feeds(2, 6, 3 if cache else 0).items() if cache or "past" not in name
-    }
+    feeds = _feeds(cache)
     have, want = helpers.ran(out, feeds)[0], helpers.ran(quantised, feeds)[0]
     assert have.shape == want.shape
     # a rounding error may move a whole number by one
     assert float(np.abs(have - want).max()) <= 0.02 * float(np.abs(want).max())
+
+
+class _TwoPrompts(CalibrationDataReader):
+    def __init__(self) -> None:
+        self._left = [_feeds() for _ in range(2)]
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return self._left.pop() if self._left else None
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_attention_between_quantised_projections(tmp_path: Path, form: str) -> None:
+    """Weights of embeddings and projections behind DequantizeLinear, as quantize_static writes them."""
+    path = helpers.saved(tmp_path, small_graphs.decoder(cache=False))
+    quantised, out = tmp_path / "quantised.onnx", tmp_path / "out.onnx"
+    model = onnx.load(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [node.name for node in model.graph.node if node.op_type != "Gather" and node.input[-1] not in weights]
+    quantize_static(path, quantised, _TwoPrompts(), nodes_to_exclude=kept)
+    result = helpers.rewritten(quantised, out, form=form)
+    assert result.is_complete, result.attentions
+    feeds = _feeds()
+    np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(quantised, feeds)[0], rtol=1e-5, atol=1e-5)

@@ -39,6 +39,9 @@ from posexport.verify.result import (
 )
 from posexport.verify.rounding import is_near
 
+LARGE = 256 * 2**20
+"""Bytes of weights from which one worker at a time has a file open."""
+
 LISTED = 3
 """Cases that a note names; it counts the others."""
 
@@ -106,6 +109,8 @@ class GraphJob:
         """Submit the evaluations, and a run on each runtime that can take the file."""
         if self.mismatch is not None:
             return
+        if self.subject.weight_bytes > LARGE:
+            self.pool.one_at_a_time()
         self.truth = self._truth(self.cases)
         self._submit_runs(missing)
 

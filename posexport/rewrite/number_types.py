@@ -37,9 +37,13 @@ def widest(flow: Dataflow, rotary: Rotary, dtypes: Mapping[str, ir.DataType]) ->
     return max((dtype for dtype in found if dtype is not None), key=digits, default=None)
 
 
-def bias_types(probe: Probe, attention: Attention, dtypes: Mapping[str, ir.DataType]) -> set[ir.DataType]:
-    """The dtypes of what is added to the scores beside masks, whose numbers any dtype holds."""
+def logit_types(probe: Probe, attention: Attention, dtypes: Mapping[str, ir.DataType]) -> set[ir.DataType]:
+    """The dtypes of what is added to the scores, and of sinks; not of masks, whose numbers any dtype holds."""
     found = set()
+    if attention.sinks is not None:  # no more digits than the logits that they stand beside
+        both = [dtypes.get(value.name or "") for value in (attention.sinks, attention.logits)]
+        known = [dtype for dtype in both if dtype is not None]
+        found |= {min(known, key=digits)} if known else set()
     for term in attention.terms:
         dtype, number = dtypes.get(term.value.name or ""), probe.get(term.value)
         is_mask = term.seen_if is not None or bool(((number == 0) | (number * term.factor <= HIDDEN)).all())

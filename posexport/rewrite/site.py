@@ -26,7 +26,7 @@ from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
 from posexport.rewrite.added import Added, BiasWriter
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart
-from posexport.rewrite.number_types import bias_types, operands, widest
+from posexport.rewrite.number_types import logit_types, operands, widest
 from posexport.rewrite.rotated import RotationWriter
 from posexport.rewrite.writing import Beside, Shaped, Writing, is_exact, times
 
@@ -79,7 +79,7 @@ class SiteWriter:
         )
         kinds = {q.dtype, k.dtype, v.dtype}
         if self._functions.form in ("native", "contrib"):  # whose operators add in the dtype of their queries
-            kinds |= bias_types(self._view.probe, attention, self._dtypes)
+            kinds |= logit_types(self._view.probe, attention, self._dtypes)
         if len(kinds) > 1:
             most = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
             q, k, v = (self._in(one, most) for one in (q, k, v))
@@ -103,6 +103,8 @@ class SiteWriter:
             bias = biases.fitted(added, q, of_q, keys)
             bias = bias if shared is None else self._to_the_end(bias, shared)
         sinks = None if attention.sinks is None else nodes.shaped(self._writing.read(attention.sinks), -1)
+        if sinks is not None and self._functions.form in ("native", "contrib"):
+            sinks = self._in(sinks, q.dtype)
         attributes = {
             "num_heads": heads,
             "num_kv_heads": attention.num_kv_heads,

@@ -114,7 +114,7 @@ def write_sites(
     read = values_read(attentions)
     nodes = Nodes(taken)
     computed = [value for one in attentions for rotary in rotations(one) for value in turned_values(view.flow, rotary)]
-    products = [value for one in attentions for value in operands(one)]
+    products = [value for one in attentions for value in (*operands(one), one.logits)]
     dtypes = view.dtypes([*read, *_replaced(attentions), *computed, *products])
     writer = SiteWriter(nodes, functions, values, dtypes, view)
     lengths = lengths_of(model, view.roles, nodes) if shared else None

@@ -23,6 +23,8 @@ HEADS, SIZE, HIDDEN = 2, 8, 16
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 FREQUENCIES = (100.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))).astype(np.float32)
 
+SINKS = np.array([90.03, -4.0], np.float32)
+
 Hook = Callable[[Graph, str], str]
 
 
@@ -54,10 +56,12 @@ def model_of(
     v: Hook = same,
     cached: bool = False,
     product: type = np.float32,
+    sinks: Hook | None = None,
 ) -> onnx.ModelProto:
     """Attention of features in float16: queries and keys go through `wide` before their product, which goes through
     `scores` behind it and is then of the dtype `product`; values go through `v` and weights through `narrow` before
-    theirs. With `cached` keys and values stand behind a cache in float16."""
+    theirs. With `cached` keys and values stand behind a cache in float16. The logits have sinks, numbers in float32
+    that go through `sinks`."""
     g = Graph()
     sides = []
     for name in "qkv":
@@ -79,7 +83,14 @@ def model_of(
     q, k = wide(g, q), wide(g, k)
     logits = scores(g, g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])))
     hidden = g.constant(-6e4 if product is np.float16 else -1e9, product)
-    weights = narrow(g, g.op("Softmax", g.op("Where", causal(g, logits), logits, hidden), axis=-1))
+    logits = g.op("Where", causal(g, logits), logits, hidden)
+    if sinks is not None:
+        batch = g.op("Concat", g.length(logits, 0), g.constant([HEADS]), g.length(logits, 2), g.constant([1]), axis=0)
+        column = sinks(g, g.constant(SINKS.reshape(1, HEADS, 1, 1), np.float32))
+        logits = g.op("Concat", logits, g.op("Expand", column, batch), axis=3)
+    weights = narrow(g, g.op("Softmax", logits, axis=-1))
+    if sinks is not None:
+        weights = g.op("Slice", weights, g.constant([0]), g.constant([-1]), g.constant([3]))
     mixed = g.op("Cast", g.op("MatMul", weights, v(g, value)), to=HALF)
     g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]), name="y")
     graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
@@ -175,3 +186,23 @@ def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
     want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
     assert have.shape == want.shape and np.isfinite(want).all()
     np.testing.assert_allclose(have, want, rtol=0, atol=5e-3 * float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
+    """Beside features in float16: with `narrowed` the graph rounds them to float16, whose numbers near 90 are 0.0625
+    apart, and computes its logits so."""
+    styles: dict[str, Any] = {"sinks": cast(HALF), "product": np.float16} if narrowed else {"sinks": same}
+    styles |= {} if narrowed else {"scores": cast(SINGLE), "narrow": cast(HALF)}
+    model = model_of(cached=cached, **styles)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    onnx.checker.check_model(proto, full_check=True)
+    casts = [node for node in proto.graph.node if node.op_type == "Cast" and node.attribute[0].i == SINGLE]
+    assert form == "function" or bool(casts) is not narrowed
+    arrays = inputs(model, 2, 6, 3, size=4.0)
+    want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
+    assert have.shape == want.shape and np.isfinite(want).all()
+    np.testing.assert_allclose(have, want, rtol=0, atol=(2e-2 if narrowed else 5e-3) * float(np.abs(want).max()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -69,6 +71,14 @@ def to_torch(stored: ir.TensorProtocol, wide: bool, rows: torch.Tensor | None = 
     External data is read here and not kept. ValueError where the element type has no dtype, IndexError for a row that
     is not there.
     """
+    copied = _copied(stored, wide, rows)
+    if isinstance(stored, ir.ExternalTensor):
+        with contextlib.suppress(BufferError):  # where another reads it at this time
+            stored.release()  # or the pages of all weights stay in memory
+    return copied
+
+
+def _copied(stored: ir.TensorProtocol, wide: bool, rows: torch.Tensor | None) -> torch.Tensor:
     dtype = torch_dtype(stored.dtype, wide)
     array = stored.numpy()
     if rows is not None:

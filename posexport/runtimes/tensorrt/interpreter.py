@@ -114,20 +114,20 @@ class ImportRunner:
             values[tensor.name] = widened(to_torch(inputs[tensor.name]))
             if not fits(values[tensor.name], tensor):
                 raise ValueError(f"the input {tensor.name!r} must be {tensor.dtype.name} {list(tensor.shape)}")
-        kept = {tensor.name: DTYPES[tensor.dtype.name] for tensor in self._outputs}
         with torch.no_grad():
-            self._fill(values, set(kept))
-        return {name: to_numpy(values[name].to(dtype)) for name, dtype in kept.items()}
+            return self._filled(values)
 
-    def _fill(self, values: dict[str, torch.Tensor], kept: set[str]) -> None:
-        """Evaluate the layers that outputs and assertions need, and drop values that are not read again.
+    def _filled(self, values: dict[str, torch.Tensor]) -> Arrays:
+        """Evaluate the layers that outputs and assertions need, drop values that are not read again, and give the
+        outputs.
 
         Layers are evaluated when their inputs are there, not in the network's order. Unselected branches are skipped.
         """
         unread = Counter(self._uses)
-        kept = kept | set(values)
+        wanted = {tensor.name: DTYPES[tensor.dtype.name] for tensor in self._outputs}
+        found = {name: to_numpy(values[name].to(dtype)) for name, dtype in wanted.items() if name in values}
         stack = [node for node in self._nodes if not node.outputs and node.inputs and node.kind == "ASSERTION"]
-        stack += [self._producers[name] for name in kept if name in self._producers]
+        stack += [self._producers[name] for name in wanted if name in self._producers]
         done: set[Node] = set()
         while stack:
             node = stack[-1]
@@ -140,11 +140,14 @@ class ImportRunner:
                 continue
             done.add(node)
             values.update(zip(node.outputs, node.evaluate(values), strict=True))
+            found |= {name: to_numpy(values[name].to(wanted[name])) for name in node.outputs if name in wanted}
             for name in (*node.inputs, node.choice):
                 if name is not None:
                     unread[name] -= 1
-                    if not unread[name] and name not in kept:
-                        values.pop(name, None)
+            for name in (*node.inputs, node.choice, *node.outputs):
+                if name is not None and not unread[name]:
+                    values.pop(name, None)
+        return {name: found[name] for name in wanted}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         raise RequestError(f"{NAME} runs no kernels, so there is nothing to time: time tensorrt or tensorrt-rtx.")

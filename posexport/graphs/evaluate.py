@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import RequestError, shown
-from posexport.graphs.frames import Frame, Override
+from posexport.graphs.frames import Frame, Override, Plan
 from posexport.graphs.kernels import dtypes
 
 
@@ -20,11 +20,14 @@ class Evaluator:
     relies on overflow in its own dtype (finfo.min + finfo.min = -inf) therefore gives other values. With `wide=False`
     dtypes are those of the file.
 
-    The model may be changed between runs, but for the names of its values.
+    The model stays as it is: the order of its nodes, and its small weights, are kept from run to run.
     """
 
     def __init__(self, model: ir.Model, *, wide: bool = True) -> None:
         self._model, self._wide = model, wide
+        self._names = _values_by_name(model.graph)
+        self._plans: dict[object, Plan] = {}
+        self._weights: dict[ir.Value, torch.Tensor] = {}
 
     def run(
         self,
@@ -40,13 +43,21 @@ class Evaluator:
         is wrong; UnknownOperatorError (one of those) where an operator has no kernel.
         """
         graph = self._model.graph
-        names = _values_by_name(graph)
+        names = self._names
         wanted = [_named(names, name) for name in outputs] if outputs is not None else list(graph.outputs)
         replaced = {_named(names, name): override for name, override in (overrides or {}).items()}
         given = {_named(names, name): self._given(names[name], tensor) for name, tensor in inputs.items()}
-        frame = Frame(model=self._model, wide=self._wide, nodes=graph, opsets=graph.opset_imports, overrides=replaced)
+        frame = Frame(
+            model=self._model,
+            wide=self._wide,
+            nodes=graph,
+            opsets=graph.opset_imports,
+            overrides=replaced,
+            plans=self._plans,
+            weights=self._weights,
+        )
         with torch.no_grad():
-            results = frame.run(given, wanted)
+            results = frame.run(given, wanted, (frozenset(given), tuple(wanted)))
         return {str(value.name): result for value, result in zip(wanted, results, strict=True)}
 
     def _given(self, value: ir.Value, tensor: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,11 @@ _LARGE = 1 << 20
 
 Override = Callable[[torch.Tensor], torch.Tensor]
 
-Plan = tuple[list[ir.Node], dict[ir.Value, int]]
-"""Nodes in the order in which they run, and how often each value is read."""
+_SMALL = 4096
+"""Elements of a weight that is kept as it was converted; others take their memory for nothing."""
+
+Plan = tuple[list[tuple[ir.Node, list[ir.Value]]], dict[ir.Value, int]]
+"""Nodes in the order in which they run, each with what it reads, and how often each value is read."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -39,25 +42,25 @@ class Frame:
     depth: int = 0
     values: dict[ir.Value, Value] = attrs.field(factory=dict)
     plans: dict[object, Plan] = attrs.field(factory=dict)
-    """Of bodies and functions that ran before."""
+    """Of what ran before."""
+    weights: dict[ir.Value, torch.Tensor] = attrs.field(factory=dict)
+    """Small weights that were read before."""
 
-    def run(self, given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value], key: object = None) -> list[Value]:
+    def run(self, given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value], key: object) -> list[Value]:
         """Evaluate what the wanted values need, free what is no longer read, and give the wanted values.
 
-        `key` stands for a graph that is run more than once with the same given and wanted values.
+        `key` stands for a graph with these given and wanted values.
         """
         plan = self.plans.get(key)
         if plan is None:
-            plan = _plan(self.nodes, given, wanted)
-            if key is not None:
-                self.plans[key] = plan
+            plan = self.plans[key] = _plan(self.nodes, given, wanted)
         nodes, uses = plan[0], dict(plan[1])
         for value, tensor in given.items():
             if value in uses:
                 self._bind(value, tensor)
-        for node in nodes:
-            self._step(node, uses)
-            for value in (*_reads(node), *node.outputs):
+        for node, reads in nodes:
+            self._step(node, reads, uses)
+            for value in (*reads, *node.outputs):
                 if value in uses and value not in node.outputs:
                     uses[value] -= 1
                 if not uses.get(value):
@@ -83,9 +86,13 @@ class Frame:
         if value in self.outer:
             return self.outer[value]
         if value.const_value is not None:
-            tensor = self._weight(value, value.const_value)
+            tensor = self.weights.get(value)
+            if tensor is None:
+                tensor = self._weight(value, value.const_value)
+                if tensor.numel() <= _SMALL:
+                    self.weights[value] = tensor
             if value not in self.overrides:
-                return tensor  # not kept: converted weights are large
+                return tensor
             self._bind(value, tensor)
             return self.values[value]
         maker = value.producer()
@@ -103,11 +110,11 @@ class Frame:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RequestError(f"weight {shown(value.name)} can't be read: {reason}.") from error
 
-    def _step(self, node: ir.Node, uses: Mapping[ir.Value, int]) -> None:
+    def _step(self, node: ir.Node, reads: Sequence[ir.Value], uses: Mapping[ir.Value, int]) -> None:
         """Run one node and bind its outputs."""
         inputs: list[Value] = []
         try:
-            for value in _reads(node)[len(node.inputs) - node.inputs.count(None) :]:
+            for value in reads[len(node.inputs) - node.inputs.count(None) :]:
                 if value in self.overrides and value not in self.values:
                     self._read(value)  # a replaced weight that only a body reads
             results = self._rows_of_table(node)
@@ -196,6 +203,7 @@ class Frame:
             references={**defaults, **attributes},
             depth=self._deeper(),
             plans=self.plans,
+            weights=self.weights,
         )
         return tuple(inner.run(dict(zip(function.inputs, inputs, strict=True)), list(function.outputs), function))
 
@@ -223,7 +231,8 @@ def _reads(node: ir.Node) -> list[ir.Value]:
 def _plan(nodes: Iterable[ir.Node], given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value]) -> Plan:
     """The nodes that the wanted values need, each behind those that it needs."""
     ours = set(nodes)
-    order: list[ir.Node] = []
+    order: list[tuple[ir.Node, list[ir.Value]]] = []
+    reads: dict[ir.Node, list[ir.Value]] = {}
     uses: dict[ir.Value, int] = {}
     finished: dict[ir.Node, bool] = {}
     stack: list[tuple[ir.Node, bool]] = []
@@ -240,11 +249,12 @@ def _plan(nodes: Iterable[ir.Node], given: Mapping[ir.Value, Value], wanted: Seq
         node, done = stack.pop()
         if done:
             finished[node] = True
-            order.append(node)
+            order.append((node, reads[node]))
         elif node not in finished:
             finished[node] = False
             stack.append((node, True))
-            need(reversed(_reads(node)))
+            reads[node] = _reads(node)
+            need(reversed(reads[node]))
         elif not finished[node]:
             raise RequestError(f"{place_of(node)} needs its own result: the graph has a circle.")
     return order, uses

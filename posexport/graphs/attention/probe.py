@@ -17,6 +17,9 @@ from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.roles import Role
 from posexport.graphs.symbolic_shapes import SymbolicShapes
 
+_SMALL = 4096
+"""Elements of a constant that is kept once it was read; others take their memory for nothing."""
+
 
 class Probe:
     """A graph on one set of inputs. `values` has every value that depends on them, in float64, by name.
@@ -34,6 +37,7 @@ class Probe:
     ) -> None:
         self._evaluator, self._flow = evaluator, flow
         self._generator = torch.Generator().manual_seed(seed)
+        self._constants: dict[str, torch.Tensor] = {}
         values = [value for node in flow.graph for value in node.outputs if value.name and value not in flow.constant]
         read = [value.name or "" for value in values if value.uses()]
         given = [value.name or "" for value in values if value.is_graph_output() and not value.uses()]
@@ -52,10 +56,13 @@ class Probe:
     def get(self, value: ir.Value) -> torch.Tensor:
         """A value on these inputs; RequestError for a sequence of tensors."""
         name = value.name or ""
-        # a constant would take its memory for nothing
-        found = self.values[name] if name in self.values else self._evaluator.run({}, [name])[name]
+        found = self.values.get(name, self._constants.get(name))
+        if found is None:
+            found = self._evaluator.run({}, [name])[name]
         if not isinstance(found, torch.Tensor):
             raise RequestError(f"{shown(name)} is a sequence of tensors, where a tensor is needed.")
+        if name not in self.values and found.numel() <= _SMALL:
+            self._constants[name] = found
         return found
 
     def random_like(self, value: ir.Value) -> torch.Tensor:

@@ -82,9 +82,12 @@ def _of_sizes(operator: Any, last: int) -> Callable[..., Any]:
     return on_pairs
 
 
-def _squeezed(x: torch.Tensor) -> torch.Tensor:
+def _squeezed(x: torch.Tensor, axes: int | Sequence[int] | None = None) -> torch.Tensor:
+    """Without these axes, all by default, where they are of one element; torch lets others stay."""
+    given = range(x.dim()) if axes is None else [axes] if isinstance(axes, int) else axes
+    single = [axis % x.dim() for axis in given if x.shape[axis] == 1]
     pairs = torch.view_as_real(x)
-    return torch.view_as_complex(_aten.squeeze.dims(pairs, [axis for axis in range(x.dim()) if x.shape[axis] == 1]))
+    return torch.view_as_complex(_aten.squeeze.dims(pairs, single) if single else pairs)
 
 
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -143,8 +146,8 @@ def _exponential(x: torch.Tensor) -> torch.Tensor:
 _ON_PAIRS: dict[Any, Callable[..., Any]] = {
     _aten.unsqueeze.default: _along(_aten.unsqueeze.default, new_axes=1),
     _aten.squeeze.default: _squeezed,
-    _aten.squeeze.dim: _along(_aten.squeeze.dim),
-    _aten.squeeze.dims: _along(_aten.squeeze.dims),
+    _aten.squeeze.dim: _squeezed,
+    _aten.squeeze.dims: _squeezed,
     _aten.select.int: _along(_aten.select.int),
     _aten.index_select.default: _along(_aten.index_select.default),
     _aten.unbind.int: _along(_aten.unbind.int),

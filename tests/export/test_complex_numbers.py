@@ -18,6 +18,7 @@ OPERATORS = {
     "new axes": f"{Z}[:, :, None] * table[: x.shape[1]][None, :, None]",
     "squeeze": f"{Z}[:1].squeeze()",
     "squeezed axes": f"{Z}[:, :, None, :, None].squeeze((2, -1))",
+    "squeeze of longer axes": f"({Z}.squeeze(1) * table[: x.shape[1]]).squeeze((-1, 0))",
     "select": f"{Z}[:, -1] * table[3]",
     "select on the last axis": f"{Z}[..., -1]",
     "rows by position": f"{Z} * table[ids]",

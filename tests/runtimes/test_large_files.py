@@ -1,0 +1,126 @@
+"""Large files: weights stay on the disk until they are read, and one worker at a time has a file open."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from posexport.graphs.evaluate import Evaluator
+from posexport.runtimes import RUNTIMES, onnx_reference, pool
+from posexport.runtimes.pool import Pool, result
+from posexport.verify.graph import job
+from posexport.verify.graph.job import GraphJob
+from posexport.verify.result import VerifyOverrides
+
+SIZE = 64
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A product with a weight that lies in a file of its own."""
+    weight = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE) / SIZE
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", SIZE])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    return tmp_path / "model.onnx"
+
+
+def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return x @ (np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE) / SIZE)
+
+
+def test_the_evaluator_gives_the_pages_of_a_weight_back(path: Path) -> None:
+    model = ir.load(path)
+    x = np.random.default_rng(0).standard_normal((3, SIZE)).astype(np.float32)
+    evaluator = Evaluator(model)
+    weight = model.graph.initializers["weight"].const_value
+    assert isinstance(weight, ir.ExternalTensor)
+    for _ in range(2):
+        found = evaluator.run({"x": torch.from_numpy(x)})["y"]
+        np.testing.assert_allclose(found, expected(x.astype(np.float64)), rtol=1e-12)
+        assert weight.raw is None
+    weight.numpy()
+    assert weight.raw is not None  # as it would stay
+
+
+def test_a_weight_that_another_reads_stays_open(path: Path) -> None:
+    model = ir.load(path)
+    weight = model.graph.initializers["weight"].const_value
+    assert isinstance(weight, ir.ExternalTensor)
+    held = weight.numpy()
+    x = np.ones((2, SIZE), np.float32)
+    found = Evaluator(model).run({"x": torch.from_numpy(x)})["y"]
+    np.testing.assert_allclose(found, expected(x.astype(np.float64)), rtol=1e-12)
+    assert held[-1, -1] == (SIZE * SIZE - 1) / SIZE
+
+
+def test_onnx_reference_maps_weights(path: Path) -> None:
+    runner = onnx_reference.load(path, {})
+    x = np.random.default_rng(0).standard_normal((3, SIZE)).astype(np.float32)
+    np.testing.assert_allclose(runner.run({"x": x})["y"], expected(x), rtol=1e-5, atol=1e-4)
+    base: Any = runner._evaluator.rt_inits_["weight"]
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, busy, most = threading.Lock(), 0, 0
+
+    class Slow:
+        def __init__(self, *modules: str) -> None:
+            pass
+
+        def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+            nonlocal busy, most
+            with lock:
+                busy += 1
+                most = max(most, busy)
+            time.sleep(0.3)
+            with lock:
+                busy -= 1
+            return {"ok": True, "describe": {}}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(pool, "Worker", Slow)
+    with Pool(60, busy=3) as workers:
+        if alone:
+            workers.one_at_a_time()
+        names = ("ort-cpu", "onnx-reference", "torch")
+        answers = [workers.submit(RUNTIMES[name], tmp_path / "model.onnx", []) for name in names]
+        assert all(result(answer).failure is None for answer in answers)
+    assert (most == 1) is alone
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_files_from_a_size_on_are_large(more: int) -> None:
+    asked = []
+    job_of_file = GraphJob(
+        subject=SimpleNamespace(weight_bytes=job.LARGE + more, path=Path("model.onnx")),  # type: ignore[arg-type]
+        pool=SimpleNamespace(one_at_a_time=lambda: asked.append(True)),  # type: ignore[arg-type]
+        runtimes={},
+        overrides=VerifyOverrides(),
+        cases=[],
+    )
+    job_of_file.submit({})
+    assert len(asked) == more

@@ -17,7 +17,7 @@ from posexport.errors import RequestError, check_known, shown
 from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
 from posexport.graphs.load import inlined, ir_of
 from posexport.graphs.node_arguments import is_copy
-from posexport.graphs.tables import patches_of, required_sizes, rows_of, strides_of
+from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values
 
 ROLES: dict[str, str] = {
@@ -88,9 +88,9 @@ class Role:
     where it has none and is fixed.
 
     Integers lie below `rows`, where a table says so. Images are made of patches: `strides` and `patches` on each side,
-    where known. `taken` are sizes that the graph was seen to take, rising, of axes by meaning of which it doesn't take
-    all (posexport.graphs.baked). `grouped` says that the graph has GroupQueryAttention: it takes no padding on the
-    left, and several tokens after others for one row only.
+    where known. Sound has `frames` for one token, and from it to the next. `taken` are sizes that the graph was seen to
+    take, rising, of axes by meaning of which it doesn't take all (posexport.graphs.baked). `grouped` says that the
+    graph has GroupQueryAttention: it takes no padding on the left, and several tokens after others for one row only.
     """
 
     name: str
@@ -101,6 +101,7 @@ class Role:
     rows: int | None = None
     strides: tuple[int, ...] | None = None
     patches: int | None = None
+    frames: tuple[int, int] = (1, 1)
     grouped: bool = False
     taken: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -148,6 +149,7 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
             rows=rows[name],
             strides=strides_of(value) if pictures else None,
             patches=patches_of(model) if pictures else None,
+            frames=frames_of(model, value) if known[name] == "audio" else (1, 1),
             grouped=grouped,
         )
     return roles

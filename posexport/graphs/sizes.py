@@ -12,7 +12,7 @@ _SPARE = 5
 
 PATCH, SMALLEST_PATCH, _PIXELS, _FRAMES = 16, 8, 64, 256
 """Pixels of a patch, where the graph doesn't say; a first convolution with smaller steps is followed by others. Pixels
-on a side, and frames of sound."""
+on a side, and the fewest frames of sound."""
 
 _FREE = 6
 """The size of a dimension whose meaning is not known."""
@@ -79,7 +79,7 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
                 continue
             if axis in (HEIGHT, WIDTH):
                 sizes[axis] = asked.get(axis) or side_of(role, axis)
-            sizes.setdefault(axis, _FRAMES if axis == FRAMES else _FREE)
+            sizes.setdefault(axis, frames_for(role, sizes[SEQ]) if axis == FRAMES else _FREE)
             if axis in taken:
                 sizes[axis] = _nearest(taken[axis], sizes[axis])
     return {**sizes, **{axis: size for axis, size in fixed.items() if axis not in sizes}}
@@ -96,6 +96,12 @@ def side_of(role: Role, axis: str) -> int:
     """Pixels along the height or the width, as the graph's table of positions has it where there is one."""
     step = step_of(role, axis)
     return step * role.patches if role.patches else max(_PIXELS // step, 2) * step
+
+
+def frames_for(role: Role, tokens: int) -> int:
+    """Frames of sound for so many tokens, or more: as many as a short sound has."""
+    length, step = role.frames
+    return max(length + (tokens - 1) * step, _FRAMES)
 
 
 def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -43,13 +43,17 @@ class SymbolicShapes:
         self.computations = Computations(flow, constant)
         self._flow, self._values, self._constant = flow, values, constant
         self._known: dict[Hashable, int] = {}
+        self._least: dict[Hashable, int] = {}
         self._compute(roles)
+        self._least = self._bounds()
+        if self._least:  # which decide how lengths are rounded, also before they are known
+            self._compute(roles)
         while found := self._forced(roles):
             self._known |= found
             self._compute(roles)
 
     def _compute(self, roles: Mapping[str, Role]) -> None:
-        """The shapes of all values; `_known` are dimensions that are fixed, by name."""
+        """The shapes of all values; by name, `_known` are dimensions that are fixed, and `_least` bounds of others."""
         flow = self._flow
         self.symbols = Symbols()
         self.fixed = set(flow.constant)
@@ -161,9 +165,20 @@ class SymbolicShapes:
         sizes = []
         for dim, axis in zip(_dimensions(value, rank), axes, strict=True):
             known = dim if isinstance(dim, int) else self._known.get(dim)
-            least = int(isinstance(axis, str) and axis in _NEVER_EMPTY)
+            least = max(int(isinstance(axis, str) and axis in _NEVER_EMPTY), self._least.get(dim, 0))
             sizes.append(Size(known) if known is not None else self.symbols.dimension(dim, least))
         return tuple(sizes)
+
+    def _bounds(self) -> dict[Hashable, int]:
+        """Dimensions of inputs that must be above 1 for what the graph computes from them, by name."""
+        found: dict[Hashable, int] = {}
+        for value in self._flow.graph.inputs:
+            shape = self._shapes.get(value, ())
+            for size, name in zip(shape, _dimensions(value, len(shape)), strict=False):
+                least = self.symbols.least(size)
+                if not size.is_fixed and least is not None and least > 1:
+                    found[name] = least
+        return found
 
     def _forced(self, roles: Mapping[str, Role]) -> dict[Hashable, int]:
         """Further dimensions that were seen to be of one size and must be so, by name."""

@@ -179,12 +179,16 @@ class Symbols:
         return self.total([quotient, Size(whole)])
 
     def assume(self, size: Size, least: int) -> None:
-        """Note that a size is at least so large, where it is a symbol and a number."""
+        """Note that a size is at least so large, where it is a symbol, or a multiple of one, and a number."""
         rest = [part for part in self._expanded(size) if not part.is_fixed]
-        if len(rest) == 1 and rest[0].number == 1 and len(rest[0].symbols) == 1:
+        if len(rest) == 1 and rest[0].number > 0 and len(rest[0].symbols) == 1:
             (symbol,) = rest[0].symbols
             constant = sum(part.number for part in self._expanded(size) if part.is_fixed)
-            self._least[symbol] = max(self._least.get(symbol, least - constant), least - constant)
+            bound = -((constant - least) // rest[0].number)  # rounded up
+            bound = self._least[symbol] = max(self._least.get(symbol, bound), bound)
+            if symbol in self._quotients:
+                numerator, divisor = self._quotients[symbol]
+                self.assume(numerator, bound * divisor)
 
     def least(self, size: Size) -> int | None:
         """A number that a size is never below, as far as one is known."""

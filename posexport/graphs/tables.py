@@ -26,6 +26,12 @@ _LOOKUPS = {
 _UNCHANGED = ("Cast", "Identity", "Expand", "Tile", "Unsqueeze", "QuantizeLinear", "DequantizeLinear")
 """Operators on the way from a constant table to its lookup: axes in front may become more and longer."""
 
+_WINDOWED = {"Conv", "MaxPool", "AveragePool"}
+"""Operators that need several frames of their first input for one of their output."""
+
+_MIXING = {"MatMul", "Gemm", "Einsum", "Shape", "Size"}
+"""Operators behind which frames are tokens."""
+
 _STEPS = 64
 """Values that are followed at most."""
 
@@ -124,6 +130,28 @@ def strides_of(value: ir.Value) -> tuple[int, ...] | None:
                 seen.update(new)
                 pending += new
     return None
+
+
+def frames_of(model: ir.Model, sound: ir.Value) -> tuple[int, int]:
+    """The frames of sound that the convolutions and pools behind an input need for one token, and those from one token
+    to the next; both are 1 where there are none."""
+    reached = {sound: (1, 1)}
+    for node in model.graph:
+        found = [
+            reached[value] for value in node.inputs[: 1 if node.op_type in _WINDOWED else None] if value in reached
+        ]
+        if not found or node.op_type in _MIXING:
+            continue
+        length, step = max(length for length, _ in found), max(step for _, step in found)
+        if node.op_type in _WINDOWED:
+            kernel, stride, dilation = (
+                max(node.attributes.get_ints(name) or (1,)) for name in ("kernel_shape", "strides", "dilations")
+            )
+            weight = _constant_shape(node.inputs[1]) if node.op_type == "Conv" and node.inputs[1] is not None else None
+            kernel = max([kernel, *(size for size in (weight or ())[2:] if isinstance(size, int))])
+            length, step = length + (kernel - 1) * dilation * step, stride * step
+        reached |= dict.fromkeys(node.outputs, (length, step))
+    return max(length for length, _ in reached.values()), max(step for _, step in reached.values())
 
 
 def patches_of(model: ir.Model) -> int | None:

@@ -122,6 +122,17 @@ def test_lengths_of_layers_that_follow_each_other() -> None:
     assert after == symbols.total([symbols.floor_quotient(length, 8), Size(-1)])
 
 
+@given(st.integers(1, 60), st.integers(0, 70), st.integers(1, 9), st.integers(0, 5))
+def test_what_a_quotient_is_at_least_bounds_the_length(length: int, places: int, step: int, least: int) -> None:
+    """The lengths that a convolution takes are those of which it leaves enough."""
+    symbols = Symbols()
+    size = symbols.dimension("frames", 1)
+    left = symbols.floor_quotient(symbols.total([size, Size(-places)]), step)
+    symbols.assume(left, least)
+    bound = symbols.least(size)
+    assert bound is not None and (length < bound) == ((length - places) // step < least or length < 1)
+
+
 @pytest.mark.parametrize("operator", ["Min", "Max"])
 def test_what_is_no_polynomial_is_a_symbol_of_its_own(operator: str) -> None:
     symbols = Symbols()

@@ -312,7 +312,7 @@ def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, .
         indices, kv_heads = call.write_indices, heads.num_kv_heads
         present = call.present(lambda past, new: write(op, past, new, indices, lengths, kv_heads))
     if present:
-        keys, v = (keys_onnx(op, call.q, present[0], heads), repeated_onnx(op, present[1], heads, call.head_dim))
+        keys, v = (keys_onnx(op, call.q, present[0], heads), repeated_onnx(op, present[1], heads, call.value_dim))
     else:
         keys, v = (keys_onnx(op, call.q, call.k, heads), op.Transpose(split_onnx(op, call.v, heads), perm=[0, 2, 1, 3]))
     added = Added(call.bias, call.mask, call.sinks)

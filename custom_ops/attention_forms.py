@@ -66,9 +66,14 @@ class Call:
         return size_of(self.q, -1) // self.heads.num_heads
 
     @property
+    def value_dim(self) -> int:
+        """Width of a head of values."""
+        return size_of(self.v, -1) // self.heads.num_kv_heads
+
+    @property
     def one_size(self) -> bool:
         """Whether values have heads as wide as keys."""
-        return size_of(self.v, -1) == self.head_dim * self.heads.num_kv_heads
+        return self.value_dim == self.head_dim
 
     @property
     def even(self) -> bool:
@@ -199,6 +204,12 @@ def _written(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, n
     return written_onnx(op, buffer, new, write_indices, call.lengths(), kv_heads)
 
 
+def _placed(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, new: ir.Value) -> ir.Value:
+    """A buffer with the new keys or values, by operators of every opset."""
+    write = scattered_onnx if ort else written_onnx
+    return write(call.op, buffer, new, write_indices, call.lengths(), call.heads.num_kv_heads)
+
+
 def _multi_head(call: Call, ort: bool) -> Results:
     """MultiHeadAttention, which needs as many key heads as query heads. `ort`: cached keys are [B, N, T, head_dim],
     which ONNX Runtime takes and TensorRT doesn't, instead of [B, T, N*head_dim]."""
@@ -206,7 +217,7 @@ def _multi_head(call: Call, ort: bool) -> Results:
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
     causal = heads.causal and plain and call.square  # runtimes agree only there
     mask = _mask(call, covered=causal)
-    present = call.present()
+    present = call.present(None if call.write_indices is None else partial(_placed, call, call.write_indices, ort))
     if present and ort and call.one_size:
         k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
         axis = 2

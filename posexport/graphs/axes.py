@@ -55,19 +55,31 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
 }
 """The meaning of axes by role and rank."""
 
+_MASKS = ("attention_mask", "encoder_attention_mask")
+
 ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "position_ids", "images", "audio")
 """The roles whose names of dimensions count before those of others."""
 
 
 def axes_of(
-    kinds: Mapping[str, str], shapes: Mapping[str, Shape], outputs: Mapping[str, Shape], joined: Collection[str] = ()
+    kinds: Mapping[str, str],
+    shapes: Mapping[str, Shape],
+    outputs: Mapping[str, Shape],
+    joined: Collection[str] = (),
+    scored: Collection[str] = (),
 ) -> dict[str, Axes | None]:
     """The meaning of the axes of each input, None for a rank that its role doesn't have.
 
     `kinds` and `shapes` are by the inputs' names, `outputs` are shapes of outputs: a cache that comes out as long as it
-    went in is one that is written into. `joined` are inputs that a node joins with others: such a cache grows.
+    went in is one that is written into. `joined` are inputs that a node joins with others: such a cache grows. `scored`
+    are inputs that meet a product as they are: a mask of two dimensions is then one of tokens and keys.
     """
     layouts = {name: _layout(kinds[name], shapes[name]) for name in kinds}
+    layouts |= {
+        name: (SEQ, layout[1])
+        for name, layout in layouts.items()
+        if layout is not None and len(layout) == 2 and name in scored and kinds[name] in _MASKS
+    }
     rank = {kind: at for at, kind in enumerate(ORDER)}
     names: dict[str, str] = {}
     for name in sorted(kinds, key=lambda name: rank.get(kinds[name], len(ORDER))):

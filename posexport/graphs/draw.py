@@ -180,23 +180,27 @@ def _positions(draw: _Draw) -> Array:
 
 
 def _mask(draw: _Draw) -> Array:
-    """Of two dimensions ones and zeros; of four, True or 0 where a token sees a key, for a file with a cache only keys
-    before it, and False or the least number elsewhere. Each token sees itself."""
+    """Of rows and keys ones and zeros; of tokens and keys True or 0 where a token sees a key, for a file with a cache
+    only keys before it, and False or the least number elsewhere. Each token sees itself. A mask for all rows is that of
+    the first."""
     encoder = draw.role.kind.startswith("encoder") or ENCODER in draw.role.axes
     keys = draw.encoder_keys if encoder else draw.keys
-    if len(draw.shape) <= 2:
-        width = draw.shape[-1]
+    rank, width = len(draw.shape), draw.shape[-1]
+    of_rows = draw.role.axes[0] == BATCH or rank == 4
+    if rank == 1 or (rank == 2 and of_rows):
         wide = _widened(keys, width)
-        return (wide if len(draw.shape) == 2 else wide[0]).reshape(draw.shape)
-    batch, seq, width = draw.shape[0], draw.shape[-2], draw.shape[-1]
+        return (wide if rank == 2 else wide[0]).reshape(draw.shape)
+    batch, seq = draw.shape[0] if of_rows else 1, draw.shape[-2]
     seen = np.broadcast_to(_widened(keys, width)[:batch, None, :], (batch, seq, width)).copy()
+    if not of_rows:
+        seen &= draw.rng.random(seen.shape) < 0.8
+        seen |= ~seen.any(-1, keepdims=True)
     if not encoder:
         places = draw.sizes[PAST] + np.arange(seq)
         if width > seq or draw.sizes[PAST]:
             seen &= np.arange(width) <= places[:, None]
         seen[:, np.arange(seq), np.minimum(places, width - 1)] = True
-    if len(draw.shape) == 4:
-        seen = np.broadcast_to(seen[:, None], draw.shape)
+    seen = np.broadcast_to(seen[:, None] if rank == 4 else seen, draw.shape) if rank > 2 else seen[0]
     if draw.dtype.kind in "bi":
         return np.asarray(seen)
     least = float(np.finfo(np.float16 if draw.dtype.itemsize == 2 else np.float32).min)

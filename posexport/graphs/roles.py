@@ -125,7 +125,8 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     shapes = {name: shape_of_value(value) for name, value in values.items()}
     outputs = {str(value.name): shape_of_value(value) for value in model.graph.outputs}
     joined = [name for name, value in values.items() if _is_joined(value)]
-    axes = axes_of(known, shapes, outputs, joined)
+    scored = [name for name, value in values.items() if _meets_a_product(value)]
+    axes = axes_of(known, shapes, outputs, joined, scored)
     for name in given:
         if axes[name] is None:
             allowed = ", ".join(map(str, KNOWN_AXES[known[name]]))
@@ -206,6 +207,43 @@ def _is_joined(value: ir.Value) -> bool:
         else node.op_type == "Concat" and node.inputs[0] is value
         for node in nodes
     )
+
+
+_BY_ELEMENTS = {"Add", "Sub", "Mul", "Div", "Neg", "Not", "And", "Or", "Where", "Cast", "Equal", "Greater", "Less"}
+_BY_ELEMENTS |= {"GreaterOrEqual", "LessOrEqual", "Identity", "Clip", "Tanh"}
+
+
+def _meets_a_product(mask: ir.Value) -> bool:
+    """Whether operators on elements alone are between an input and a product of matrices that it is added to, or
+    decides over."""
+    pending, seen = [mask], {mask}
+    while pending:
+        value = pending.pop()
+        for node, _ in value.uses():
+            if node.op_type not in _BY_ELEMENTS:
+                continue
+            if any(other is not None and other not in seen and _is_product(other) for other in node.inputs):
+                return True
+            new = [output for output in node.outputs if output not in seen]
+            seen.update(new)
+            pending += new
+    return False
+
+
+def _is_product(value: ir.Value) -> bool:
+    """Whether a value is a product of matrices behind operators on elements."""
+    pending, seen = [value], {value}
+    while pending:
+        node = pending.pop().producer()
+        if node is None:
+            continue
+        if node.op_type in ("MatMul", "Gemm", "Einsum"):
+            return True
+        if node.op_type in _BY_ELEMENTS:
+            new = [one for one in node.inputs if one is not None and one not in seen]
+            seen.update(new)
+            pending += new
+    return False
 
 
 def shape_of_value(value: ir.Value) -> Shape:

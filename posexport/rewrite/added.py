@@ -1,4 +1,4 @@
-"""What is added to the scores of an attention, written anew as one bias: the sum of masks and biases of the graph."""
+"""What is added to the scores of an attention, written anew as one bias: the masks and biases of the graph together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ class BiasWriter:
     wide: ir.DataType
 
     def total(self, attention: Attention, q: ir.Value) -> Added | None:
-        """The sum of all terms [B or 1, N or 1, S or 1, T or 1]; `q` [B, S, ...] are the queries as they are in the
-        graph."""
+        """All terms together [B or 1, N or 1, S or 1, T or 1]; `q` [B, S, ...] are the queries as the graph has them.
+
+        What is added before a mask decides is not seen where it hides: it may be no number there.
+        """
         nodes, found, extents = self.writing.nodes, None, list[TermExtent]()
-        for term in attention.terms:
+        for term in reversed(attention.terms):  # from the product to the softmax
             value, extent = self._term(term, attention.num_heads, q)
             extents.append(extent)
-            found = value if found is None else nodes.one("Add", found, value)
+            if term.seen_if is not None:
+                seen = nodes.constant(0.0, self.wide) if found is None else found
+                choices = [seen, nodes.constant(LOWEST, self.wide)]
+                found = nodes.one("Where", value, *(choices if term.seen_if else choices[::-1]), dtype=self.wide)
+            else:
+                found = value if found is None else nodes.one("Add", found, value)
         if found is None:
             return None
         return nodes.one("Max", found, nodes.constant(LOWEST, self.wide)), self.sizes.together(extents)
@@ -50,10 +57,7 @@ class BiasWriter:
 
     def _term(self, term: Term, heads: int, q: ir.Value) -> Added:
         nodes, value = self.writing.nodes, self.writing.read(term.value)
-        if term.seen_if is not None:
-            choices = [nodes.constant(0.0, self.wide), nodes.constant(LOWEST, self.wide)]
-            value = nodes.one("Where", value, *(choices if term.seen_if else choices[::-1]), dtype=self.wide)
-        else:
+        if term.seen_if is None:
             value = nodes.cast(value, self.wide)
             if term.factor != 1.0:
                 value = times(nodes, value, term.factor)

@@ -22,7 +22,7 @@ _LAYOUTS = {"Identity", "Cast", "Unsqueeze", "Squeeze", "Expand", "Tile", "Resha
 def move_lengths(
     view: View, attention: Attention, site: Site, values: Mapping[str, ir.Value], nodes: Nodes, total: ir.Value | None
 ) -> bool:
-    """Write anew the shapes of keys and values that the site's mask, bias or angles are computed from.
+    """Write anew the shapes of keys and values that the site's features, mask, bias or angles are computed from.
 
     `values` are those of the graph that is written to, before anything was put there; `total` [1] is the number of keys
     where caches are buffers. False where something else that they are computed from is the site's own result, or the
@@ -50,6 +50,28 @@ def move_lengths(
             ir.convenience.replace_all_uses_with(node.outputs[0], shape)
             node.graph.remove(node, safe=True)  # type: ignore[union-attr]
     return not _is_its_own_source(attention, values, site)
+
+
+def circular(sites: Iterable[Site], values: Mapping[str, ir.Value]) -> list[bool]:
+    """For each site, whether it would need its own result once it stands in the graph of these values."""
+    found = [*sites]
+    instead = {values[name]: new for site in found for name, new in site.replaced.items()}
+    return [_depend_on_themselves(set(site.replaced.values()), instead) for site in found]
+
+
+def _depend_on_themselves(results: Collection[ir.Value], instead: Mapping[ir.Value, ir.Value]) -> bool:
+    nodes = {node for result in results if (node := result.producer()) is not None}
+    pending = [source for node in nodes for source in node.inputs if source is not None]
+    seen = set(pending)
+    for value in pending:
+        node = instead.get(value, value).producer()
+        if node in nodes:
+            return True
+        for source in node.inputs if node is not None else ():
+            if source is not None and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return False
 
 
 def _length(view: View, nodes: Nodes, size: Size, lengths: Mapping[Size, ir.Value]) -> ir.Value | None:
@@ -87,10 +109,11 @@ def _sum_of_lengths(nodes: Nodes, past: ir.Value, keys: ir.Value) -> ir.Value:
 
 
 def _is_its_own_source(attention: Attention, values: Mapping[str, ir.Value], site: Site) -> bool:
-    """Whether a mask, a bias or angles depend on values that the site replaces."""
+    """Whether features, a mask, a bias or angles depend on values that the site replaces."""
     turned = {values[turn.rotary.target.name or ""] for turn in attention.turns}
     replaced = {values[name] for name in site.replaced}
     read = [term.value for term in attention.terms] + [scale for scale, _ in attention.head_scales]
+    read += [side.source.value for side in (attention.q, attention.k, attention.v)]
     read += [angles for side in (attention.q, attention.k) if side.rotary for angles in side.rotary.angle_values]
     turns = [angles for turn in attention.turns for angles in turn.rotary.angle_values]
     # a mask may be computed from what is turned in its place, such as its shape

@@ -13,7 +13,7 @@ from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
-from posexport.rewrite.key_lengths import move_lengths
+from posexport.rewrite.key_lengths import circular, move_lengths
 from posexport.rewrite.number_types import operands, turned_values
 from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
@@ -133,10 +133,14 @@ def write_sites(
     if refused:
         return refused
     _move_shapes(view, values, attentions)
-    for attention, site in zip(attentions, sites, strict=True):
-        total = None if lengths is None else lengths.total
-        if not move_lengths(view, attention, site, values, nodes, total):
-            refused[attention.name] = RequestError("its mask or bias is computed from what it computes itself.")
+    total = None if lengths is None else lengths.total
+    moved = [
+        move_lengths(view, attention, site, values, nodes, total)
+        for attention, site in zip(attentions, sites, strict=True)
+    ]
+    for attention, is_moved, needs_itself in zip(attentions, moved, circular(sites, values), strict=True):
+        if needs_itself or not is_moved:
+            refused[attention.name] = RequestError("what it reads is computed from what it computes itself.")
     if refused:
         return refused
     put(model, sites, nodes)

@@ -83,7 +83,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "posexport/bench/tune/worker.py": {"onnxruntime.InferenceSession": IN_A_CHILD},
     "posexport/bench/alternatives.py": {"optimizer.optimize_model": IN_A_CHILD},
     "posexport/runtimes/tensorrt/builder.py": {"parser.parse_from_file": IN_A_CHILD},
-    "posexport/runtimes/tensorrt/interpreter.py": {"parser.parse_from_file": IN_A_CHILD},
     "posexport/workflows/sweep/job_files.py": {
         "shutil.copyfile": "a file that was hashed, and is the same since",
         "open": NEW_FOLDER,

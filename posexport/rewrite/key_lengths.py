@@ -56,16 +56,16 @@ def circular(sites: Iterable[Site], values: Mapping[str, ir.Value]) -> list[bool
     """For each site, whether it would need its own result once it stands in the graph of these values."""
     found = [*sites]
     instead = {values[name]: new for site in found for name, new in site.replaced.items()}
-    return [_depend_on_themselves(set(site.replaced.values()), instead) for site in found]
+    makers = [{new.producer() for new in site.replaced.values()} for site in found]
+    return [any(node is not None and _needs_itself(node, instead) for node in nodes) for nodes in makers]
 
 
-def _depend_on_themselves(results: Collection[ir.Value], instead: Mapping[ir.Value, ir.Value]) -> bool:
-    nodes = {node for result in results if (node := result.producer()) is not None}
-    pending = [source for node in nodes for source in node.inputs if source is not None]
+def _needs_itself(result: ir.Node, instead: Mapping[ir.Value, ir.Value]) -> bool:
+    pending = [source for source in result.inputs if source is not None]
     seen = set(pending)
     for value in pending:
         node = instead.get(value, value).producer()
-        if node in nodes:
+        if node is result:
             return True
         for source in node.inputs if node is not None else ():
             if source is not None and source not in seen:

@@ -8,6 +8,7 @@ a window that is wider doesn't show.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from posexport.errors import RequestError
 from posexport.graphs.attention.logits import AddedToScores, Logits
 from posexport.graphs.attention.measure import Measure
-from posexport.graphs.axes import PAST
+from posexport.graphs.axes import BATCH, PAST
 from posexport.graphs.roles import Role
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     if not tried:
         return _mask("other", None, [], 0)
     kind, size, far = _farthest(tried, _far(added, measure))
-    tried += [] if far is None else [far]
+    tried += far
     tested = max(one.seen.shape[3] for one in tried)
     needed = [name for name in measure.inputs_of(added.values) if roles[name].kind in _MASKS]
-    padding = sorted(name for name in needed if len(roles[name].shape) < 3)
+    padding = sorted(name for name in needed if not _is_of_pairs(roles[name]))
     whole = [name for name in needed if name not in padding]
     if kind == "other" and whole and _is_given(tried, whole):
         return _mask("input", None, [], tested, sorted(whole))
@@ -55,6 +56,11 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     if hides is None:
         return _mask("other", None, padding, tested)
     return _mask(kind, size, padding if hides else [], tested)
+
+
+def _is_of_pairs(role: Role) -> bool:
+    """Whether a mask says for each query which keys it sees."""
+    return len(role.axes) > 2 or (len(role.axes) == 2 and role.axes[0] != BATCH)
 
 
 def _mask(kind: str, size: int | None, padding: list[str], tested: int | None, inputs: list[str] | None = None) -> Mask:
@@ -73,13 +79,17 @@ def _lengths(added: AddedToScores, measure: Measure) -> Iterator[Logits]:
             yield added.at(seq=seq, past=past)
 
 
-def _far(added: AddedToScores, measure: Measure) -> Iterator[Logits]:
-    """Rows with as many keys as the graph takes, then with fewer: a bias may be so low that it hides the farthest."""
+def _far(added: AddedToScores, measure: Measure) -> Iterator[list[Logits]]:
+    """Rows with as many keys as the graph takes, then with fewer: a bias may be so low that it hides the farthest.
+
+    Behind a cache they are two: the last query of a chunk sees as many keys as one of a window.
+    """
     cached = measure.varies(PAST)
     keys = FAR_KEYS if cached else FAR_ROW
     while keys >= LEAST_KEYS:
         with contextlib.suppress(RequestError):  # beyond the end of a table
-            yield added.at(seq=1, past=keys - 1) if cached else added.at(seq=keys)
+            lengths = (keys, keys * 5 // 8 + 1)
+            yield [added.at(seq=1, past=each - 1) for each in lengths] if cached else [added.at(seq=keys)]
         keys //= 2
 
 
@@ -92,15 +102,15 @@ def _kind(tried: list[Logits]) -> tuple[str, int | None]:
     return "other", None
 
 
-def _farthest(tried: list[Logits], rows: Iterator[Logits]) -> tuple[str, int | None, Logits | None]:
-    """The kind of short rows and of the farthest row with which they have one; `other` where there is none with any."""
+def _farthest(tried: list[Logits], rows: Iterator[list[Logits]]) -> tuple[str, int | None, list[Logits]]:
+    """The kind of short rows and of the farthest ones with which they have one; `other` where there are none."""
     kind, size = _kind(tried)
     for far in rows if kind != "other" else ():
-        found, width = _kind([*tried, far])
+        found, width = _kind([*tried, *far])
         if found != "other":
             return found, width, far
         kind, size = "other", None
-    return kind, size, None
+    return kind, size, []
 
 
 def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:
@@ -109,9 +119,11 @@ def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:
     last = [one.seen[0, 0, -1] for one in tried]
     yield "window", [max(int(row.sum()) for row in last)]
     yield "local", [max(int(one.seen[0, 0, 0].sum()) for one in tried)]
-    # the first query that doesn't see the first key begins a chunk
-    starts = [int((~one.seen[0, 0, :, 0]).argmax()) + one.past for one in tried if not one.seen[0, 0, :, 0].all()]
-    yield "chunk", [min(starts)] if starts else []
+    # the first key that the last query sees begins a chunk
+    counts = [int(row.sum()) for row in last]
+    starts = {one.seen.shape[3] - count for one, count in zip(tried, counts, strict=True)} - {0}
+    common, least = math.gcd(*starts), max(counts)
+    yield "chunk", [common // parts for parts in range(common // least, 0, -1) if common % parts == 0]
 
 
 def _fits(one: Logits, kind: str, size: int | None) -> bool:

@@ -24,7 +24,7 @@ from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsup
 from posexport.custom_ops.visibility import Lengths, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
-LOWEST = {"FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
+LOWEST = {"DOUBLE": -3.0e38, "FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
 """What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
 
 _HALF = {"FLOAT16", "BFLOAT16"}

@@ -118,11 +118,12 @@ def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value
     return op.Concat(first, second, axis=-1)
 
 
-def has_operator(rank: int, layout: Layout) -> bool:
-    """Whether RotaryEmbedding can do it: no angles per head (cosines of `rank` 4), one run or equal ones for a head."""
+def has_operator(rank: int, layout: Layout, dtype: ir.DataType | None) -> bool:
+    """Whether RotaryEmbedding can do it: no angles per head (cosines of `rank` 4), one run or equal ones for a head, no
+    double precision."""
     runs = layout.runs
     even = len(set(runs)) == 1 and 2 * sum(runs) == layout.head_dim
-    return rank < 4 and (layout.interleaved or len(runs) == 1 or even)
+    return rank < 4 and dtype != ir.DataType.DOUBLE and (layout.interleaved or len(runs) == 1 or even)
 
 
 def _embedded(op: Ops, x: ir.Value, angles: Sequence[ir.Value], pairs: int, layout: Layout, **domain: Any) -> ir.Value:
@@ -142,7 +143,7 @@ def _embedded(op: Ops, x: ir.Value, angles: Sequence[ir.Value], pairs: int, layo
 @rotate.form("native")
 def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
     # cosines and sines per token, [B, S, P], instead of position_ids: any positions, on any number of axes
-    if not has_operator(rank_of(cos), layout):
+    if not has_operator(rank_of(cos), layout, dtype_of(x)):
         return _rotate_onnx(op, x, cos, sin, layout)
     angles = [cast(op, t, dtype_of(x)) for t in (cos, sin)]
     return _embedded(op, x, angles, size_of(cos, -1), layout)
@@ -152,7 +153,7 @@ def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: L
 def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
     # The operator looks up rows of cosines by position. One row per token of the batch, with the token's index as its
     # position, supports any positions.
-    if not has_operator(rank_of(cos), layout):
+    if not has_operator(rank_of(cos), layout, dtype_of(x)):
         return _rotate_onnx(op, x, cos, sin, layout)
     pairs = size_of(cos, -1)
     batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))

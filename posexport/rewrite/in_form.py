@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import onnx_ir as ir
+
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
+from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.expand import Expanded, domain_of
 from posexport.graphs.view import View
+from posexport.rewrite.number_types import turned_values, widest
 
 _PAST, _LENGTHS = (4, 5), 6
 
@@ -62,10 +66,13 @@ def operator_of(view: View, name: str) -> Expanded | None:
     return next((one for one in view.expanded if name in one.nodes), None)
 
 
+def _rotations(side: Side) -> list[Rotary]:
+    return [*([] if side.rotary is None else [side.rotary]), *(turn.rotary for turn in side.turns)]
+
+
 def _operators(view: View, side: Side) -> list[Expanded]:
     """The operators that a rotation is made of."""
-    rotations = [*([] if side.rotary is None else [side.rotary]), *(turn.rotary for turn in side.turns)]
-    between = (node for rotary in rotations for node in view.flow.between(rotary.source, rotary.target))
+    between = (node for rotary in _rotations(side) for node in view.flow.between(rotary.source, rotary.target))
     nodes = {node.name or "" for node in between}
     return [one for one in view.expanded if nodes & one.nodes]
 
@@ -74,7 +81,14 @@ def _rotates_in_form(view: View, side: Side, form: str, core: Expanded) -> bool:
     if side.rotary is None and not side.turns:
         return True
     operators = [one for one in _operators(view, side) if one is not core]  # which transposes what was rotated
-    return bool(operators) and all(_is_sound(view, one, form) for one in operators)
+    if not operators:
+        return all(_is_double(view, rotary) for rotary in _rotations(side))
+    return all(_is_sound(view, one, form) for one in operators)
+
+
+def _is_double(view: View, rotary: Rotary) -> bool:
+    """Whether a rotation is computed in float64, of which there is no operator."""
+    return widest(view.flow, rotary, view.dtypes(turned_values(view.flow, rotary))) == ir.DataType.DOUBLE
 
 
 def _is_sound(view: View, operator: Expanded, form: str) -> bool:

@@ -53,24 +53,25 @@ def move_lengths(
 
 
 def circular(sites: Iterable[Site], values: Mapping[str, ir.Value]) -> list[bool]:
-    """For each site, whether it would need its own result once it stands in the graph of these values."""
+    """For each site, whether nodes above it would need what they give once it stands in the graph of these values."""
     found = [*sites]
     instead = {values[name]: new for site in found for name, new in site.replaced.items()}
-    makers = [{new.producer() for new in site.replaced.values()} for site in found]
-    return [any(node is not None and _needs_itself(node, instead) for node in nodes) for nodes in makers]
+    return [_has_a_circle(site.replaced.values(), instead) for site in found]
 
 
-def _needs_itself(result: ir.Node, instead: Mapping[ir.Value, ir.Value]) -> bool:
-    pending = [source for source in result.inputs if source is not None]
-    seen = set(pending)
-    for value in pending:
-        node = instead.get(value, value).producer()
-        if node is result:
+def _has_a_circle(results: Iterable[ir.Value], instead: Mapping[ir.Value, ir.Value]) -> bool:
+    """Whether a node above the results needs what it gives."""
+    finished: dict[ir.Node, bool] = {}
+    stack = [(node, False) for value in results if (node := value.producer()) is not None]
+    while stack:
+        node, done = stack.pop()
+        if done or node not in finished:
+            finished[node] = done
+            above = () if done else [instead.get(one, one).producer() for one in node.inputs if one is not None]
+            stack += [] if done else [(node, True)]
+            stack += [(one, False) for one in above if one is not None]
+        elif not finished[node]:
             return True
-        for source in node.inputs if node is not None else ():
-            if source is not None and source not in seen:
-                seen.add(source)
-                pending.append(source)
     return False
 
 
@@ -114,6 +115,7 @@ def _is_its_own_source(attention: Attention, values: Mapping[str, ir.Value], sit
     replaced = {values[name] for name in site.replaced}
     read = [term.value for term in attention.terms] + [scale for scale, _ in attention.head_scales]
     read += [side.source.value for side in (attention.q, attention.k, attention.v)]
+    read += [] if attention.sinks is None else [attention.sinks]
     read += [angles for side in (attention.q, attention.k) if side.rotary for angles in side.rotary.angle_values]
     turns = [angles for turn in attention.turns for angles in turn.rotary.angle_values]
     # a mask may be computed from what is turned in its place, such as its shape

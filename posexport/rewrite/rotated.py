@@ -44,7 +44,7 @@ class RotationWriter:
         if (
             not pairs.start
             and all_sorted
-            and (has_operator(3, whole) or self.writing.functions.form in ("decomposed", "function"))
+            and (has_operator(3, whole, x.dtype) or self.writing.functions.form in ("decomposed", "function"))
         ):
             return self._turned(x, (cos, sin), heads, dim, pairs), extent
         nodes = self.writing.nodes

@@ -17,7 +17,7 @@ from rewrite_helpers import rewritten_model
 from small_graphs import Graph, causal, run
 
 from posexport.rewrite import site
-from posexport.rewrite.rewriter import REWRITTEN
+from posexport.rewrite.rewriter import REWRITTEN, rewrite_model
 
 HEADS, SIZE, HIDDEN = 2, 8, 16
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -32,13 +32,13 @@ def cast(kind: int) -> Hook:
     return lambda g, value: g.op("Cast", value, to=kind)
 
 
-def turned(g: Graph, value: str) -> str:
-    """[B, N, S, D] turned by its places in float32, whatever it is in before and behind."""
-    value = cast(SINGLE)(g, value)
+def turned(g: Graph, value: str, kind: int = SINGLE) -> str:
+    """[B, N, S, D] turned by its places in float32, or in another dtype, whatever it is in before and behind."""
+    value = cast(kind)(g, value)
     half, end = g.constant([SIZE // 2]), g.constant([SIZE])
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length(value, 2)), g.constant(1))
-    column = g.op("Cast", g.op("Unsqueeze", places, g.constant([1])), to=SINGLE)
-    angles = g.op("Mul", column, g.constant(np.concatenate([FREQUENCIES] * 2), np.float32))
+    column = g.op("Cast", g.op("Unsqueeze", places, g.constant([1])), to=kind)
+    angles = g.op("Mul", column, cast(kind)(g, g.constant(np.concatenate([FREQUENCIES] * 2), np.float32)))
     second = g.op("Neg", g.op("Slice", value, half, end, g.constant([3])))
     swapped = g.op("Concat", second, g.op("Slice", value, g.constant([0]), half, g.constant([3])), axis=3)
     return g.op("Add", g.op("Mul", value, g.op("Cos", angles)), g.op("Mul", swapped, g.op("Sin", angles)))
@@ -165,6 +165,32 @@ def test_features_of_more_digits_than_the_rotation() -> None:
     assert [one.state for one in done.sites] == [REWRITTEN]
     features = np.random.default_rng(0).standard_normal((2, 5, HIDDEN))
     want, have = (run(one, {"features": features})["y"].astype(np.float32) for one in (model, proto))
+    np.testing.assert_allclose(have, want, rtol=0, atol=2e-3 * float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+def test_a_rotation_in_float64(form: str) -> None:
+    """As Wan's, in complex128: no runtime's RotaryEmbedding takes it, so that operators on elements do it."""
+    model = model_of(wide=lambda g, value: cast(SINGLE)(g, turned(g, value, TensorProto.DOUBLE)), v=cast(SINGLE))
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    assert "RotaryEmbedding" not in {node.op_type for node in proto.graph.node}
+    arrays = inputs(model, 2, 9, 0, size=2.0)
+    want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
+    assert have.shape == want.shape and np.isfinite(want).all()
+    np.testing.assert_allclose(have, want, rtol=0, atol=2e-3 * float(np.abs(want).max()))
+    again = rewrite_model(done.model, form=form, target="ort")
+    assert not again.changed
+
+
+def test_sinks_in_float64() -> None:
+    double = cast(TensorProto.DOUBLE)
+    model = model_of(wide=double, v=double, sinks=double, product=np.float64)
+    done, proto = rewritten_model(model, form="native", target="portable")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    arrays = inputs(model, 2, 9, 0, size=1.0)
+    want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
+    assert have.shape == want.shape and np.isfinite(want).all()
     np.testing.assert_allclose(have, want, rtol=0, atol=2e-3 * float(np.abs(want).max()))
 
 

@@ -21,8 +21,10 @@ SHAPES = [(1, 1, 3), (2, 7, 0), (3, 4, 9)]
 """Rows, tokens, and cached ones."""
 
 
-def model_of(size: int, value_size: int, kv_heads: int = HEADS, cached: bool = False) -> onnx.ModelProto:
-    """Causal attention with queries and keys of one size and values of another one."""
+def model_of(
+    size: int, value_size: int, kv_heads: int = HEADS, cached: bool = False, masked: bool = True
+) -> onnx.ModelProto:
+    """Attention, causal unless all keys are seen, with queries and keys of one size and values of another one."""
     g = Graph()
     sides = []
     for name, heads, width in (("q", HEADS, size), ("k", kv_heads, size), ("v", kv_heads, value_size)):
@@ -53,7 +55,9 @@ def model_of(size: int, value_size: int, kv_heads: int = HEADS, cached: bool = F
         )
     scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
     scores = g.op("Mul", scores, g.constant(size**-0.5, np.float32))
-    weights = g.op("Softmax", g.op("Where", causal(g, scores), scores, g.constant(-1e9, np.float32)), axis=-1)
+    if masked:
+        scores = g.op("Where", causal(g, scores), scores, g.constant(-1e9, np.float32))
+    weights = g.op("Softmax", scores, axis=-1)
     merged = g.op("Transpose", g.op("MatMul", weights, v), perm=[0, 2, 1, 3])
     whole = g.op("Reshape", merged, g.constant([0, 0, HEADS * value_size]))
     g.op("MatMul", whole, g.random("out", HEADS * value_size, HIDDEN), name="y")
@@ -99,3 +103,25 @@ def test_portable_operators_have_one_size(form: str, cached: bool) -> None:
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in types}
     (node,) = (node for node in proto.graph.node if node.op_type in ("Attention", "MultiHeadAttention"))
     assert {shapes[name][2] for name in node.input[:3]} == {HEADS * 16}
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "decomposed", "function"])
+@pytest.mark.parametrize("kv_heads", [HEADS, 2])
+@pytest.mark.parametrize(("size", "value_size"), [(8, 16), (16, 8)])
+def test_shared_caches_of_two_sizes(size: int, value_size: int, kv_heads: int, form: str) -> None:
+    """Buffers give what caches that grow give."""
+    model = model_of(size, value_size, kv_heads, cached=True, masked=False)
+    done, proto = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    for batch, seq, past in SHAPES:
+        arrays = inputs_of(model, batch, seq, past)
+        room = {
+            name: np.concatenate((array, np.zeros((*array.shape[:2], seq + 2, array.shape[3]), np.float32)), 2)
+            for name, array in arrays.items()
+            if name.startswith("past")
+        }
+        more = {one.name: np.array([past]) for one in proto.graph.input if one.name not in arrays}
+        expected, actual = run(model, arrays), run(proto, {**arrays, **room, **more})
+        np.testing.assert_allclose(actual["y"], expected["y"], rtol=0, atol=2e-5)
+        for name in ("present_key", "present_value"):
+            np.testing.assert_allclose(actual[name][:, :, : past + seq], expected[name], rtol=0, atol=1e-6)

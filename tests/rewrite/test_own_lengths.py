@@ -1,0 +1,180 @@
+"""What attention reads of its own keys and masks: the number of keys behind a cache, and what a mask hides.
+
+The oracle is ONNX Runtime on the graph as it was, at sizes that were not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attention_graphs as graphs
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from attention_graphs import HEADS, SIZE, Writer
+from onnx import TensorProto, helper
+from rewrite_helpers import rewritten_model
+from small_graphs import run
+
+from posexport.graphs.attention.describe import Describer
+from posexport.graphs.attention.origins import call_sites
+from posexport.graphs.view import view_of
+from posexport.rewrite import key_lengths
+from posexport.rewrite.rewriter import REWRITTEN
+
+Array = np.ndarray[Any, Any]
+FARTHEST = 40
+"""Distance of the farthest key that is seen."""
+
+
+def arrays(batch: int, seq: int, past: int | None = None) -> dict[str, Array]:
+    rng = np.random.default_rng(batch + seq)
+    shapes = {"hidden_states": (batch, seq, HEADS * SIZE)}
+    if past is not None:
+        shapes |= dict.fromkeys(("past_key", "past_value"), (batch, HEADS, past, SIZE))
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def check(model: onnx.ModelProto, form: str, sizes: list[tuple[int, ...]], **more: Callable[..., Array]) -> None:
+    """Rewritten, and the same; `more` makes inputs beside the tokens from rows and tokens."""
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    for size in sizes:
+        given = arrays(*size) | {name: make(*size[:2]) for name, make in more.items()}
+        expected, actual = run(model, given), run(proto, given)
+        for name, want in expected.items():
+            assert actual[name].shape == want.shape and np.isfinite(want).all()
+            np.testing.assert_allclose(actual[name], want, rtol=0, atol=2e-5 * float(np.abs(want).max()))
+
+
+def mask_of(model: onnx.ModelProto) -> dict[str, Any]:
+    """What is said of the mask of its only attention."""
+    inner = ir.from_proto(model)
+    sites = call_sites(inner)
+    view = view_of(inner)
+    (one,) = view.attentions
+    mask: dict[str, Any] = Describer(view, sites).describe(one)["mask"]
+    return mask
+
+
+def places(g: Writer, scores: str) -> tuple[str, str]:
+    """Places of keys [keys] and of queries [seq, 1], the last query at the last key."""
+    seq, keys = (g.length(scores, axis) for axis in (2, 3))
+    queries = g.op("Range", g.op("Sub", keys, seq), keys, g.const(1))
+    return g.op("Range", g.const(0), keys, g.const(1)), g.op("Unsqueeze", queries, g.const([1]))
+
+
+def chunked(size: int) -> graphs.Add:
+    def add(g: Writer, scores: str) -> str:
+        keys, queries = places(g, scores)
+        alike = g.op("Equal", *(g.op("Div", one, g.const(size)) for one in (keys, queries)))
+        seen = g.op("And", alike, g.op("LessOrEqual", keys, queries))
+        return g.op("Where", seen, scores, g.floats(-1e30))
+
+    return add
+
+
+def sharp_in_the_distance(inverse: bool) -> graphs.Add:
+    """A bias that is no number, or infinite, beyond FARTHEST, where a mask hides keys."""
+
+    def add(g: Writer, scores: str) -> str:
+        keys, queries = places(g, scores)
+        far = g.op("Sub", queries, keys)
+        left = g.op("Sub", g.floats(FARTHEST), g.op("Cast", far, to=TensorProto.FLOAT))
+        bias = g.op("Div", g.floats(1.0), left) if inverse else g.op("Log", left)
+        seen = g.op("And", g.op("LessOrEqual", keys, queries), g.op("Less", far, g.const(FARTHEST)))
+        return g.op("Where", seen, g.op("Add", scores, bias), g.floats(-1e30))
+
+    return add
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_what_a_mask_hides_may_be_no_number(form: str, inverse: bool) -> None:
+    model = graphs.attention(add=[sharp_in_the_distance(inverse)])
+    check(model, form, [(2, 9), (1, FARTHEST), (2, FARTHEST + 1), (1, 300)])
+
+
+def pairwise(dims: tuple[str | int, str | int], boolean: bool) -> graphs.Add:
+    def add(g: Writer, scores: str) -> str:
+        mask = g.input("attn_mask", TensorProto.BOOL if boolean else TensorProto.FLOAT, *dims)
+        return g.op("Where", mask, scores, g.floats(-1e30)) if boolean else g.op("Add", scores, mask)
+
+    return add
+
+
+def some_pairs(boolean: bool) -> Callable[..., Array]:
+    def made(batch: int, seq: int) -> Array:
+        seen: Array = np.random.default_rng(seq).random((seq, seq)) < 0.6
+        seen |= np.eye(seq, dtype=bool)
+        return seen if boolean else np.where(seen, 0, -1e9).astype(np.float32)
+
+    return made
+
+
+@pytest.mark.parametrize("boolean", [False, True])
+@pytest.mark.parametrize("dims", [("seq", "seq"), ("queries", "keys")])
+def test_a_mask_of_tokens_and_keys(dims: tuple[str, str], boolean: bool) -> None:
+    """As torch's `attn_mask`: for all rows."""
+    model = graphs.attention(add=[pairwise(dims, boolean)])
+    check(model, "native", [(2, 9), (1, 1), (4, 30)], attn_mask=some_pairs(boolean))
+    mask = mask_of(model)
+    assert (mask["kind"], mask["inputs"]) == ("input", ["attn_mask"])
+
+
+@pytest.mark.parametrize("size", [5, 16, 64, 100, 1024])
+@pytest.mark.parametrize("cached", [False, True])
+def test_chunks_are_no_windows(size: int, cached: bool) -> None:
+    mask = mask_of(graphs.attention(add=[chunked(size)], cached=cached))
+    known = ("chunk", size) if size < 768 or cached else ("causal", None)
+    assert (mask["kind"], mask["chunk"]) == known and mask["window"] is None
+
+
+def by_length(of: str, side: int) -> onnx.ModelProto:
+    """Queries, new keys or new values (of this number) times the logarithm of how long the present `of` is."""
+    model = graphs.attention(cached=True)
+    nodes = [*model.graph.node]
+    (present,) = (node.input[0] for node in nodes if list(node.output) == [f"present_{of}"])
+    joined = {node.output[0]: node for node in nodes if node.op_type == "Concat"}
+    product = next(node for node in nodes if node.op_type == "MatMul" and node.input[1].startswith("transpose"))
+    owner = product if side == 0 else [*joined.values()][side - 1]
+    g = Writer()
+    g.nodes = [helper.make_node("Shape", [present], ["length"], start=2, end=3)]
+    g.nodes.append(helper.make_node("Cast", ["length"], ["wide"], to=TensorProto.FLOAT))
+    g.nodes.append(helper.make_node("Log", ["wide"], ["log"]))
+    at = 0 if side == 0 else 1
+    g.nodes.append(helper.make_node("Mul", [owner.input[at], "log"], ["scaled"]))
+    owner.input[at] = "scaled"
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, *g.nodes])
+    after = ir.from_proto(model)
+    after.graph.sort()
+    return ir.to_proto(after)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+@pytest.mark.parametrize(("of", "side"), [("key", 0), ("value", 0), ("key", 2)], ids=["keys", "values", "into values"])
+def test_features_by_the_number_of_keys(of: str, side: int, form: str) -> None:
+    """As queries of Qwen are, times the logarithm of the number of keys."""
+    model = by_length(of, side)
+    check(model, form, [(2, 3, 4), (1, 7, 0), (3, 1, 50)])
+    _, proto = rewritten_model(model, form="native", target="ort")
+    assert [len(node.input) > 4 for node in proto.graph.node if node.op_type == "Attention"] == [True]
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+def test_keys_by_the_number_of_their_values_stay_behind_a_cache_of_the_graph(form: str) -> None:
+    """Their number would be asked of the operator that reads them."""
+    model = by_length("value", 1)
+    check(model, form, [(2, 3, 4), (1, 7, 0), (3, 1, 50)])
+    _, proto = rewritten_model(model, form="native", target="ort")
+    assert [len(node.input) > 4 for node in proto.graph.node if node.op_type == "Attention"] == [False]
+
+
+def test_without_the_check_the_graph_has_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault."""
+    monkeypatch.setattr(key_lengths, "_has_a_circle", lambda *_: False)
+    with pytest.raises(ValueError, match="cycle"):
+        rewritten_model(by_length("value", 1), form="native", target="ort")

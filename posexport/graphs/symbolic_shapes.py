@@ -75,6 +75,8 @@ class SymbolicShapes:
                 if computed:
                     self.fixed.add(value)
                 self._shapes[value] = self._of_output(node, at, value)
+                for size in self._shapes[value]:
+                    self.symbols.note_length(size)
                 if value not in flow.content and value not in self.fixed and self.whole_numbers(value) is not None:
                     self.fixed.add(value)
 

@@ -190,6 +190,13 @@ class Symbols:
                 numerator, divisor = self._quotients[symbol]
                 self.assume(numerator, bound * divisor)
 
+    def note_length(self, size: Size) -> None:
+        """Note that a size is a length, and so not below 0, where it is a symbol that nothing else is known of."""
+        if size.number == 1 and len(size.symbols) == 1:
+            (symbol,) = size.symbols
+            if symbol not in self._sums and symbol not in self._quotients:
+                self._least.setdefault(symbol, 0)
+
     def least(self, size: Size) -> int | None:
         """A number that a size is never below, as far as one is known."""
         bound = 0

@@ -216,7 +216,8 @@ def _check_shared(view: View, chosen: Sequence[Attention]) -> None:
             "leaves out: choose all attention that has caches, or leave kv_cache out."
         )
     if others or not caches:
-        text = f"{shown(others[0])} belongs to no recognised attention" if others else "the graph has no grown cache"
+        usable = "cache [batch, heads, tokens, size] of an attention that reads its keys as they are"
+        text = f"{shown(others[0])} is no {usable}" if others else "the graph has no grown cache"
         raise RequestError(f"kv_cache is 'shared', and {text}: leave kv_cache out.")
 
 

@@ -132,6 +132,32 @@ def test_chunks_are_no_windows(size: int, cached: bool) -> None:
     assert (mask["kind"], mask["chunk"]) == known and mask["window"] is None
 
 
+def by_positions(packed: bool) -> graphs.Add:
+    """Keys at places that aren't ahead, or those of the same text, which begins at position 0."""
+
+    def add(g: Writer, scores: str) -> str:
+        given = g.input("position_ids", TensorProto.INT64, "batch", "seq")
+        place = g.op("CumSum", g.op("Cast", g.op("Equal", given, g.const(0)), to=TensorProto.INT64), g.const(1))
+        one = place if packed else given
+        keys, queries = (g.op("Unsqueeze", one, g.const([1, axis])) for axis in (2, 3))
+        seen = g.op("Equal" if packed else "LessOrEqual", keys, queries)
+        if packed:
+            seen = g.op("And", seen, g.op("LessOrEqual", *places(g, scores)))
+        return g.op("Where", seen, scores, g.floats(-1e30))
+
+    return add
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_positions_may_decide_what_is_seen(packed: bool) -> None:
+    """Of consecutive ones it looks like a causal mask."""
+    model = graphs.attention(add=[by_positions(packed)])
+    mask = mask_of(model)
+    assert (mask["kind"], mask["inputs"]) == ("input", ["position_ids"])
+    texts = {"position_ids": lambda batch, seq: np.arange(seq)[None] % 4 + np.zeros((batch, 1), np.int64)}
+    check(model, "native", [(2, 9), (1, 1), (3, 30)], **texts)
+
+
 def by_length(of: str, side: int) -> onnx.ModelProto:
     """Queries, new keys or new values (of this number) times the logarithm of how long the present `of` is."""
     model = graphs.attention(cached=True)

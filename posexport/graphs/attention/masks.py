@@ -1,8 +1,8 @@
 """Which keys the queries of an attention see, by trying: at several lengths, behind caches, and with padding.
 
 With d = query position - key position, by places: all keys (`none`), d >= 0 (`causal`), 0 <= d < w (`window`),
-|d| < w (`local`), those of the same chunk and none ahead (`chunk`). What is said holds for rows of up to `tested` keys;
-a window that is wider doesn't show.
+|d| < w (`local`), those of the same chunk and none ahead (`chunk`), those that an input says (`input`): a mask for each
+query, or positions. What is said holds for rows of up to `tested` keys; a window that is wider doesn't show.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.logits import AddedToScores, Logits
-from posexport.graphs.attention.measure import Measure
+from posexport.graphs.attention.measure import POSITIONS, Measure
 from posexport.graphs.axes import BATCH, PAST
 from posexport.graphs.roles import Role
 
@@ -52,6 +52,9 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     whole = [name for name in needed if name not in padding]
     if kind == "other" and whole and _is_given(tried, whole):
         return _mask("input", None, [], tested, sorted(whole))
+    placed = sorted(name for name in measure.inputs_of(added.values) if roles[name].kind == POSITIONS)
+    if placed and kind != "other" and _follows_positions(added, measure, kind, size):
+        return _mask("input", None, padding, tested, placed)
     hides = padding and kind != "other" and _padded(added, measure, kind, size)
     if hides is None:
         return _mask("other", None, padding, tested)
@@ -155,6 +158,15 @@ def _is_given(tried: list[Logits], names: list[str]) -> bool:
             if sees.shape[-2:] != one.seen.shape[-2:] or not (one.seen == sees).all():
                 return False
     return True
+
+
+def _follows_positions(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool:
+    """Whether positions that begin anew, or go back, let queries see other keys."""
+    axes = measure.axes_of(added.values) or 1
+    with contextlib.suppress(RequestError):
+        one = added.at(seq=9, positions=[[place] * axes for place in (0, 1, 2, 0, 1, 4, 3, 2, 3)])
+        return not _fits(one, kind, size)
+    return False
 
 
 def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool | None:

@@ -231,6 +231,7 @@ def test_refusals_in_docs_are_those_of_today(docs: Matrix) -> None:
     assert today.cells == {key: cell for key, cell in docs.cells.items() if cell.state == "refused"}
 
 
+@pytest.mark.slow
 def test_a_sample_of_docs_is_what_is_measured_now_and_a_second_run_measures_nothing(
     docs: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

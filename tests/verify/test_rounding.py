@@ -216,6 +216,7 @@ def _future(at: Logits) -> str:
     return at.nodes.op("And", late, next_key)
 
 
+@pytest.mark.slow
 def test_a_fault_of_late_tokens_is_not_excused_by_rounding_errors_of_the_first(tmp_path: Path) -> None:
     """In half precision torch is off by most in the first tokens, whose outputs are large."""
     spec = small_spec("rope", hidden_size=64, num_heads=4, num_kv_heads=4, causal=True, dtype="fp16")

@@ -175,7 +175,8 @@ def test_faults_that_only_such_inputs_show_are_caught(spec: Spec, mutate: Mutate
     assert [verdict.state for verdict in report.verdicts] == [FAILED]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_next_key_of_a_long_sharp_prompt_is_caught(tmp_path: Path, seed: int) -> None:
     """In half precision behind a norm: no token is louder than others, and one key among a thousand rarely weighs."""
     spec = small_spec("t5", scale=1.0, head_dim=64, num_heads=2, num_kv_heads=2, causal=True, dtype="fp16", **PRENORM)
@@ -209,6 +210,7 @@ LONGROPE = {
 }
 
 
+@pytest.mark.slow
 def test_a_trained_length_that_some_tokens_decide_is_caught(tmp_path: Path) -> None:
     rope, cached = small_spec("rope", causal=True, **LONGROPE), small_spec("rope", **LONGROPE, **DECODER)
     parts = [("first token", cached, 1, 0), ("last token", rope, 1, -1), ("last token over keys", cached, 1, -1)]
@@ -242,7 +244,10 @@ def test_a_mask_that_a_key_alone_passes_is_caught(tmp_path: Path, seed: int) -> 
     assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
 
 
-@pytest.mark.parametrize("more", [{"scale": 20.0}, {"scale": 50.0, "sinks": True, "kv_cache": "concat"}])
+@pytest.mark.parametrize(
+    "more",
+    [{"scale": 20.0}, pytest.param({"scale": 50.0, "sinks": True, "kv_cache": "concat"}, marks=pytest.mark.slow)],
+)
 def test_large_logits_in_half_precision_are_no_fault(tmp_path: Path, more: dict[str, object]) -> None:
     """Which of two keys wins may hang on the last bit; inputs leave room for the scale."""
     spec = small_spec("rope", causal=True, dtype="fp16", hidden_size=32, num_heads=4, num_kv_heads=4, **more)

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 from form_helpers import ROWS, spec_of
-from helpers import CASES, case, sampled, weights_for
+from helpers import CASES, case, weights_for
 
 from posexport.artifact.onnx_artifact import Artifact, read_onnx, write_onnx
 from posexport.export import export
@@ -63,7 +63,8 @@ def test_sound_artifacts_pass_whatever_the_seed(folder: Path, seed: int) -> None
     assert unrun == {(path, name) for path, one in artifacts.items() for name in ENGINES if not _takes(one, name)}
 
 
-@pytest.mark.parametrize(("factor", "length", "heads"), sampled([(8, 512, 2), (4, 2048, 1)], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "length", "heads"), [(8, 512, 2), (4, 2048, 1)])
 def test_frequencies_of_wide_heads_that_are_powers_at_run_time_are_no_fault(
     factor: int, length: int, heads: int, tmp_path: Path
 ) -> None:

@@ -115,7 +115,8 @@ def _more(one: Data) -> Iterator[str]:
         yield f"{one['prefix_tokens']} tokens without position"
     for key, what in (("bias", "bias"), ("query_factor", "queries times"), ("input_encoding", "input plus")):
         if one[key] is not None and one[key] != one["encoding"]:
-            yield f"{what} {encoding_text(one[key])}"
+            is_known = key != "query_factor" or one[key]["name"] != "unknown"
+            yield f"{what} {encoding_text(one[key])}" if is_known else one[key]["reason"]["text"]
     if one["softmax_dtype"] != one["dtype"]:
         yield f"softmax in {one['softmax_dtype']}"
 

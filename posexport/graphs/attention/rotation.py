@@ -42,7 +42,7 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
     layout = layout_of(q.pairs)
     width = {} if 2 * q.pairs.count == head_dim else {"rotary_dim": 2 * q.pairs.count}
     if q.pairs != k.pairs:
-        reason = Reason(SIDES, "queries and keys are paired in different ways")
+        reason = Reason(SIDES, "queries and keys are paired in different ways, or as parts that are joined later")
         return unknown("rotary", reason, layout=layout), 0
     if not (q.in_columns and k.in_columns):
         reason = Reason(TABLE, "several values of the graph hold its cosines and sines, or matrices of them")

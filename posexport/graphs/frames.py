@@ -21,8 +21,8 @@ _LARGE = 1 << 20
 
 Override = Callable[[torch.Tensor], torch.Tensor]
 
-_SMALL = 4096
-"""Elements of a weight that is kept as it was converted; others take their memory for nothing."""
+SMALL = 4096
+"""Elements of a weight or constant that is kept once it was read; others take their memory for nothing."""
 
 Plan = tuple[list[tuple[ir.Node, list[ir.Value]]], dict[ir.Value, int]]
 """Nodes in the order in which they run, each with what it reads, and how often each value is read."""
@@ -89,7 +89,7 @@ class Frame:
             tensor = self.weights.get(value)
             if tensor is None:
                 tensor = self._weight(value, value.const_value)
-                if tensor.numel() <= _SMALL:
+                if tensor.numel() <= SMALL:
                     self.weights[value] = tensor
             if value not in self.overrides:
                 return tensor

@@ -66,23 +66,19 @@ def operator_of(view: View, name: str) -> Expanded | None:
     return next((one for one in view.expanded if name in one.nodes), None)
 
 
-def _rotations(side: Side) -> list[Rotary]:
-    return [*([] if side.rotary is None else [side.rotary]), *(turn.rotary for turn in side.turns)]
-
-
 def _operators(view: View, side: Side) -> list[Expanded]:
     """The operators that a rotation is made of."""
-    between = (node for rotary in _rotations(side) for node in view.flow.between(rotary.source, rotary.target))
+    between = (node for rotary in side.rotations for node in view.flow.between(rotary.source, rotary.target))
     nodes = {node.name or "" for node in between}
     return [one for one in view.expanded if nodes & one.nodes]
 
 
 def _rotates_in_form(view: View, side: Side, form: str, core: Expanded) -> bool:
-    if side.rotary is None and not side.turns:
+    if not side.rotations:
         return True
     operators = [one for one in _operators(view, side) if one is not core]  # which transposes what was rotated
     if not operators:
-        return all(_is_double(view, rotary) for rotary in _rotations(side))
+        return all(_is_double(view, rotary) for rotary in side.rotations)
     return all(_is_sound(view, one, form) for one in operators)
 
 

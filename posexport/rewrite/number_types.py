@@ -43,7 +43,7 @@ def logit_types(probe: Probe, attention: Attention, dtypes: Mapping[str, ir.Data
     if attention.sinks is not None:  # no more digits than the logits that they stand beside
         both = [dtypes.get(value.name or "") for value in (attention.sinks, attention.logits)]
         known = [dtype for dtype in both if dtype is not None]
-        found |= {min(known, key=digits)} if known else set()
+        found.update(sorted(known, key=digits)[:1])
     for term in attention.terms:
         dtype, number = dtypes.get(term.value.name or ""), probe.get(term.value)
         is_mask = term.seen_if is not None or bool(((number == 0) | (number * term.factor <= HIDDEN)).all())

@@ -188,8 +188,7 @@ def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequenc
 
 def rotations(one: Attention) -> list[Rotary]:
     """All rotations of queries and keys."""
-    whole = [side.rotary for side in (one.q, one.k) if side.rotary is not None]
-    return whole + [turn.rotary for turn in one.turns]
+    return [*one.q.rotations, *one.k.rotations]
 
 
 def _replaced(attentions: Iterable[Attention]) -> list[ir.Value]:

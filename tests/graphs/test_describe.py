@@ -23,29 +23,18 @@ from attention_graphs import (
     rotation,
     visible,
 )
+from descriptions import described
 from onnx import helper
 
 from posexport.errors import RequestError
-from posexport.graphs.attention.describe import KEYS, Describer
+from posexport.graphs.attention.describe import Describer
 from posexport.graphs.attention.logits import AddedToScores
-from posexport.graphs.attention.origins import call_sites
 from posexport.graphs.view import view_of
 
 Array = np.ndarray[Any, Any]
 
 PLAIN = 10_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 """Frequencies of RoPE."""
-
-
-def described(model: onnx.ModelProto) -> dict[str, Any]:
-    """The one attention of a graph."""
-    inner = ir.from_proto(model)
-    sites = call_sites(inner)
-    view = view_of(inner)
-    (one,) = view.attentions
-    found = Describer(view, sites).describe(one)
-    assert tuple(found) == KEYS
-    return found
 
 
 def encoding(model: onnx.ModelProto) -> dict[str, Any]:
@@ -193,6 +182,16 @@ def test_angles_that_are_no_multiples_of_positions_have_a_reason() -> None:
         (visible(ahead=None), False, ("none", None, None)),
         (chunks(6), True, ("chunk", None, 6)),
         (chunks(7), False, ("chunk", None, 7)),
+        (chunks(5), False, ("chunk", None, 5)),
+        (chunks(5), True, ("chunk", None, 5)),
+        (chunks(16), False, ("chunk", None, 16)),
+        (chunks(16), True, ("chunk", None, 16)),
+        (chunks(64), False, ("chunk", None, 64)),
+        (chunks(64), True, ("chunk", None, 64)),
+        (chunks(100), False, ("chunk", None, 100)),
+        (chunks(100), True, ("chunk", None, 100)),
+        (chunks(1024), False, ("causal", None, None)),
+        (chunks(1024), True, ("chunk", None, 1024)),
     ],
 )
 def test_masks(add: Add, cached: bool, expected: tuple[str, int | None, int | None]) -> None:

@@ -14,13 +14,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import HEADS, SIZE, Writer
+from descriptions import described
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import run
 
-from posexport.graphs.attention.describe import Describer
-from posexport.graphs.attention.origins import call_sites
-from posexport.graphs.view import view_of
 from posexport.rewrite import key_lengths
 from posexport.rewrite.rewriter import REWRITTEN
 
@@ -49,42 +47,14 @@ def check(model: onnx.ModelProto, form: str, sizes: list[tuple[int, ...]], **mor
             np.testing.assert_allclose(actual[name], want, rtol=0, atol=2e-5 * float(np.abs(want).max()))
 
 
-def mask_of(model: onnx.ModelProto) -> dict[str, Any]:
-    """What is said of the mask of its only attention."""
-    inner = ir.from_proto(model)
-    sites = call_sites(inner)
-    view = view_of(inner)
-    (one,) = view.attentions
-    mask: dict[str, Any] = Describer(view, sites).describe(one)["mask"]
-    return mask
-
-
-def places(g: Writer, scores: str) -> tuple[str, str]:
-    """Places of keys [keys] and of queries [seq, 1], the last query at the last key."""
-    seq, keys = (g.length(scores, axis) for axis in (2, 3))
-    queries = g.op("Range", g.op("Sub", keys, seq), keys, g.const(1))
-    return g.op("Range", g.const(0), keys, g.const(1)), g.op("Unsqueeze", queries, g.const([1]))
-
-
-def chunked(size: int) -> graphs.Add:
-    def add(g: Writer, scores: str) -> str:
-        keys, queries = places(g, scores)
-        alike = g.op("Equal", *(g.op("Div", one, g.const(size)) for one in (keys, queries)))
-        seen = g.op("And", alike, g.op("LessOrEqual", keys, queries))
-        return g.op("Where", seen, scores, g.floats(-1e30))
-
-    return add
-
-
 def sharp_in_the_distance(inverse: bool) -> graphs.Add:
     """A bias that is no number, or infinite, beyond FARTHEST, where a mask hides keys."""
 
     def add(g: Writer, scores: str) -> str:
-        keys, queries = places(g, scores)
-        far = g.op("Sub", queries, keys)
+        far = graphs.distances(g, scores)
         left = g.op("Sub", g.floats(FARTHEST), g.op("Cast", far, to=TensorProto.FLOAT))
         bias = g.op("Div", g.floats(1.0), left) if inverse else g.op("Log", left)
-        seen = g.op("And", g.op("LessOrEqual", keys, queries), g.op("Less", far, g.const(FARTHEST)))
+        seen = g.op("And", g.op("GreaterOrEqual", far, g.const(0)), g.op("Less", far, g.const(FARTHEST)))
         return g.op("Where", seen, g.op("Add", scores, bias), g.floats(-1e30))
 
     return add
@@ -120,16 +90,8 @@ def test_a_mask_of_tokens_and_keys(dims: tuple[str, str], boolean: bool) -> None
     """As torch's `attn_mask`: for all rows."""
     model = graphs.attention(add=[pairwise(dims, boolean)])
     check(model, "native", [(2, 9), (1, 1), (4, 30)], attn_mask=some_pairs(boolean))
-    mask = mask_of(model)
+    mask = described(model)["mask"]
     assert (mask["kind"], mask["inputs"]) == ("input", ["attn_mask"])
-
-
-@pytest.mark.parametrize("size", [5, 16, 64, 100, 1024])
-@pytest.mark.parametrize("cached", [False, True])
-def test_chunks_are_no_windows(size: int, cached: bool) -> None:
-    mask = mask_of(graphs.attention(add=[chunked(size)], cached=cached))
-    known = ("chunk", size) if size < 768 or cached else ("causal", None)
-    assert (mask["kind"], mask["chunk"]) == known and mask["window"] is None
 
 
 def by_positions(packed: bool) -> graphs.Add:
@@ -142,7 +104,7 @@ def by_positions(packed: bool) -> graphs.Add:
         keys, queries = (g.op("Unsqueeze", one, g.const([1, axis])) for axis in (2, 3))
         seen = g.op("Equal" if packed else "LessOrEqual", keys, queries)
         if packed:
-            seen = g.op("And", seen, g.op("LessOrEqual", *places(g, scores)))
+            seen = g.op("And", seen, g.op("GreaterOrEqual", graphs.distances(g, scores), g.const(0)))
         return g.op("Where", seen, scores, g.floats(-1e30))
 
     return add
@@ -152,7 +114,7 @@ def by_positions(packed: bool) -> graphs.Add:
 def test_positions_may_decide_what_is_seen(packed: bool) -> None:
     """Of consecutive ones it looks like a causal mask."""
     model = graphs.attention(add=[by_positions(packed)])
-    mask = mask_of(model)
+    mask = described(model)["mask"]
     assert (mask["kind"], mask["inputs"]) == ("input", ["position_ids"])
     texts = {"position_ids": lambda batch, seq: np.arange(seq)[None] % 4 + np.zeros((batch, 1), np.int64)}
     check(model, "native", [(2, 9), (1, 1), (3, 30)], **texts)

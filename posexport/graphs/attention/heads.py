@@ -52,6 +52,11 @@ class Side:
     rotates: bool = False
     turns: tuple[Turn, ...] = ()
 
+    @property
+    def rotations(self) -> list[Rotary]:
+        """All rotations, that of the source first."""
+        return [*([] if self.rotary is None else [self.rotary]), *(turn.rotary for turn in self.turns)]
+
 
 def side_of(
     flow: Dataflow,

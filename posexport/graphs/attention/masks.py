@@ -47,12 +47,13 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     kind, size, far = _farthest(tried, _far(added, measure))
     tried += far
     tested = max(one.seen.shape[3] for one in tried)
-    needed = [name for name in measure.inputs_of(added.values) if roles[name].kind in _MASKS]
+    read = measure.inputs_of(added.values)
+    needed = [name for name in read if roles[name].kind in _MASKS]
     padding = sorted(name for name in needed if not _is_of_pairs(roles[name]))
     whole = [name for name in needed if name not in padding]
     if kind == "other" and whole and _is_given(tried, whole):
         return _mask("input", None, [], tested, sorted(whole))
-    placed = sorted(name for name in measure.inputs_of(added.values) if roles[name].kind == POSITIONS)
+    placed = sorted(name for name in read if roles[name].kind == POSITIONS)
     if placed and kind != "other" and _follows_positions(added, measure, kind, size):
         return _mask("input", None, padding, tested, placed)
     hides = padding and kind != "other" and _padded(added, measure, kind, size)

@@ -14,11 +14,9 @@ import torch
 from posexport.errors import RequestError, shown
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.frames import SMALL
 from posexport.graphs.roles import Role
 from posexport.graphs.symbolic_shapes import SymbolicShapes
-
-_SMALL = 4096
-"""Elements of a constant that is kept once it was read; others take their memory for nothing."""
 
 
 class Probe:
@@ -61,7 +59,7 @@ class Probe:
             found = self._evaluator.run({}, [name])[name]
         if not isinstance(found, torch.Tensor):
             raise RequestError(f"{shown(name)} is a sequence of tensors, where a tensor is needed.")
-        if name not in self.values and found.numel() <= _SMALL:
+        if name not in self.values and found.numel() <= SMALL:
             self._constants[name] = found
         return found
 

@@ -141,11 +141,10 @@ class ImportRunner:
             done.add(node)
             values.update(zip(node.outputs, node.evaluate(values), strict=True))
             found |= {name: to_numpy(values[name].to(wanted[name])) for name in node.outputs if name in wanted}
-            for name in (*node.inputs, node.choice):
-                if name is not None:
-                    unread[name] -= 1
-            for name in (*node.inputs, node.choice, *node.outputs):
-                if name is not None and not unread[name]:
+            read = [name for name in (*node.inputs, node.choice) if name is not None]
+            unread.subtract(read)
+            for name in (*read, *node.outputs):
+                if not unread[name]:
                     values.pop(name, None)
         return {name: found[name] for name in wanted}
 

@@ -19,7 +19,7 @@ from posexport.custom_ops.attention_forms import Call, add_bodies
 from posexport.custom_ops.cache import cached_keys
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
 from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
-from posexport.custom_ops.visibility import Lengths, sink_onnx, visible, visible_onnx
+from posexport.custom_ops.visibility import Lengths, keyed_onnx, sink_onnx, visible, visible_onnx
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -321,7 +321,7 @@ def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, .
         v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     out = op.MatMul(weights, v)
     if call.mask is not None and call.sinks is None:
-        out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=call.dtype), [-1]))
+        out = op.Mul(out, cast(op, keyed_onnx(op, seen, call.dtype), call.dtype))
     return call.flat(out), *present
 
 

@@ -21,7 +21,7 @@ from posexport.custom_ops.cache import grown_onnx, scattered_onnx, written_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
 from posexport.custom_ops.operator import MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
-from posexport.custom_ops.visibility import Lengths, lengths_onnx, sink_onnx, visible_onnx
+from posexport.custom_ops.visibility import Lengths, keyed_onnx, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
 LOWEST = {"DOUBLE": -3.0e38, "FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
@@ -127,8 +127,9 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
     if seen is not None and call.mask is None and call.write_indices is None:
         seen = op.Unsqueeze(seen, [0, 1])
     if seen is not None and call.mask is not None and call.sinks is None:
-        rows = op.ReduceMax(op.Cast(seen, to=dtype), [-1])
-        seen = op.Or(seen, op.Equal(rows, constant(op, 0.0, dtype)))
+        keyed = keyed_onnx(op, seen, dtype)
+        seen = op.Or(seen, op.Equal(keyed, constant(op, 0.0, dtype_of(keyed))))
+        rows = cast(op, keyed, dtype)
     if seen is None and sink is not None:
         seen = op.Unsqueeze(op.GreaterOrEqual(op.Range(0, op.Add(total, 1), 1), 0), [0, 1, 2])
     if seen is not None and not heads.causal and not heads.local:  # one row for each query

@@ -14,7 +14,7 @@ from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distanc
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
 from posexport.custom_ops.relative import fake_score, picked, picked_onnx
-from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
+from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx, visible, visible_onnx
 
 
 @operator(
@@ -135,7 +135,7 @@ def _offset_values_onnx(
     rows = op.Gather(table, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), axis=0)
     out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
     if added.mask is not None and added.sinks is None:
-        out = op.Mul(out, op.Transpose(op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]), perm=[0, 2, 1, 3]))
+        out = op.Mul(out, op.Transpose(cast(op, keyed_onnx(op, seen, q.dtype), q.dtype), perm=[0, 2, 1, 3]))
     return op.Reshape(out, [0, 0, -1])
 
 

@@ -101,6 +101,12 @@ def visible_onnx(
     return seen
 
 
+def keyed_onnx(op: Ops, seen: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """[..., 1]: 1 where a query sees a key, 0 where it sees none, of `seen`, bool [..., keys]. In `dtype`, but fp32 for
+    bf16, of which ONNX Runtime's CUDA provider has neither ReduceMax nor Equal."""
+    return op.ReduceMax(op.Cast(seen, to=ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype), [-1])
+
+
 def _to_chunks(op: Ops, mask: ir.Value, total: ir.Value, chunk: int) -> ir.Value:
     """What added to an index, [B, 1, 1, 1], makes the first attended key of each row the first of a chunk; from 1 to
     `chunk`, because Div rounds negative numbers towards zero."""

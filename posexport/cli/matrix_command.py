@@ -12,7 +12,7 @@ import click
 from posexport.cli import console
 from posexport.errors import RequestError, check_known
 from posexport.files import check_writable, renewed
-from posexport.spec.fields import integer
+from posexport.spec.fields import integer, positive
 from posexport.spec.forms import TARGETS
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class MatrixOptions:
     """The numbers among the options, validated."""
 
     jobs: int | None = integer(None, "entries measured side by side")
+    minutes: float | None = positive(None, "minutes after which nothing more is begun")
 
 
 @click.command()
@@ -44,12 +45,22 @@ class MatrixOptions:
 )
 @click.option("--target", metavar="NAME", default="portable", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
 @click.option("--jobs", metavar="N", help="entries measured side by side  [default: one per core, as memory allows]")
+@click.option(
+    "--minutes", metavar="M", help="begin nothing more after this time; run again to go on  [default: no limit]"
+)
 @click.option("--output", "-o", metavar="FOLDER", default="matrix", help="where to write  [default: ./matrix]")
 @click.option("--resume/--no-resume", default=True, help="keep what FOLDER holds of the same versions  [default: yes]")
 @click.option("--picture/--no-picture", default=True, help="draw matrix.png  [default: yes]")
 @click.option("--json", "as_json", is_flag=True, help="print matrix.json")
 def matrix(
-    target: str, jobs: Any, output: str, resume: bool, picture: bool, as_json: bool, **names: tuple[str, ...]
+    target: str,
+    jobs: Any,
+    minutes: Any,
+    output: str,
+    resume: bool,
+    picture: bool,
+    as_json: bool,
+    **names: tuple[str, ...],
 ) -> int:
     """Measure what works where: every encoding in every form, dtype and mode, on every runtime that is there.
 
@@ -57,7 +68,7 @@ def matrix(
     interrupted, and when it runs again; what failed is measured again. Exits 1 where something that was asked for
     failed, 3 where nothing of it could run.
     """
-    options = MatrixOptions(jobs=jobs)
+    options = MatrixOptions(jobs=jobs, minutes=minutes)
     check_known("target", target, TARGETS)
     folder = _folder(output)
     with console.steps("looking at what is here") as progress:
@@ -83,6 +94,7 @@ def matrix(
                 jobs=options.jobs or default_jobs(),
                 save=lambda so_far: so_far.write(file),
                 advance=lambda what, number: progress.update(what, advance=number),
+                minutes=options.minutes,
             )
             progress.update("drawing")
             _write(table, folder, picture)

@@ -5,8 +5,11 @@ Everything that may crash runs in `matrix.worker`, so a crash fails the cells th
 
 from __future__ import annotations
 
+import math
 import os
 import queue
+import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -19,7 +22,7 @@ from posexport.machine import available, usable
 from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
 from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix, State, cpu_facts
-from posexport.verify.result import FAILED
+from posexport.verify.result import FAILED, NOT_RUN
 
 WORKER = "posexport.verify.matrix.worker"
 """The module of the child processes."""
@@ -29,6 +32,11 @@ TIME_LIMIT = 300.0
 
 BATCH = 12
 """Entries that one call of verify gets: its runtimes start once for all of them."""
+
+LIMITED_BATCH = 4
+"""The same where time is limited: what has begun when it is over is still finished."""
+
+OUT_OF_TIME = "out of time"
 
 _MEMORY = 3 * 10**9  # bytes that one job takes, about: a worker, torch, and a process for each runtime
 _STEP = 0.25  # seconds between two looks at what is done, and for Ctrl-C
@@ -56,11 +64,17 @@ def measure(
     jobs: int,
     save: Callable[[Matrix], object],
     advance: Advance = lambda what, number: None,
+    minutes: float | None = None,
 ) -> None:
-    """Measure what is to do, into `matrix`. `save` is called after each batch, which an interrupt then keeps."""
+    """Measure what is to do, into `matrix`. `save` is called after each batch, which an interrupt then keeps.
+
+    After `minutes` nothing more is begun: what is left is "not run". Entries then go in an order that is drawn, so that
+    those which were measured are a sample of all.
+    """
     done_steps: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     cpu = cpu_facts()
-    batches = _batches(todo, jobs)
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    batches = _batches(todo, jobs) if minutes is None else _drawn_batches(todo)
     workers = [Worker(WORKER) for _ in range(min(jobs, len(batches)))]
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for worker in workers:
@@ -70,7 +84,8 @@ def measure(
         worker = idle.get()
         try:
             with temporary.folder() as folder:
-                return _Job(worker, folder, matrix.target, here, lambda *step: done_steps.put(step)).run(batch)
+                job = _Job(worker, folder, matrix.target, here, lambda *step: done_steps.put(step))
+                return job.run(batch) if time.monotonic() < end else job.leave(batch)
         finally:
             idle.put(worker)
 
@@ -97,6 +112,12 @@ def _batches(todo: Todo, jobs: int) -> list[Batch]:
     items = list(todo.items())
     size = max(1, min(BATCH, -(-len(items) // jobs)))
     return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def _drawn_batches(todo: Todo) -> list[Batch]:
+    """Small ones in an order that is drawn, the same each time."""
+    items = random.Random(0).sample(list(todo.items()), len(todo))
+    return [items[at : at + LIMITED_BATCH] for at in range(0, len(items), LIMITED_BATCH)]
 
 
 @attrs.frozen
@@ -128,6 +149,15 @@ class _Job:
             cells += self._verify(group, runtimes)
             self.tell(f"verified {group[-1].name}", len(group))
         return cells
+
+    def leave(self, batch: Batch) -> list[Cell]:
+        """The cells of a batch that time did not reach."""
+        self.tell(f"left {batch[-1][0].name}", 2 * len(batch))
+        return [
+            self._cell(entry, column, NOT_RUN, OUT_OF_TIME, lasting=False)
+            for entry, columns in batch
+            for column in columns
+        ]
 
     def _build(self, entry: Entry) -> Cell:
         answer = self._ask("build", path=str(self._path(entry)), builder=self.here[BUILD].builder)

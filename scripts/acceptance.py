@@ -37,7 +37,7 @@ from posexport.runtimes import RUNTIMES, cuda, gpu_missing
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES, Spec
 from posexport.verify.matrix.run import OUT_OF_TIME
-from posexport.verify.matrix.table import BUILD, MODES, REFUSED, STATES
+from posexport.verify.matrix.table import MODES, REFUSED, STATES
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 TIMED = {"mode": ("prefill", "decode"), "dtype": ("fp16", "bf16", "fp32"), "encoding": COMMON, "form": tuple(FORMS)}
@@ -92,7 +92,7 @@ def main(
         raise SystemExit(3)
     device = _device(names)
     folder = output or RESULTS / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    code = _verify((*names, BUILD), folder, jobs=jobs, minutes=minutes, **only)
+    code = _verify(names, folder, jobs=jobs, minutes=minutes, **only)
     if code not in (0, 1, 3):
         raise SystemExit(code)
     options = BenchOptions(rounds=2 if quick else 15, cuda_graph=cuda_graph)
@@ -115,10 +115,10 @@ def main(
     raise SystemExit(1 if FAILED in states else code)
 
 
-def _verify(columns: Sequence[str], folder: Path, **options: Any) -> int:
+def _verify(names: Sequence[str], folder: Path, **options: Any) -> int:
     """`posexport matrix`; its exit code."""
     command = [sys.executable, "-m", "posexport", "matrix", "--output", str(folder)]
-    command += [f"--runtime={name}" for name in columns]
+    command += [f"--runtime={name}" for name in names]
     for name, value in options.items():
         command += [f"--{name}={one}" for one in ((value,) if isinstance(value, str) else value or ())]
     return subprocess.run(command, check=False).returncode
@@ -157,9 +157,8 @@ class File:
 
     def shapes(self) -> tuple[str, ...]:
         """What it is timed on."""
-        prefills = ("seq=16",) if self.quick else ("seq=128", "seq=1024")
-        step = "seq=1,past_seq=16" if self.quick else "seq=1,past_seq=1000"
-        return {"prefill": prefills, "padding": prefills[:1], "decode": (step,)}[self.mode]
+        prefill, step = ("seq=16", "seq=1,past_seq=16") if self.quick else ("seq=1024", "seq=1,past_seq=1000")
+        return (prefill if self.mode == "prefill" else step,)
 
     def time(
         self, names: Sequence[str], missing: Mapping[str, str], folder: Path, options: BenchOptions, in_time: bool

@@ -12,34 +12,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from posexport.bench.options import BenchOptions
 from posexport.runtimes import gpu_missing
+from posexport.verify.matrix.table import read
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-def accept(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "acceptance.py"), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
 @pytest.fixture
 def acceptance(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return importlib.import_module("acceptance")
-
-
-@pytest.mark.parametrize(
-    ("states", "lacking", "code"),
-    [
-        (["passed", "not run"], False, 0),
-        (["passed", "not run"], True, 3),
-        (["not run", "not run"], False, 3),
-        ([], False, 3),
-        (["passed", "failed"], True, 1),
-    ],
-)
-def test_only_what_passed_is_a_success(acceptance: Any, states: list[str], lacking: bool, code: int) -> None:
-    assert acceptance._exit_code(states, lacking) == code
 
 
 def test_the_script_is_executable() -> None:
@@ -49,56 +32,75 @@ def test_the_script_is_executable() -> None:
 
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_exits_3(acceptance: Any, tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    done = CliRunner().invoke(acceptance.main, ["--output", str(output)])
+    output = tmp_path / "results"
+    done = CliRunner().invoke(acceptance.main, ["--runtime", "torch-cuda", "--output", str(output)])
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == f"not run: {gpu_missing()}\n"
     assert not output.exists()
+    assert CliRunner().invoke(acceptance.main, ["--output", str(output)]).exit_code == 3
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
-def test_cells_run_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    options = ("--quick", "--encoding", "rope", "--form", "contrib", "--dtype", "fp32", "--output", output)
-    options += ("--mode", "decode", "--mode", "decode-shared")
-    done = accept("--runtimes", "ort-cpu,tensorrt-import,torch-cuda", *options, CXX="no-such-compiler")
-    assert done.returncode == 3, done.stderr  # torch-cuda was named
-    found = json.loads(output.read_bytes())
+def test_files_are_verified_and_timed_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Path) -> None:
+    """On the CPU's runtimes; run again, it times nothing anew, and without time all is "not run"."""
+
+    def accept(*more: str) -> str:
+        command = [sys.executable, str(SCRIPTS / "acceptance.py"), "--output", str(tmp_path), "--quick"]
+        command += ["--runtime", "ort-cpu", "--runtime", "torch-cuda", "--encoding", "rope", "--dtype", "fp32"]
+        command += ["--mode", "decode", "--mode", "decode-shared", "--form", "contrib"]
+        environment = {**os.environ, "CXX": "no-such-compiler"}
+        done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = accept()
+    cells = {(cell.entry.mode, cell.column): cell for cell in read(tmp_path / "matrix.json").cells.values()}
+    assert {key: cell.state for key, cell in cells.items()} == {
+        ("decode", "ort-cpu"): "passed",
+        ("decode", "torch-cuda"): "not run",
+        ("decode-shared", "ort-cpu"): "refused",
+        ("decode-shared", "torch-cuda"): "refused",
+    }
+    found = json.loads((tmp_path / "timings.json").read_bytes())
     assert found["device"] == "cpu-acceptance"
-    ours, imported, cuda, *shared = found["results"]
-    assert (ours["cell"], ours["runtime"], ours["state"], ours["reason"]) == (
-        "rope contrib fp32 decode",
+    ours, cuda = found["results"]
+    assert (ours["block"], ours["form"], ours["runtime"], ours["state"]) == (
+        "rope fp32 decode",
+        "contrib",
         "ort-cpu",
         "passed",
-        "",
     )
-    assert 0 <= ours["error"] <= ours["limit"]
-    assert [(each["seq"], each["past_seq"], each["against"]) for each in ours["times"]] == [(1, 16, "torch")]
-    assert (imported["state"], imported["times"]) == ("passed", [])  # which runs no kernels that could be timed
+    [timed] = ours["times"]
+    assert (timed["seq"], timed["past_seq"], timed["seconds"]["median"] > 0) == (1, 16, True)
+    assert {"torch", "lower_bound"} <= set(timed["ratios"])
     assert (cuda["state"], cuda["reason"], cuda["times"]) == ("not run", gpu_missing(), [])
-    assert {each["cell"] for each in shared} == {"rope contrib fp32 decode-shared"}
-    assert [each["state"] for each in shared] == ["refused"] * 3
-    assert all("GroupQueryAttention" in each["reason"] for each in shared)
-    assert "2 passed, 0 failed, 3 refused, 1 not run" in done.stdout
+    assert "1 passed, 0 failed, 0 refused, 1 not run" in first
+    accept()
+    assert json.loads((tmp_path / "timings.json").read_bytes()) == found
+    (tmp_path / "timings.json").unlink()
+    assert "0 passed, 0 failed, 0 refused, 2 not run" in accept("--bench-minutes", "0")
+    late = json.loads((tmp_path / "timings.json").read_bytes())["results"]
+    assert [row["reason"] for row in late] == ["out of time", gpu_missing()]
 
 
-def test_a_cell_that_fails_does_not_stop_the_rest(acceptance: Any) -> None:
-    results = [acceptance.Result(cell="rope", runtime=name) for name in ("ort-cpu", "torch")]
-    assert not acceptance._step("export", results, lambda: 1 // 0)
-    assert [(each.state, each.reason) for each in results] == [
-        ("failed", "export: integer division or modulo by zero")
-    ] * 2
-    assert acceptance._step("verify", results[:1], lambda: None)
-    assert results[0].state == "failed"
+def test_a_file_that_fails_is_a_row(acceptance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ValueError("no such kernel\nand more")
+
+    monkeypatch.setattr(acceptance, "bench", fail)
+    monkeypatch.setattr(acceptance, "write_block", lambda *args, **options: None)
+    file = acceptance.File(encoding="rope", form="native", dtype="fp16", mode="decode", quick=True)
+    rows = file.time(["ort-cpu", "torch-cuda"], {"torch-cuda": "no GPU"}, tmp_path, BenchOptions(), in_time=True)
+    assert [(row.state, row.reason) for row in rows] == [("failed", "no such kernel"), ("not run", "no GPU")]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--runtimes", "ort-cup"), "did you mean 'ort-cpu'"),
-        (("--encoding", "rop"), "did you mean 'rope'"),
+        (("--runtime", "ort-cup"), "did you mean 'ort-cpu'"),
         (("--dtype", "fp64"), "'fp64' is not one of"),
+        (("--runtime", "ort-cpu", "--encoding", "rop"), ""),
     ],
 )
 def test_bad_requests_exit_2(acceptance: Any, options: tuple[str, ...], message: str) -> None:

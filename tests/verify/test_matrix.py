@@ -333,3 +333,31 @@ def test_a_file_is_read_as_it_was_written_in_a_fixed_order_and_without_what_is_n
     (tmp_path / "a.json").write_text(text.replace('"state": "passed"', '"state": "fine"'))
     with pytest.raises(RequestError, match="is no matrix"):
         read(tmp_path / "a.json")
+
+
+@pytest.mark.usefixtures("_engines")
+def test_what_time_does_not_reach_is_not_run_and_measured_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Half of the batches find the time over."""
+    monkeypatch.setattr(run, "WORKER", "engines.matrix_script")
+    monkeypatch.setattr(run, "LIMITED_BATCH", 3)
+    monkeypatch.setattr("posexport.verify.matrix.schedule.columns_here", lambda: HERE)
+    looks = iter((0.0, 0.0, 0.0, 60.0, 60.0))  # once to begin, then before each batch
+    arguments = ("matrix", "--encoding", "alibi", "--form", "decomposed", "--runtime", "ort-cpu", "--jobs", "1",
+                 "--no-picture", "-o", tmp_path / "out")  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "monotonic", lambda: next(looks))
+        result = cli(*arguments, "--minutes", "1")
+    assert result.exit_code == 0, result.output
+    cells = read(tmp_path / "out" / "matrix.json").cells.values()
+    assert (
+        sorted((cell.state, cell.reason) for cell in cells) == [("not run", "out of time")] * 6 + [("passed", None)] * 6
+    )
+    assert {cell.entry.mode for cell in cells if cell.state == "passed"} != {"prefill", "decode"}, "in order, not drawn"
+    assert cli(*arguments).exit_code == 0
+    assert {cell.state for cell in read(tmp_path / "out" / "matrix.json").cells.values()} == {"passed"}
+
+
+def test_minutes_are_a_number_above_0(tmp_path: Path) -> None:
+    refused(cli("matrix", "--minutes", "0", "-o", tmp_path / "out"), "minutes")

@@ -9,10 +9,10 @@ import math
 import os
 import queue
 import random
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import attrs
@@ -73,7 +73,7 @@ def measure(
     """
     done_steps: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     cpu = cpu_facts()
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    end = math.inf if minutes is None else monotonic() + 60 * minutes
     batches = _batches(todo, jobs) if minutes is None else _drawn_batches(todo)
     workers = [Worker(WORKER) for _ in range(min(jobs, len(batches)))]
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ def measure(
         try:
             with temporary.folder() as folder:
                 job = _Job(worker, folder, matrix.target, here, lambda *step: done_steps.put(step))
-                return job.run(batch) if time.monotonic() < end else job.leave(batch)
+                return job.run(batch) if monotonic() < end else job.leave(batch)
         finally:
             idle.put(worker)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from posexport.cli import console
+from posexport.graphs.attention.support import OPERATOR
 from posexport.report.attentions import Data, alike, cache_text, encoding_text, heads_text, mask_text, more_text
 
 
@@ -43,7 +44,8 @@ def _facts(group: Sequence[Data]) -> Iterator[tuple[str, str]]:
     yield "operator", f"{first['operator']}, {first['dtype']}"
     for runtime, fate in first["runtimes"].items():
         reason = "" if fate["reason"] is None else f", {fate['reason']['text']}"
-        yield runtime, f"{_FATES[fate['one_kernel']]}{reason}"
+        refused = fate["reason"] is not None and fate["reason"]["code"] == OPERATOR
+        yield runtime, f"{'refused' if refused else _FATES[fate['one_kernel']]}{reason}"
 
 
 _FATES = {True: "one kernel", False: "not one kernel", None: "not known"}

@@ -122,12 +122,20 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
     if options.angles is not None and result.attentions and not any(one["angles"] for one in result.attentions):
         chosen = " of those that were chosen" if options.only else ""
         facts.append(("angles", f"no attention{chosen} is rotated: there was nothing to make exact"))
+    if rewritten and options.kv_cache == "shared" and result.form == "contrib":
+        facts.append(("shared caches", _GROUPED))
     if result.whole is not None:
         facts.append(("whole graph", _whole(result.whole)))
     facts += [(verdict.runtime, _verdict(verdict)) for verdict in done.verdicts]
     if manifest is not None:
         facts += [("manifest", f"{output}.json"), *([("signed by", manifest.signer)] if manifest.signer else [])]
     console.show_facts(f"{output} is {'not written' if manifest is None else 'written' + _unchanged(result)}", facts)
+
+
+_GROUPED = (
+    "GroupQueryAttention takes several tokens behind cached ones for one row only; --form native takes them for any "
+    "number of rows"
+)
 
 
 def _unchanged(result: RewriteResult) -> str:

@@ -22,6 +22,7 @@ _Layout = tuple["str | None", ...]
 
 _TOKENS: dict[int, _Layout] = {1: (SEQ,), 2: (BATCH, SEQ)}
 _CACHE: dict[int, _Layout] = {3: (BATCH, PAST, None), 4: (BATCH, None, PAST, None), 5: (None, BATCH, None, PAST, None)}
+_MASK: dict[int, _Layout] = {1: (TOTAL,), 2: (BATCH, TOTAL), 3: (BATCH, SEQ, TOTAL), 4: (BATCH, None, SEQ, TOTAL)}
 _ANY: dict[int, _Layout] = {0: (), 1: (BATCH,), 2: (BATCH, None), 3: (BATCH, SEQ, None), 4: (BATCH, SEQ, None, None)}
 
 KNOWN_AXES: dict[str, dict[int, _Layout]] = {
@@ -29,7 +30,8 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "encoder_token_ids": {2: (BATCH, ENCODER)},
     "token_type_ids": _TOKENS,
     "position_ids": {**_TOKENS, 3: (AXES, BATCH, SEQ)},
-    "attention_mask": {1: (TOTAL,), 2: (BATCH, TOTAL), 3: (BATCH, SEQ, TOTAL), 4: (BATCH, None, SEQ, TOTAL)},
+    "attention_mask": _MASK,
+    "bias": {2: (SEQ, TOTAL), 3: (None, SEQ, TOTAL), 4: _MASK[4]},
     "encoder_attention_mask": {2: (BATCH, ENCODER), 3: (BATCH, SEQ, ENCODER), 4: (BATCH, None, SEQ, ENCODER)},
     "padding_mask": {2: (BATCH, TOTAL)},
     "past": _CACHE,

@@ -1,8 +1,9 @@
 """Sets of inputs for a graph that anyone wrote, each for one corner in which graphs go wrong.
 
 The corners are those that artifacts of posexport are verified in: one row and several, one token, prompts, steps and
-chunks over a cache, padding on either side and between, positions out of order and far out, quiet and large numbers,
-the first and the last token. What a graph fixes restricts them; those that become alike are drawn once.
+chunks over a cache, padding on either side and between, masks that add biases or minus infinity, positions out of
+order and far out, quiet and large numbers, the first and the last token. What a graph fixes restricts them; those that
+become alike are drawn once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import attrs
 import numpy as np
 
 from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, PAST, SEQ, SLOTS, WIDTH
-from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token
+from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token, takes_padding, takes_scores
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
 
@@ -60,6 +61,16 @@ _CACHED = (
     _Corner(label="few cached tokens", batch=2, seq=7, past=1, kinds=Kinds(padding="right", values="loud")),
     _Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
     _Corner(label="long cache", batch=1, seq=2, past=190, kinds=Kinds(padding="holes")),
+)
+
+_SCORES = (
+    _Corner(label="biases in the mask", batch=3, seq=12, kinds=Kinds(scores="biased")),
+    _Corner(label="minus infinity in the mask", batch=2, seq=16, kinds=Kinds(scores="infinite", padding="left")),
+)
+
+_CACHED_SCORES = (
+    _Corner(label="biases over a cache", batch=2, seq=3, past=14, kinds=Kinds(scores="biased", padding="right")),
+    _Corner(label="minus infinity over a cache", batch=2, seq=1, past=9, kinds=Kinds(scores="infinite")),
 )
 
 _LONG = (
@@ -124,7 +135,10 @@ def cases_of(
 def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
     kinds = {role.kind for role in roles.values()}
     numbers = {role.kind for role in roles.values() if role.dtype in ("fp32", "fp16", "bf16", "fp64")}
-    numbers -= {"attention_mask", "encoder_attention_mask", "ones", "zeros"}
+    numbers -= {"attention_mask", "encoder_attention_mask", "bias", "ones", "zeros"}
+    scored = any(map(takes_scores, roles.values()))
+    if scored:
+        yield from _SCORES
     if {"images", "audio"} & kinds and not is_dynamic(roles, SEQ):
         yield from _PICTURES
         return
@@ -132,7 +146,7 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
     if "position_ids" in kinds:
         yield from _POSITIONS
     if {"past", "write_indices"} & kinds:
-        yield from _CACHED
+        yield from (*_CACHED, *(_CACHED_SCORES if scored else ()))
     yield from _LONG
 
 
@@ -153,6 +167,7 @@ def _further(seed: int, count: int) -> Iterator[_Corner]:
             positions=str(rng.choice(("consecutive", "offset", "scattered", "shuffled", "far"))),
             padding=str(rng.choice(("none", "left", "right", "holes", "mixed"))),
             values=str(rng.choice(("normal", "normal", "quiet", "loud", "zeros"))),
+            scores=str(rng.choice(("plain", "biased", "infinite"))),
         )
         past = int(rng.integers(0, 60)) * int(rng.integers(0, 2))
         sizes = {"batch": int(rng.integers(1, 6)), "seq": int(rng.integers(1, 40)), "past": past}
@@ -170,11 +185,12 @@ def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> o
     """What makes a case another than those before it."""
     have = {role.kind for role in roles.values()}
     axes = {axis for role in roles.values() for axis in role.axes} | ({PAST} if SLOTS in sizes else set())
-    masked = {"attention_mask", "padding_mask", "last_key"} & have
+    padded = any(map(takes_padding, roles.values()))
     return (
+        kinds.scores if any(map(takes_scores, roles.values())) else "",
         tuple(sorted((str(axis), size) for axis, size in sizes.items() if axis in axes)),
         kinds.positions if "position_ids" in have else "",
-        kinds.padding if masked else "",
+        kinds.padding if padded else "",
         kinds.values if {"features", "past", "images", "audio", "encoder_features"} & have else "",
     )
 

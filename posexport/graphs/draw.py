@@ -6,6 +6,7 @@ Which kinds meet in one set of inputs is said by posexport.graphs.cases.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,18 +33,30 @@ OFFSET = 300
 VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0}
 """Kinds of numbers, with their standard deviation."""
 
+BIASES = 2.0
+"""The standard deviation of what is added to scores."""
+
+SCORES: Mapping[str, tuple[float, float]] = {
+    "plain": (0.0, -1.0),
+    "biased": (BIASES, -1.0),
+    "infinite": (0.0, -math.inf),
+}
+"""What a mask of floating point adds: the standard deviation where a key is seen, and what hides one, in parts of the
+largest number of its dtype."""
+
 HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
 """In half precision "loud" has less; one feature of the kind "outlier" is so much larger than the others."""
 
 
 @attrs.frozen(kw_only=True)
 class Kinds:
-    """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES; with `ends`
-    the first and the last token of the vocabulary are among the tokens."""
+    """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
+    SCORES; with `ends` the first and the last token of the vocabulary are among the tokens."""
 
     positions: str = "consecutive"
     padding: str = "none"
     values: str = "normal"
+    scores: str = "plain"
     ends: bool = True
 
 
@@ -180,9 +193,9 @@ def _positions(draw: _Draw) -> Array:
 
 
 def _mask(draw: _Draw) -> Array:
-    """Of rows and keys ones and zeros; of tokens and keys True or 0 where a token sees a key, for a file with a cache
-    only keys before it, and False or the least number elsewhere. Each token sees itself. A mask for all rows is that of
-    the first."""
+    """Of rows and keys ones and zeros; of tokens and keys True where a token sees a key and False elsewhere, or what is
+    added to scores (SCORES). For a file with a cache only keys before it are seen. Each token sees itself. A mask for
+    all rows is that of the first."""
     encoder = draw.role.kind.startswith("encoder") or ENCODER in draw.role.axes
     keys = draw.encoder_keys if encoder else draw.keys
     rank, width = len(draw.shape), draw.shape[-1]
@@ -203,8 +216,20 @@ def _mask(draw: _Draw) -> Array:
     seen = np.broadcast_to(seen[:, None] if rank == 4 else seen, draw.shape) if rank > 2 else seen[0]
     if draw.dtype.kind in "bi":
         return np.asarray(seen)
-    least = float(np.finfo(np.float16 if draw.dtype.itemsize == 2 else np.float32).min)
-    return np.where(seen, 0.0, least)
+    deviation, hidden = SCORES[draw.kinds.scores]
+    largest = float(np.finfo(np.float16 if draw.dtype.itemsize == 2 else np.float32).max)
+    return np.where(seen, deviation * draw.rng.standard_normal(draw.shape) if deviation else 0.0, hidden * largest)
+
+
+def takes_padding(role: Role) -> bool:
+    """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
+    return role.kind in ("attention_mask", "padding_mask", "last_key") and role.axes[:1] != (SEQ,)
+
+
+def takes_scores(role: Role) -> bool:
+    """Whether an input is a mask that is added to scores, which may hold any numbers."""
+    of_tokens = len(role.axes) > 2 or role.axes[:1] == (SEQ,)
+    return role.kind.endswith("attention_mask") and of_tokens and dtype_of(role).kind == "f"
 
 
 def _widened(keys: Array, width: int) -> Array:
@@ -255,6 +280,7 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "attention_mask": _mask,
     "encoder_attention_mask": _mask,
     "padding_mask": lambda draw: ~_widened(draw.keys, draw.shape[-1]),
+    "bias": lambda draw: BIASES * draw.rng.standard_normal(draw.shape),
     "past": _floats,
     "encoder_past": _floats,
     "cache_position": lambda draw: draw.sizes[PAST] + np.arange(draw.shape[0]),
@@ -296,7 +322,7 @@ def draw_inputs(
     """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
-    if not any(role.kind in ("attention_mask", "padding_mask", "last_key") for role in roles.values()):
+    if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)
     padded = any(role.kind.endswith("attention_mask") and ENCODER in role.axes for role in roles.values())

@@ -162,7 +162,9 @@ def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInpu
     for count in range(len(cases), 0, -1):
         chosen = [cases[(2 * at + 1) * len(cases) // (2 * count)] for at in range(count)]
         if count <= MIN_CASES or weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:
-            return chosen
+            biased = [case for case in cases if case.kinds.scores == "biased"]
+            lacking = biased and not any(case.kinds.scores == "biased" for case in chosen)
+            return [biased[0], *chosen[1:]] if lacking else chosen
     return []
 
 

@@ -57,10 +57,12 @@ def _is_of_floats(probe: Probe, node: ir.Node) -> bool:
 
 
 def loses_digits(flow: Dataflow, source: ir.Value, target: ir.Value) -> bool:
-    """Whether content goes through fewer digits between two values than each of them has."""
-    ends = [digits(_dtype(value)) for value in (source, target)]
+    """Whether content goes through fewer digits between two values than each of them has; a dtype that nothing tells
+    is none of fewer."""
+    ends = [digits(dtype) for value in (source, target) if (dtype := _dtype(value)) is not None]
     between = {value for node in flow.between(source, target) for value in node.outputs if value in flow.content}
-    return any(digits(_dtype(value)) < min(ends) for value in between)
+    known = [dtype for value in between if (dtype := _dtype(value)) is not None]
+    return len(ends) == 2 and any(digits(dtype) < min(ends) for dtype in known)
 
 
 def digits(dtype: ir.DataType | None) -> int:
@@ -69,15 +71,21 @@ def digits(dtype: ir.DataType | None) -> int:
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
-    """The dtype of a value; where the graph doesn't say it, that of what it is computed from."""
-    while value.dtype is None and (node := value.producer()) is not None and node.inputs:
+    """The dtype of a value; where the graph doesn't say it, that of what it is computed from, None where nothing
+    does."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if value.dtype is not None:
+            return value.dtype
+        node = value.producer()
+        if node is None:
+            continue
         if node.op_type == "Cast":
             return ir.DataType(node.attributes["to"].as_int())
-        source = node.inputs[1 if node.op_type == "Where" else 0]
-        if source is None:
-            return None
-        value = source
-    return value.dtype
+        sources = node.inputs[1:3] if node.op_type == "Where" else node.inputs[:1]
+        pending += [source for source in reversed(sources) if source is not None]
+    return None
 
 
 _DIGITS: dict[ir.DataType | None, int] = {

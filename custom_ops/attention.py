@@ -321,6 +321,7 @@ def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, .
         v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     out = op.MatMul(weights, v)
     if call.mask is not None and call.sinks is None:
+        assert seen is not None
         out = op.Mul(out, cast(op, keyed_onnx(op, seen, call.dtype), call.dtype))
     return call.flat(out), *present
 

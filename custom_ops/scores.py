@@ -135,7 +135,9 @@ def _offset_values_onnx(
     rows = op.Gather(table, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), axis=0)
     out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
     if added.mask is not None and added.sinks is None:
-        out = op.Mul(out, op.Transpose(cast(op, keyed_onnx(op, seen, q.dtype), q.dtype), perm=[0, 2, 1, 3]))
+        assert seen is not None
+        keyed = cast(op, keyed_onnx(op, seen, dtype_of(q)), dtype_of(q))
+        out = op.Mul(out, op.Transpose(keyed, perm=[0, 2, 1, 3]))
     return op.Reshape(out, [0, 0, -1])
 
 

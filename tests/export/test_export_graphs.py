@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.shape_inference
 import onnx_ir as ir
 import oracles
 import pytest
 from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, weights_for
 
 from posexport.export import export
+from posexport.models import read_spec
 from posexport.models.weights import weight_shapes
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import Spec
@@ -254,3 +256,18 @@ def test_bf16_exports_and_checks(name: str, form: str) -> None:
     assert {t.data_type for t in proto.graph.initializer if t.name in weight_shapes(spec)} == {
         onnx.TensorProto.BFLOAT16
     }
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("encoding", ["alibi", "shaw"])
+def test_padding_in_bf16_has_kernels_on_the_cuda_provider(encoding: str, form: str) -> None:
+    """ONNX Runtime's CUDA provider has no ReduceMax and no Equal of bf16, so it refused such a file."""
+    spec = read_spec(
+        {"encoding": {"name": encoding}, "num_heads": 2, "hidden_size": 32, "dtype": "bf16", "padding_mask": True}
+    )
+    model = onnx.inliner.inline_local_functions(ir.to_proto(exported(spec, form)))
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
+    reduced = [node for node in inferred.graph.node if node.op_type in ("ReduceMax", "Equal")]
+    assert reduced
+    assert all(types.get(name) != onnx.TensorProto.BFLOAT16 for node in reduced for name in node.input)

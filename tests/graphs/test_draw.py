@@ -231,3 +231,36 @@ def test_cases_take_turns_in_the_tokens_of_a_vocabulary(tmp_path: Path) -> None:
     made = roles(tmp_path, DECODER, nodes=nodes, weights={"words": np.zeros((400, 3), np.float32)})
     read = np.concatenate([case.arrays["input_ids"].ravel() for case in cases_of(made, 0)])
     assert len(np.unique(read)) > 0.95 * 400
+
+
+def test_masks_that_are_added_hold_biases_and_minus_infinity_in_some_cases(tmp_path: Path) -> None:
+    """A file that clips or halves its mask is another function only where a mask holds other numbers than 0."""
+    signature: Signature = {"x": (["b", "s", 8], "fp32"), "attn_mask": (["b", 1, "s", "s"], "fp32")}
+    found = roles(tmp_path, signature)
+    sizes, lowest = {"batch": 2, "seq": 6}, float(np.finfo(np.float32).min)
+    biased = drawn(found, sizes, scores="biased")["attn_mask"]
+    plain = drawn(found, sizes, scores="plain")["attn_mask"]
+    infinite = drawn(found, sizes, scores="infinite", padding="left")["attn_mask"]
+    finite = biased[biased > lowest]
+    assert finite.min() < -0.5 < 0.5 < finite.max() < 20
+    assert set(np.unique(plain)) <= {0.0, lowest}
+    assert set(np.unique(infinite)) == {0.0, -np.inf}
+    assert np.isfinite(infinite).any(-1).all(), "a row sees no key"
+    kinds = [case.kinds.scores for case in cases_of(found, seed=0)]
+    assert {"plain", "biased", "infinite"} == set(kinds)
+    ones = roles(tmp_path, {**signature, "attn_mask": (["b", "s"], "fp32")})
+    assert {case.kinds.scores for case in cases_of(ones, seed=0)} == {"plain"}
+
+
+def test_a_mask_of_tokens_and_keys_pads_no_row(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "x"], ["product"]), helper.make_node("Add", ["product", "mask"], ["y"])]
+    found = roles(tmp_path, {"x": (["b", "s", "s"], "fp32"), "mask": (["s", "s"], "fp32")}, nodes=nodes)
+    assert found["mask"].axes == ("seq", "seq")
+    assert all(case.tokens.all() for case in cases_of(found, seed=0))
+
+
+def test_biases_are_numbers_without_a_key_that_is_hidden(tmp_path: Path) -> None:
+    signature: Signature = {"x": (["b", "s", 8], "fp32"), "position_bias": ([1, 4, "s", "s"], "fp32")}
+    found = roles(tmp_path, signature)
+    assert (found["position_bias"].kind, found["position_bias"].axes) == ("bias", ("batch", 4, "seq", "seq"))
+    assert all(np.abs(case.arrays["position_bias"]).max() < 20 for case in cases_of(found, seed=0))

@@ -5,13 +5,15 @@ The oracle is ONNX Runtime on the graph as it was.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import rewrite_helpers as helpers
-from onnx import TensorProto, helper
+from helpers import cli
+from onnx import TensorProto, helper, numpy_helper
 from small_graphs import Graph
 
 from posexport.verify.verifier import verify
@@ -105,7 +107,18 @@ def traced_sizes(g: Graph) -> str:
     return g.op("Transpose", g.op("MatMul", tokens, g.random("o", HIDDEN, HIDDEN)), perm=[1, 0, 2], name="output")
 
 
+def hidden_by_a_constant_node(g: Graph) -> str:
+    """Where(seen, scores, -inf) of a Constant, as TorchScript writes masked_fill; no value states its dtype."""
+    length = g.op("Squeeze", g.length("features", 1))
+    places = g.op("Range", g.constant(0), length, g.constant(1))
+    ahead = g.op("Greater", places, g.op("Unsqueeze", places, g.constant([1])))
+    never = g.op("Constant", value=numpy_helper.from_array(np.array(-np.inf, np.float32)))
+    weights = g.op("Softmax", g.op("Where", ahead, never, scores_of(g)), axis=-1)
+    return merged(g, g.op("MatMul", weights, heads_of(g, "v", (0, 2, 1, 3))))
+
+
 STYLES = {
+    "hidden by a Constant": hidden_by_a_constant_node,
     "softmax written out": written_out,
     "softmax with a reciprocal": lambda g: written_out(g, reciprocal=True),
     "weights on the right": weights_on_the_right,
@@ -126,6 +139,13 @@ def test_a_style_is_rewritten(style: str, form: str, tmp_path: Path, monkeypatch
     features = {"features": np.random.default_rng(1).standard_normal((*TRACED, HIDDEN)).astype(np.float32)}
     before, after = helpers.ran(path, features)[0], helpers.ran(out, features)[0]
     np.testing.assert_allclose(after, before, atol=2e-6 * float(np.abs(before).max()))
+
+
+def test_a_constant_of_no_stated_dtype_has_no_fewer_digits(tmp_path: Path) -> None:
+    g = Graph()
+    path = helpers.saved(tmp_path, model_of(g, hidden_by_a_constant_node(g)))
+    [found] = json.loads(cli("inspect", path, "--json").stdout)["attentions"]
+    assert (found["num_heads"], found["reason"]) == (HEADS, None)
 
 
 @pytest.mark.parametrize("fault", [{"axis": -2}, {"other": True}])

@@ -3,7 +3,8 @@
 `posexport matrix` exports and verifies every encoding, form, dtype and mode on each GPU runtime, into a folder that is
 named after the GPU; then files of the usual encodings are timed there, one after the other (`timings.json`). What fails
 is a row of the tables, and the rest goes on; what a limit of time leaves out is "not run", and running it again goes
-on. Exits 0 where everything that ran passed, 1 where something failed, 3 where nothing passed.
+on. Exits 0 where everything that ran passed, 1 where something failed, 3 where nothing passed or a runtime that was
+named is missing.
 """
 
 from __future__ import annotations
@@ -112,7 +113,15 @@ def main(
     console.show_table(f"Timings on {device}", COLUMNS, map(_row, timings.values()))
     states = [timing.state for timing in timings.values()]
     click.echo(", ".join(f"{states.count(state)} {state}" for state in STATES) + f": {target}")
-    raise SystemExit(1 if FAILED in states else code)
+    raise SystemExit(_exit_code(states, code, bool(runtime and missing)))
+
+
+def _exit_code(states: Sequence[str], verified: int, lacking: bool) -> int:
+    """1 where something failed, here or by the exit code of what was `verified`; 3 where nothing passed there, or where
+    a runtime that was named is lacking."""
+    if FAILED in states or verified == 1:
+        return 1
+    return 3 if lacking else verified
 
 
 def _verify(names: Sequence[str], folder: Path, **options: Any) -> int:

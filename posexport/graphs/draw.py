@@ -200,7 +200,7 @@ def _mask(draw: _Draw) -> Array:
     keys = draw.encoder_keys if encoder else draw.keys
     rank, width = len(draw.shape), draw.shape[-1]
     of_rows = draw.role.axes[0] == BATCH or rank == 4
-    if rank == 1 or (rank == 2 and of_rows):
+    if not _is_of_tokens(draw.role):
         wide = _widened(keys, width)
         return (wide if rank == 2 else wide[0]).reshape(draw.shape)
     batch, seq = draw.shape[0] if of_rows else 1, draw.shape[-2]
@@ -221,6 +221,11 @@ def _mask(draw: _Draw) -> Array:
     return np.where(seen, deviation * draw.rng.standard_normal(draw.shape) if deviation else 0.0, hidden * largest)
 
 
+def _is_of_tokens(role: Role) -> bool:
+    """Whether a mask has an axis of tokens, beside that of keys."""
+    return len(role.axes) > 2 or (len(role.axes) == 2 and role.axes[0] != BATCH)
+
+
 def takes_padding(role: Role) -> bool:
     """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
     return role.kind in ("attention_mask", "padding_mask", "last_key") and role.axes[:1] != (SEQ,)
@@ -228,8 +233,7 @@ def takes_padding(role: Role) -> bool:
 
 def takes_scores(role: Role) -> bool:
     """Whether an input is a mask that is added to scores, which may hold any numbers."""
-    of_tokens = len(role.axes) > 2 or role.axes[:1] == (SEQ,)
-    return role.kind.endswith("attention_mask") and of_tokens and dtype_of(role).kind == "f"
+    return role.kind.endswith("attention_mask") and _is_of_tokens(role) and dtype_of(role).kind == "f"
 
 
 def _widened(keys: Array, width: int) -> Array:

@@ -9,7 +9,7 @@ attention begins below them. Lengths are compared as polynomials of the graph's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, product
 from operator import mul
 
@@ -59,10 +59,13 @@ def _is_of_floats(probe: Probe, node: ir.Node) -> bool:
 def loses_digits(flow: Dataflow, source: ir.Value, target: ir.Value) -> bool:
     """Whether content goes through fewer digits between two values than each of them has; a dtype that nothing tells
     is none of fewer."""
-    ends = [digits(dtype) for value in (source, target) if (dtype := _dtype(value)) is not None]
     between = {value for node in flow.between(source, target) for value in node.outputs if value in flow.content}
-    known = [dtype for value in between if (dtype := _dtype(value)) is not None]
-    return len(ends) == 2 and any(digits(dtype) < min(ends) for dtype in known)
+    ends, known = _known_digits((source, target)), _known_digits(between)
+    return len(ends) == 2 and min(known, default=math.inf) < min(ends)
+
+
+def _known_digits(values: Iterable[ir.Value]) -> list[int]:
+    return [digits(dtype) for dtype in map(_dtype, values) if dtype is not None]
 
 
 def digits(dtype: ir.DataType | None) -> int:
@@ -73,14 +76,15 @@ def digits(dtype: ir.DataType | None) -> int:
 def _dtype(value: ir.Value) -> ir.DataType | None:
     """The dtype of a value; where the graph doesn't say it, that of what it is computed from, None where nothing
     does."""
-    pending = [value]
+    pending, seen = [value], set[ir.Value]()
     while pending:
         value = pending.pop()
         if value.dtype is not None:
             return value.dtype
         node = value.producer()
-        if node is None:
+        if node is None or value in seen:
             continue
+        seen.add(value)
         if node.op_type == "Cast":
             return ir.DataType(node.attributes["to"].as_int())
         sources = node.inputs[1:3] if node.op_type == "Where" else node.inputs[:1]

@@ -74,7 +74,7 @@ def measure(
     done_steps: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     cpu = cpu_facts()
     end = math.inf if minutes is None else monotonic() + 60 * minutes
-    batches = _batches(todo, jobs) if minutes is None else _drawn_batches(todo)
+    batches = _batches(todo, jobs, drawn=minutes is not None)
     workers = [Worker(WORKER) for _ in range(min(jobs, len(batches)))]
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for worker in workers:
@@ -107,17 +107,12 @@ def measure(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _batches(todo: Todo, jobs: int) -> list[Batch]:
-    """Neighbours together, as few that every job gets some."""
-    items = list(todo.items())
-    size = max(1, min(BATCH, -(-len(items) // jobs)))
+def _batches(todo: Todo, jobs: int, drawn: bool) -> list[Batch]:
+    """Neighbours together, as few that every job gets some; or small ones in an order that is `drawn`, the same each
+    time."""
+    items = random.Random(0).sample(list(todo.items()), len(todo)) if drawn else list(todo.items())
+    size = max(1, min(LIMITED_BATCH if drawn else BATCH, -(-len(items) // jobs)))
     return [items[at : at + size] for at in range(0, len(items), size)]
-
-
-def _drawn_batches(todo: Todo) -> list[Batch]:
-    """Small ones in an order that is drawn, the same each time."""
-    items = random.Random(0).sample(list(todo.items()), len(todo))
-    return [items[at : at + LIMITED_BATCH] for at in range(0, len(items), LIMITED_BATCH)]
 
 
 @attrs.frozen

@@ -352,10 +352,14 @@ def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONG
         path = folder / name
         path.write_bytes(make(Mutator(number)))
         fault, before = None, forget()
-        signal.setitimer(signal.ITIMER_VIRTUAL, longest)
         start = time.process_time()
         try:
-            read(path)
+            # Disarmed inside: a signal that comes while the timer is being stopped is caught below too.
+            try:
+                signal.setitimer(signal.ITIMER_VIRTUAL, longest)
+                read(path)
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             result["read"] += 1
         except error as refused:
             result["refused"] += 1
@@ -365,8 +369,6 @@ def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONG
         except BaseException as raised:
             fault = f"{type(raised).__name__}: {raised}"[:300]
             result["where"] = _where(raised)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if fault is None and (grown := peak() - before) > MOST_MEMORY:
             fault = f"it took {grown / 1e9:.1f} GB"
         result["files"] += 1

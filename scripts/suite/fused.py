@@ -25,6 +25,7 @@ from posexport.rewrite.draft import rewrite_file
 from posexport.rewrite.request import RewriteOptions
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import read_kernels
+from posexport.runtimes.tensorrt.refusals import build_error, parser_error
 
 DYNAMO = (
     *("llama", "qwen3", "gpt_neox", "gptj", "gpt2", "phi3", "bloom", "gemma2"),
@@ -77,19 +78,20 @@ def kernels_of(path: Path, sites: int) -> PlanKernels:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
+    model = onnx.load(path, load_external_data=False)
     if not parser.parse_from_file(str(path)):
-        raise api.parser_error(RUNTIME, path.name, parser)
+        raise parser_error(RUNTIME, path.name, parser, model)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_INPUT:
             layer.__class__ = trt.IAttentionInputLayer
             layer.attention.decomposable = True
     profile = builder.create_optimization_profile()
-    for name, sizes in profile_of(onnx.load(path, load_external_data=False)):
+    for name, sizes in profile_of(model):
         profile.set_shape(name, *sizes)
     config.add_optimization_profile(profile)
     if builder.build_serialized_network(network, config) is None:
-        raise api.build_error(RUNTIME, path.name, log.errors())
+        raise build_error(RUNTIME, path.name, log.errors())
     return read_kernels(log.texts(), sites)
 
 

@@ -14,39 +14,6 @@ from posexport.runtimes.installation import install_command
 BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.module == TENSORRT}
 """The runtimes that build plans by name, the preferred one first."""
 
-_HINTS = (
-    ("workspace limit", "raise --memory-limit"),
-    ("violate shape constraints", "give smaller sizes with --profile"),
-    ("Plugin not found", "it has no such operator, so use standard ones as 'posexport export --form decomposed' does"),
-    ("FP32 GEMM is not supported", "export with --dtype fp16, or leave out that compute capability"),
-    (r"(?i)bf16|bfloat", "export with --dtype fp16, or leave out that compute capability"),
-    ("failed to load|one output|single context output|past_key|3D explicit", "export with --target tensorrt"),
-    ("static sequence length", "export with --max-seq, which fixes it"),
-    ("softcap", "export with --form decomposed"),
-    ("nested structures", "export with --form decomposed"),
-    ("(?i)opset|version", "export with a lower --opset"),
-    ("", "export with --form decomposed, and with --dtype fp16 where that is not enough"),
-)
-"""Advice by pattern: the first pattern that the engine's message matches."""
-
-
-_FOREIGN_HINTS = (
-    ("workspace limit", "raise --memory-limit"),
-    ("violate shape constraints", "give smaller sizes with --profile"),
-    ("input was not registered", "export it again: it reads a value that nothing gives"),
-    ("Plugin not found", "it has no such operator; 'posexport rewrite' writes those for attention in standard ones"),
-    ("FP32 GEMM is not supported", "convert it to fp16, or leave out that compute capability"),
-    (r"(?i)bf16|bfloat", "convert it to fp16, or leave out that compute capability"),
-    (
-        "failed to load|one output|single context output|past_key|3D explicit",
-        "write it anew with 'posexport rewrite --target tensorrt'",
-    ),
-    ("(?i)opset|version", "convert it to a lower opset"),
-    ("(?i)attention|rotary|softmax", "write its attention anew with 'posexport rewrite --form decomposed'"),
-    ("", "change the graph there, or run it on ONNX Runtime"),
-)
-"""The same for files that posexport didn't write."""
-
 
 def can_build(name: str) -> str | None:
     """Why the runtime can't build plans here, in one sentence without a full stop, or None."""
@@ -109,35 +76,6 @@ def make_network(trt: Any, builder: Any) -> Any:
     """An empty network, strongly typed."""
     typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # without the flag, all networks are
     return builder.create_network(0 if typed is None else 1 << int(typed))
-
-
-def parser_error(name: str, file: str, parser: Any, *, ours: bool = True) -> RequestError:
-    """The parser's first error as one sentence with the node, the operator and advice; `ours` where posexport wrote the
-    file."""
-    if not parser.num_errors:
-        return RequestError(f"{name} can't parse {file!r} and gives no reason: export it again.")
-    error = parser.get_error(0)
-    quoted = re.search(r'"([^"]+)"', error.desc())
-    message = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
-    inside = "".join(f" in {call}" for call in error.local_function_stack())
-    where = f"node {error.node_name()!r} (operator {error.node_operator()}){inside}" if error.node_operator() else "it"
-    hint = _hint(f"{error.desc()} {error.node_operator()}", ours)
-    return RequestError(f"{name} can't take {file!r}, {where}: {message}; {hint}.")
-
-
-def build_error(name: str, file: str, errors: list[str], *, ours: bool = True) -> RequestError:
-    """The builder's first error as one sentence with advice; `ours` where posexport wrote the file."""
-    message = errors[0] if errors else "it gives no reason"
-    # The message is wrapped in error codes, and in files and lines of the engine's source.
-    message = re.sub(r"^.*?Error Code \d+: (\w+ \()?", "", message)
-    message = re.sub(r"\[\w+\.cpp:\d+: ?\w*\] ?", "", message)
-    message = re.sub(r"\.? In \w+ at \S+", "", message)
-    first = message.split("; ")[0].strip().rstrip(".)")
-    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(message, ours)}.")
-
-
-def _hint(message: str, ours: bool) -> str:
-    return next(hint for pattern, hint in (_HINTS if ours else _FOREIGN_HINTS) if re.search(pattern, message))
 
 
 def capabilities(trt: Any) -> dict[str, Any]:

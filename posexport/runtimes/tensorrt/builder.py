@@ -27,6 +27,7 @@ from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import read_kernels, read_memory
 from posexport.runtimes.tensorrt.options import BuildOptions
+from posexport.runtimes.tensorrt.refusals import build_error, detail, parser_error
 from posexport.spec.forms import ORT_ALONE
 
 
@@ -85,7 +86,7 @@ def build(
     _check_functions(name, artifact, parser)
     dimensions = shapes.dimensions
     if not (parser.parse(_renamed(artifact, dimensions), file) if dimensions else parser.parse_from_file(file)):
-        raise api.parser_error(name, file, parser, ours=ours)
+        raise parser_error(name, file, parser, artifact.model)
     attention_layers = _allow_decomposing(trt, network)
     profile = builder.create_optimization_profile()
     for key, dims in profiles.items():
@@ -93,8 +94,8 @@ def build(
             profile.set_shape(key, *dims.values())
         except (RuntimeError, TypeError, ValueError) as error:
             raise RequestError(
-                f"{name} can't take the profile {list(dims.values())} of {shown(key)} ({error}): give another "
-                "--profile."
+                f"{name} can't take the profile {list(dims.values())} of {shown(key)}: give another --profile "
+                f"(TensorRT says: {detail(str(error)) or type(error).__name__})."
             ) from None
     for tensor in map(network.get_input, range(network.num_inputs)):
         if tensor.is_shape_tensor:
@@ -105,7 +106,7 @@ def build(
     plan = builder.build_serialized_network(network, config)
     seconds = time.perf_counter() - start
     if plan is None:
-        raise api.build_error(name, file, log.errors(), ours=ours)
+        raise build_error(name, file, log.errors(), options, ours=ours)
     kernels = read_kernels(log.texts(), shapes.attentions)
     if kernels.count is None and gpu_missing() is None:  # some versions log no table, but an opened plan has one
         kernels = read_kernels(_inspected(trt, log, plan), shapes.attentions)

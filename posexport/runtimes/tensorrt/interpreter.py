@@ -25,6 +25,7 @@ from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.layers import LAYERS
+from posexport.runtimes.tensorrt.refusals import parser_error
 from posexport.runtimes.tensorrt.values import DTYPES, CannotEvaluate, fits, widened
 from posexport.runtimes.tensors import to_numpy, to_torch
 
@@ -209,5 +210,5 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
     parser = trt.OnnxParser(network, log)
     graph = read_mapped(path)  # whose weights the parser reads where they lie, once
     if not parser.parse(graph.model.SerializeToString(), str(path)):
-        raise api.parser_error(NAME, str(path), parser)
+        raise parser_error(NAME, str(path), parser, graph.model)
     return ImportRunner(trt, network, parser, builder, log)

@@ -72,7 +72,7 @@ def read_graph(path: Path, expected: str | None = None) -> GraphFile:
     return GraphFile(path=path, sha256=sha256, model=model)
 
 
-def _dtype(number: int) -> str:
+def dtype_name(number: int) -> str:
     """posexport's name of an element type, onnx's where posexport has none, `type 99` where onnx has none either."""
     known = onnx.TensorProto.DataType
     return _DTYPES.get(number) or (known.Name(number) if number in known.values() else f"type {number}")
@@ -84,5 +84,5 @@ def values_of_infos(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Sha
     for info in infos:
         tensor = info.type.tensor_type
         shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-        values[info.name] = (shape, _dtype(tensor.elem_type))
+        values[info.name] = (shape, dtype_name(tensor.elem_type))
     return values

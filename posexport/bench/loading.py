@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posexport.bench.shapes import load_for_bench
-from posexport.errors import RequestError, check_known
+from posexport.errors import RequestError
+from posexport.spec.input_roles import check_input, check_role
 
 if TYPE_CHECKING:
     from posexport.artifact.signing import TrustedKey
@@ -20,16 +21,14 @@ def load_timed(paths: Sequence[Path], trusted: Sequence[TrustedKey], roles: Mapp
     RequestError for what can't be timed, for a role of no input or of an input that needs none, and for an input whose
     role can't be guessed. One of the `trusted` keys must have signed each file.
     """
-    from posexport.graphs.roles import ROLES
-
     for name, role in roles.items():
-        check_known(f"role of the input {name!r}", role, ROLES)
+        check_role(name, role)
     files = [_load(path, trusted, roles) for path in paths]
     named = {name: None for file in files if file.no_references for name in file.inputs}
     if roles and not named:
         raise RequestError(f"{str(paths[0])!r} is posexport's own, so the roles of its inputs are known: drop --input.")
-    for name in roles:
-        check_known("input of --input", name, named)
+    for name, role in roles.items():
+        check_input(name, role, named)
     return files
 
 

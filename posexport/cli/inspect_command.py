@@ -16,7 +16,6 @@ from posexport.errors import RequestError
 
 if TYPE_CHECKING:
     from posexport.artifact.graph_file import GraphFile
-    from posexport.spec.contract import Values
 
 
 @click.command()
@@ -42,12 +41,7 @@ def inspect(file: str, roles: tuple[str, ...], attention: bool, as_json: bool) -
     if as_json:
         console.show_json(facts)
         return
-    shown = {key: value for key, value in facts.items() if key not in _APART}
-    if "roles" in facts:
-        shown["inputs"] = {name: _with_role(text, facts["roles"].get(name)) for name, text in facts["inputs"].items()}
-    if "spec" not in facts and "weights" in facts:
-        shown["weights"] = f"{len(facts['weights'])} tensors"
-    console.show_facts(file, [fact for key, value in shown.items() for fact in _facts(key, value)])
+    console.show_facts(file, [fact for key, value in _for_people(facts).items() for fact in _facts(key, value)])
     if facts.get("attention_reason") is not None:
         console.write()
         console.write(f"attention was not looked for, {facts['attention_reason']['text']}.")
@@ -61,8 +55,21 @@ _APART = ("roles", "attentions", "attention_reason")
 """What is not shown as facts of the file."""
 
 
-def _with_role(text: str, role: str | None) -> str:
-    return text if role is None else f"{text} {role}"
+def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts with one text for each tensor, inputs with their roles."""
+    shown = {key: value for key, value in facts.items() if key not in _APART}
+    roles = {name: f" {role}" for name, role in facts.get("roles", {}).items() if role is not None}
+    shown["inputs"] = {one["name"]: _tensor_text(one) + roles.get(one["name"], "") for one in facts["inputs"]}
+    shown["outputs"] = {one["name"]: _tensor_text(one) for one in facts["outputs"]}
+    if "operators" in facts:  # a plan says where its weights come from
+        weights = facts["weights"]
+        places = {one["name"]: f"{one['shape']}{' (external)' if one['external'] else ''}" for one in weights}
+        shown["weights"] = places if "spec" in facts else f"{len(weights)} tensors"
+    return shown
+
+
+def _tensor_text(tensor: Mapping[str, Any]) -> str:
+    return f"{tensor['dtype']} {[*tensor['shape']]}"
 
 
 def _facts(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]]:
@@ -118,10 +125,12 @@ def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[s
 def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
     """What the bytes of an ONNX file say."""
     from posexport.artifact.authenticity import signature_of
+    from posexport.artifact.graph_file import dtype_name
     from posexport.artifact.loaded import manifest_mismatch
-    from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of
+    from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of, tensors_of
     from posexport.artifact.onnx_artifact import Artifact
     from posexport.artifact.onnx_file import external
+    from posexport.jsondata import unstructure
 
     data = [graph.path.with_name(name) for name in graph.external_files()]
     manifest = read_manifest_of(OnnxManifest, graph.path)
@@ -142,14 +151,19 @@ def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
         "opset": graph.opset,
         "domains": {entry.domain or "ai.onnx": entry.version for entry in graph.model.opset_import},
         **({"spec": graph.spec.to_dict()} if isinstance(graph, Artifact) else {}),
-        "inputs": _tensors(graph.inputs()),
-        "outputs": _tensors(graph.outputs()),
+        "inputs": unstructure(tensors_of(graph.inputs())),
+        "outputs": unstructure(tensors_of(graph.outputs())),
         "operators": _count(known.node),
         "functions": {function.name: _count(function.node) for function in graph.model.functions},
-        "weights": {
-            tensor.name: f"{list(tensor.dims)}" + (" (external)" if external(tensor) else "")
+        "weights": [
+            {
+                "name": tensor.name,
+                "shape": [*tensor.dims],
+                "dtype": dtype_name(tensor.data_type),
+                "external": bool(external(tensor)),
+            }
             for tensor in known.initializer
-        },
+        ],
         "bytes": sum(file.stat().st_size for file in (graph.path, *data)),
     }
     return facts, None if fault is None else fault.text
@@ -157,7 +171,7 @@ def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
 
 def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
     from posexport.artifact.authenticity import signature_of
-    from posexport.artifact.manifest import changed, values_of
+    from posexport.artifact.manifest import changed
     from posexport.artifact.plan import plan_manifest
     from posexport.files import sha256_of
     from posexport.jsondata import unstructure
@@ -168,16 +182,10 @@ def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
         "manifest": _MATCH[same],
         "signature": signature_of(manifest, checked=False).text,
         **unstructure(manifest),
-        "inputs": _tensors(values_of(manifest.inputs)),
-        "outputs": _tensors(values_of(manifest.outputs)),
         "domains": {name or "ai.onnx": version for name, version in manifest.domains.items()},
         "bytes": path.stat().st_size,
     }
     return facts, None if same else changed(path).text
-
-
-def _tensors(values: Values) -> dict[str, str]:
-    return {name: f"{dtype} {list(shape)}" for name, (shape, dtype) in values.items()}
 
 
 def _count(nodes: Any) -> dict[str, int]:

@@ -9,19 +9,30 @@ import click
 
 from posexport.cli import console
 from posexport.custom_ops.unsupported import REFUSALS
+from posexport.errors import RequestError
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import BUILDERS, can_build
 from posexport.spec.forms import FORMS, TARGETS
+from posexport.spec.input_roles import ROLES
 
 
 @click.command("list")
 @click.option("--presets", is_flag=True, help="show only presets, which are layers of public models")
+@click.option("--roles", is_flag=True, help="show only what inputs of ONNX files may be for (--input NAME=ROLE)")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def list(presets: bool, as_json: bool) -> None:
+def list(presets: bool, roles: bool, as_json: bool) -> None:
     """Show encodings with their parameters, forms, and runtimes."""
+    if presets and roles:
+        raise RequestError("both --presets and --roles were given: each shows one table alone, so drop one.")
+    if roles:
+        if as_json:
+            console.show_json({"roles": ROLES})
+        else:
+            console.show_table("Roles of inputs (--input NAME=ROLE)", ("role", "what the input holds"), ROLES.items())
+        return
     if presets:
         _show_presets(as_json)
         return

@@ -12,6 +12,7 @@ import click
 
 from posexport.errors import RequestError
 from posexport.models import ENCODINGS
+from posexport.spec.input_roles import ROLES, WHERE, check_role
 from posexport.spec.spec import CACHES, Spec
 
 if TYPE_CHECKING:
@@ -44,19 +45,26 @@ trust_option = click.option(
 
 
 roles_option = click.option(
-    "--input", "roles", metavar="NAME=ROLE", multiple=True, help="what an input of the file is for, repeatable"
+    "--input",
+    "roles",
+    metavar="NAME=ROLE",
+    multiple=True,
+    help="what an input of the file is for, repeatable; 'posexport list --roles' shows the roles",
 )
 
 
 def input_roles(pairs: Sequence[str]) -> dict[str, str]:
-    """The roles of inputs by name, as `--input NAME=ROLE` gives them; RequestError for text that is none."""
+    """The roles of inputs by name, as `--input NAME=ROLE` gives them; RequestError for other text and unknown roles."""
     roles: dict[str, str] = {}
     for pair in pairs:
         name, equals, role = pair.rpartition("=")  # a name may hold the sign, a role doesn't
         if not equals or not name or not role:
-            raise RequestError(f"--input {pair!r} is not NAME=ROLE, such as --input tokens=token_ids.")
+            raise RequestError(f"--input {pair!r} is not NAME=ROLE, such as --input tokens=token_ids: {WHERE}.")
         if roles.setdefault(name, role) != role:
             raise RequestError(f"--input gives {name!r} two roles, {roles[name]!r} and {role!r}: keep one of them.")
+    for name, role in roles.items():
+        if name not in ROLES:  # else the two may be the wrong way round, which the inputs of the file tell later
+            check_role(name, role)
     return roles
 
 

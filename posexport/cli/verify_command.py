@@ -10,7 +10,15 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.options import check_no_project, project_options, report_file, trust_option, trusted_keys
+from posexport.cli.options import (
+    check_no_project,
+    input_roles,
+    project_options,
+    report_file,
+    roles_option,
+    trust_option,
+    trusted_keys,
+)
 from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
 @click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
-@click.option("--input", "roles", metavar="NAME=ROLE", multiple=True, help="what an input of a file is for, repeatable")
+@roles_option
 @click.option("--against", metavar="FILE", help="hold files against this .onnx in float64, not against themselves")
 @click.option("--module", metavar="FILE.py:NAME", help="hold files against this torch module, whose file is run")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
@@ -134,7 +142,7 @@ def verify(
                     original=original,
                     against=None if against is None else Path(against),
                     module=module,
-                    roles=_roles(roles),
+                    roles=input_roles(roles),
                     trusted=trusted,
                     advance=advance,
                     step=progress,
@@ -151,18 +159,6 @@ def verify(
         _show_report(report, ("Parity" if project is None else f"Project {project.file}: parity") + _truth(report))
     _show_errors(report, code)
     return console.fail(_missing_sentence(report, required), code) if code == 3 else code
-
-
-def _roles(pairs: Sequence[str]) -> dict[str, str]:
-    """The roles of inputs by name, as `--input name=role` gives them."""
-    roles: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, role = pair.rpartition("=")  # a name may hold the sign, a role doesn't
-        if not equals or not name or not role:
-            raise RequestError(f"--input {pair!r} is not NAME=ROLE, such as --input tokens=token_ids.")
-        if roles.setdefault(name, role) != role:
-            raise RequestError(f"--input gives {name!r} two roles, {roles[name]!r} and {role!r}: keep one of them.")
-    return roles
 
 
 def _original(**given: str | None) -> Original | None:

@@ -13,71 +13,13 @@ import attrs
 import onnx_ir as ir
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.errors import RequestError, check_known, shown
+from posexport.errors import RequestError, shown
 from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
 from posexport.graphs.load import inlined, ir_of
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values
-
-ROLES: dict[str, str] = {
-    "token_ids": "tokens of the vocabulary [batch, seq]",
-    "encoder_token_ids": "tokens of an encoder [batch, encoder]",
-    "token_type_ids": "the kind of each token [batch, seq]",
-    "position_ids": "positions of the tokens [batch, seq], [axes, batch, seq] or [batch, seq, axes]",
-    "attention_mask": "1 where a key may be seen [batch, keys], or what is added to scores [batch, 1, seq, keys]",
-    "encoder_attention_mask": "the same for the keys of an encoder",
-    "bias": "numbers added to scores, as a bias by distance [seq, keys], [heads, seq, keys], [batch, heads, seq, keys]",
-    "padding_mask": "1 where a key is padding [batch, keys], as torch's key_padding_mask",
-    "past": "cached keys or values [batch, heads, cached, head size]",
-    "encoder_past": "cached keys or values of an encoder",
-    "cache_position": "places of the new tokens in their rows [seq]",
-    "write_indices": "places of the first new token [batch]",
-    "past_length": "the number of cached tokens",
-    "total_length": "the number of cached and new tokens",
-    "last_key": "the place of the last key [batch], as GroupQueryAttention's seqlens_k",
-    "use_cache": "whether there are cached tokens",
-    "logits_to_keep": "the number of tokens at the end that get logits",
-    "boxes": "corners of a box for each token [batch, seq, 4]",
-    "features": "numbers [batch, seq, features]",
-    "encoder_features": "numbers of an encoder [batch, encoder, features]",
-    "images": "pictures [batch, channels, height, width]",
-    "audio": "sound [batch, samples] or [batch, channels, frames]",
-    "index": "whole numbers, below the rows of the table that they are looked up in",
-    "mask": "zeros and ones in any order",
-    "ones": "ones alone",
-    "zeros": "zeros alone",
-}
-"""The roles that an input may have, with what they hold."""
-
-_NAMES: tuple[tuple[str, str, str], ...] = (
-    # pattern, role, kinds of dtype: f floating, i integer, b bool
-    (r"cache_position", "cache_position", "i"),
-    (r"use_cache", "use_cache", "bi"),
-    (r"write_ind|(^|_)nonpad_kv", "write_indices", "i"),
-    (r"seq_?lens?_k", "last_key", "i"),
-    (r"total_seq(uence)?_len", "total_length", "i"),
-    (r"past_(seq(uence)?_)?len|past_seen_tokens|cur_len", "past_length", "i"),
-    (r"(num_)?logits_to_keep", "logits_to_keep", "i"),
-    (r"cache_indirection|beam_idx", "zeros", "i"),
-    (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "f"),
-    (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "f"),
-    (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
-    (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),
-    (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),
-    (r"pixel(_attention)?_mask", "ones", "fib"),
-    (r"bool_masked_pos", "mask", "ib"),
-    (r"att(entio)?n_?(mask|bias)|input_mask|^mask|_mask$", "attention_mask", "fib"),
-    (r"encoder_?input_ids", "encoder_token_ids", "i"),
-    (r"input_?ids|token_?ids|^tokens?$|^ids$|input_word_ids|input_tokens?", "token_ids", "i"),
-    (r"position_?ids|^positions?$|pos_ids|input_pos|^pos$", "position_ids", "i"),
-    (r"token_?type|segment", "token_type_ids", "i"),
-    (r"^bbox|boxes", "boxes", "i"),
-    (r"time_?step", "index", "i"),
-    (r"encoder_(hidden|output|feature|last)|^memory$|^context$|cross_states", "encoder_features", "f"),
-    (r"pixel|image|^img", "images", "f"),
-    (r"input_(features|values)|audio|^mel|speech|waveform|spectrogram", "audio", "f"),
-)
+from posexport.spec.input_roles import NAMES, ROLES, WHERE, check_input, check_role, plain_name
 
 
 class GivenRoleError(RequestError):
@@ -172,8 +114,8 @@ def check_given(given: Mapping[str, str], values: Collection[str]) -> None:
     """GivenRoleError for a role of an input that isn't there, and for one that nobody knows."""
     try:
         for name, role in given.items():
-            check_known("input of --input", name, values)
-            check_known(f"role of the input {shown(name)}", role, ROLES)
+            check_input(name, role, values)
+            check_role(name, role)
     except RequestError as error:
         raise GivenRoleError(str(error)) from None
 
@@ -289,8 +231,8 @@ def _dtype_kind(value: ir.Value) -> str:
 def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     """The role by the name, or by dtype and shape; None where neither tells."""
     kind, rank = _dtype_kind(value), len(value.shape) if value.shape is not None else 0
-    lower = re.sub(r"[/:.\s]+", "_", name.lower()).strip("_")
-    for pattern, role, kinds in _NAMES:
+    lower = plain_name(name)
+    for pattern, role, kinds in NAMES:
         if kind and kind in kinds and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
             return role
     if kind == "f":
@@ -311,8 +253,13 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
 
 
 def _unknown(name: str, value: ir.Value) -> RequestError:
+    kind, rank = _dtype_kind(value), len(value.shape) if value.shape is not None else 0
+    kinds: dict[str, str] = {**dict.fromkeys(ROLES, ""), "features": "f"}
+    for _, role, allowed in NAMES:
+        kinds[role] += allowed
+    fitting = [role for role in ROLES if rank in KNOWN_AXES[role] and (not kinds[role] or kind in kinds[role])]
     return RequestError(
         f"what the input {shown(name)} {shown(list(shape_of_value(value)))} ({dtype_of_value(value)}) is for can't be "
-        f"guessed: say it with --input {shown(name)[1:-1]}=ROLE ({', '.join(ROLES)}); 'posexport verify' takes your "
-        "own inputs, --inputs FILE.npz."
+        f"guessed: say it with --input {shown(name)[1:-1]}=ROLE (by its shape and type: {', '.join(fitting) or 'none'};"
+        f" {WHERE}); 'posexport verify' takes your own inputs too, --inputs FILE.npz."
     )

@@ -121,8 +121,8 @@ def test_nothing_timed_is_no_success(files: dict[str, Path]) -> None:
 
 WRONG = {
     ("--peers",): "--peers was given with",
-    ("--input", "y=features"): "unknown input of --input 'y'",
-    ("--input", "x=feature"): "unknown role of the input 'x' 'feature': did you mean 'features'",
+    ("--input", "y=features"): "--input gives a role to 'y', which is no input of the file: it has x.",
+    ("--input", "x=feature"): "unknown role 'feature' of the input 'x': did you mean 'features'",
     ("--input", "x"): "--input 'x' is not NAME=ROLE",
     ("--input", "x=images"): "--input x=images doesn't fit",
 }

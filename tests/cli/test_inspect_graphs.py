@@ -70,7 +70,20 @@ def test_json_has_everything(tmp_path: Path) -> None:
     assert found["roles"]["past_key"] == "past" and found["attention_reason"] is None
     (one,) = found["attentions"]
     assert one["encoding"] == {"name": "rope", "layout": "half", "theta": 500_000.0}
-    assert {"q_proj.weight"}.isdisjoint(found["weights"]) and len(found["weights"]) > 5
+    assert len(found["weights"]) > 5 and "q_proj.weight" not in {weight["name"] for weight in found["weights"]}
+    for weight in found["weights"]:
+        assert weight.keys() == {"name", "shape", "dtype", "external"} and weight["external"] is False
+        assert weight["dtype"] in ("fp32", "int64") and all(isinstance(size, int) for size in weight["shape"])
+    graph = onnx.load(path).graph
+    for kind, values in (("inputs", graph.input), ("outputs", graph.output)):
+        assert found[kind] == [
+            {
+                "name": value.name,
+                "shape": [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
+                "dtype": {TensorProto.FLOAT: "fp32", TensorProto.INT64: "int64"}[value.type.tensor_type.elem_type],
+            }
+            for value in values
+        ]
     assert found["bytes"] == path.stat().st_size and "spec" not in found
     without = json.loads(cli("inspect", path, "--json", "--no-attention").stdout)
     assert "attentions" not in without and without["roles"] == found["roles"]

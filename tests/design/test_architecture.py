@@ -202,7 +202,7 @@ def test_help_names_every_command() -> None:
 
 
 FLAGS: dict[str, list[str]] = {
-    "list": ["--presets", "--json"],
+    "list": ["--presets", "--roles", "--json"],
     "inspect": ["--input", "--attention/--no-attention", "--json", "FILE"],
     "export": [
         "--module", "--example", "--config", "--preset", "--from", "--layer", "--encoding", "--set",

@@ -42,3 +42,13 @@ def test_the_reach_of_masks_and_biases_is_that_of_the_page() -> None:
     assert f"rows of {biases.ROW} tokens, or of one token behind {biases.FAR_KEYS - 1:,}" in PAGE
     assert f"narrower than {support.HEAD_DIMS[0]} or wider than {support.HEAD_DIMS[-1]}" in PAGE
     assert f"more than {inspection.LONGEST / 60:g} minutes" in PAGE
+
+
+@pytest.mark.parametrize(("operator", "expected"), [("Softmax", "kernels of their own"), ("Attention", "one operator")])
+def test_what_was_not_measured_on_a_gpu_says_what_to_expect_and_do(operator: str, expected: str) -> None:
+    carried = support.Carried(
+        operator=operator, dtype="fp16", head_dim=64, value_dim=64, softcap=False, sinks=False, inside=False
+    )
+    found = support.kernels_of(carried)["ort-cuda"]
+    assert found["one_kernel"] is None and found["reason"]["code"] == support.NOT_MEASURED
+    assert expected in found["reason"]["text"] and "bench --runtime ort-cuda" in found["reason"]["text"]

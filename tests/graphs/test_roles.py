@@ -184,8 +184,8 @@ def test_integers_that_are_looked_up_are_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bar": "token_ids"}, "unknown input of --input 'bar'"),
-        ({"foo": "tokens"}, "unknown role of the input 'foo' 'tokens'.*token_ids"),
+        ({"bar": "token_ids"}, "--input gives a role to 'bar', which is no input"),
+        ({"foo": "tokens"}, "unknown role 'tokens' of the input 'foo'.*token_ids"),
         (
             {"foo": "past"},
             r"--input foo=past doesn't fit: the input has 2 dimensions \['b', 's'\], that role takes 3, 4",

@@ -252,7 +252,7 @@ BAD: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "unknown-role": (
         small_graphs.decoder,
         ("--input", "input_ids=words"),
-        "unknown role of the input 'input_ids' 'words'",
+        "unknown role 'words' of the input 'input_ids'",
     ),
     "no-role": (small_graphs.decoder, ("--input", "input_ids"), "--input 'input_ids' is not NAME=ROLE"),
     "two-roles": (
@@ -260,7 +260,11 @@ BAD: dict[str, tuple[Any, tuple[str, ...], str]] = {
         ("--input", "a=features", "--input", "a=past"),
         "gives 'a' two roles, 'features' and 'past'",
     ),
-    "no-input": (small_graphs.decoder, ("--input", "words=token_ids"), "unknown input of --input 'words'"),
+    "no-input": (
+        small_graphs.decoder,
+        ("--input", "words=token_ids"),
+        "--input gives a role to 'words', which is no input",
+    ),
     "form": (small_graphs.decoder, ("--form", "nativ"), "unknown form 'nativ': did you mean 'native'"),
     "form-opset": (small_graphs.decoder, ("--form", "native", "--opset", "18"), "native is written in opsets 23 to 24"),
     "opset-number": (small_graphs.decoder, ("--opset", "new"), "--opset is 'new'"),

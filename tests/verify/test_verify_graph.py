@@ -138,7 +138,7 @@ def test_roles_are_asked_for_and_taken(tmp_path: Path) -> None:
     assert "--input foo=ROLE" in report.unreadable[0].error
     assert verdict_of(path, roles={"foo": "mask"}).state == PASSED
     bad = verify([path], runtimes=ORT, roles={"foo": "tokens"})
-    assert "unknown role of the input 'foo' 'tokens'" in bad.unreadable[0].error
+    assert "unknown role 'tokens' of the input 'foo'" in bad.unreadable[0].error
 
 
 def test_the_users_own_inputs(tmp_path: Path) -> None:

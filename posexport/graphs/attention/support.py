@@ -74,10 +74,15 @@ def _ort_cuda(carried: Carried) -> Reason | None:
     if carried.operator not in _WHOLE:
         return Reason(
             NOT_MEASURED,
-            "ONNX Runtime's CUDA provider was not measured with decomposed attention: give it an operator with "
-            "'posexport rewrite --form contrib', and time both with 'posexport bench'",
+            "not measured on a GPU; expect kernels of their own for each MatMul and for the Softmax, with the scores "
+            "in memory between them, since ONNX Runtime joined none when it loaded such files on the CPU: give it an "
+            "operator with 'posexport rewrite --form contrib', and time both with 'posexport bench --runtime ort-cuda'",
         )
-    return Reason(NOT_MEASURED, "ONNX Runtime's CUDA provider was not measured: time it with 'posexport bench'")
+    return Reason(
+        NOT_MEASURED,
+        "ONNX Runtime runs it as one operator; which kernels its CUDA provider takes for that was not measured: time "
+        "it with 'posexport bench --runtime ort-cuda'",
+    )
 
 
 def _tensorrt(carried: Carried) -> Reason | None:

@@ -1,0 +1,122 @@
+"""What an input of any graph may be for, and the names by which inputs are known. Pure data, so that `--help` and
+`posexport list --roles` need no engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+
+from posexport.errors import RequestError, shown
+
+ROLES: dict[str, str] = {
+    "token_ids": "tokens of the vocabulary [batch, seq]",
+    "encoder_token_ids": "tokens of an encoder [batch, encoder]",
+    "token_type_ids": "the kind of each token [batch, seq]",
+    "position_ids": "positions of the tokens [batch, seq], [axes, batch, seq] or [batch, seq, axes]",
+    "attention_mask": "1 where a key may be seen [batch, keys], or what is added to scores [batch, 1, seq, keys]",
+    "encoder_attention_mask": "the same for the keys of an encoder",
+    "bias": "numbers added to scores, as a bias by distance [seq, keys], [heads, seq, keys], [batch, heads, seq, keys]",
+    "padding_mask": "1 where a key is padding [batch, keys], as torch's key_padding_mask",
+    "past": "cached keys or values [batch, heads, cached, head size]",
+    "encoder_past": "cached keys or values of an encoder",
+    "cache_position": "places of the new tokens in their rows [seq]",
+    "write_indices": "places of the first new token [batch]",
+    "past_length": "the number of cached tokens",
+    "total_length": "the number of cached and new tokens",
+    "last_key": "the place of the last key [batch], as GroupQueryAttention's seqlens_k",
+    "use_cache": "whether there are cached tokens",
+    "logits_to_keep": "the number of tokens at the end that get logits",
+    "boxes": "corners of a box for each token [batch, seq, 4]",
+    "features": "numbers [batch, seq, features]",
+    "encoder_features": "numbers of an encoder [batch, encoder, features]",
+    "images": "pictures [batch, channels, height, width]",
+    "audio": "sound [batch, samples] or [batch, channels, frames]",
+    "index": "whole numbers, below the rows of the table that they are looked up in",
+    "mask": "zeros and ones in any order",
+    "ones": "ones alone",
+    "zeros": "zeros alone",
+}
+"""The roles that an input may have, with what they hold."""
+
+NAMES: tuple[tuple[str, str, str], ...] = (
+    # pattern, role, kinds of dtype: f floating, i integer, b bool
+    (r"cache_position", "cache_position", "i"),
+    (r"use_cache", "use_cache", "bi"),
+    (r"write_ind|(^|_)nonpad_kv", "write_indices", "i"),
+    (r"seq_?lens?_k", "last_key", "i"),
+    (r"total_seq(uence)?_len", "total_length", "i"),
+    (r"past_(seq(uence)?_)?len|past_seen_tokens|cur_len", "past_length", "i"),
+    (r"(num_)?logits_to_keep", "logits_to_keep", "i"),
+    (r"cache_indirection|beam_idx", "zeros", "i"),
+    (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "f"),
+    (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "f"),
+    (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
+    (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),
+    (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),
+    (r"pixel(_attention)?_mask", "ones", "fib"),
+    (r"bool_masked_pos", "mask", "ib"),
+    (r"att(entio)?n_?(mask|bias)|input_mask|^mask|_mask$", "attention_mask", "fib"),
+    (r"encoder_?input_ids", "encoder_token_ids", "i"),
+    (r"input_?ids|token_?ids|^tokens?$|^ids$|input_word_ids|input_tokens?", "token_ids", "i"),
+    (r"position_?ids|^positions?$|pos_ids|input_pos|^pos$", "position_ids", "i"),
+    (r"token_?type|segment", "token_type_ids", "i"),
+    (r"^bbox|boxes", "boxes", "i"),
+    (r"time_?step", "index", "i"),
+    (r"encoder_(hidden|output|feature|last)|^memory$|^context$|cross_states", "encoder_features", "f"),
+    (r"pixel|image|^img", "images", "f"),
+    (r"input_(features|values)|audio|^mel|speech|waveform|spectrogram", "audio", "f"),
+)
+"""Patterns of names, each with the role of inputs whose names hold it, and the kinds of dtype that they may have."""
+
+WHERE = "'posexport list --roles' says what each role is for"
+"""Where a user finds the roles with their meanings."""
+
+_SHOWN = 8  # names of inputs in a message
+
+
+def plain_name(name: str) -> str:
+    """The name of an input as the patterns of NAMES read it: in small letters, with one sign between words."""
+    return re.sub(r"[/:.\s]+", "_", name.lower()).strip("_")
+
+
+def check_role(name: str, role: str) -> None:
+    """RequestError, which names the nearest roles and what they are for, unless `role` is one of ROLES."""
+    if role in ROLES:
+        return
+    near = list(dict.fromkeys(_nearest(role)))[:3]
+    hint = " or ".join(f"{one!r} ({ROLES[one]})" for one in near)
+    raise RequestError(
+        f"unknown role {shown(role)} of the input {shown(name)}: "
+        + (f"did you mean {hint}? {WHERE}." if near else f"{WHERE}; give one of those.")
+    )
+
+
+def check_input(name: str, role: str, inputs: Collection[str]) -> None:
+    """RequestError, which names the nearest inputs, unless `name`, which got the role, is one of them."""
+    if name in inputs:
+        return
+    by_lower = {one.lower(): one for one in inputs}
+    near = [by_lower[one] for one in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    hint = ""
+    if role in inputs:
+        hint = f"did you mean {role}={name}? "
+    elif near:
+        hint = f"did you mean {' or '.join(map(repr, near))}? "
+    names = [*inputs]
+    more = f" and {len(names) - _SHOWN} more, which 'posexport inspect' shows" if len(names) > _SHOWN else ""
+    raise RequestError(
+        f"--input gives a role to {shown(name)}, which is no input of the file: {hint}it has "
+        f"{', '.join(names[:_SHOWN]) or 'none'}{more}."
+    )
+
+
+def _nearest(role: str) -> Iterator[str]:
+    """Roles of inputs that have this name, and those with a similar name."""
+    lower = plain_name(role)
+    yield from difflib.get_close_matches(lower, ROLES, n=1, cutoff=0.8)
+    yield from (kind for pattern, kind, _ in NAMES if re.search(pattern, lower))
+    yield from difflib.get_close_matches(lower, ROLES, n=2, cutoff=0.55)
+    words = {word.rstrip("s") for word in lower.split("_")}
+    yield from (one for one in ROLES if words & {word.rstrip("s") for word in one.split("_")})

@@ -58,11 +58,11 @@ def export(
     """Write an attention block, or a torch module, as an ONNX file, with its manifest <file>.json."""
     key = signing_key(sign)
     if module is not None:
-        beside = {"config": config, "preset": preset, "set": parameters}
+        beside = {"config": config, "preset": preset, "parameters": parameters}
         _export_module(module_options({"module": module, "example": example, **given, **beside}), key, as_json)
         return
     if example is not None:
-        raise RequestError("example was given without module: give --module FILE.py:NAME too, or drop it.")
+        raise RequestError("--example was given without --module: give --module FILE.py:NAME too, or drop it.")
     with console.steps("reading the options") as progress:
         request = read_request(config, preset, parameters_of(parameters), given, progress=progress)
     name = preset or request.spec.encoding.name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import RequestError
+from posexport.errors import FieldError, RequestError
 from posexport.export import support
 from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
@@ -42,7 +42,7 @@ def module_options(given: Mapping[str, Any]) -> ModuleOptions:
     chosen = {name: value for name, value in given.items() if value is not None and value != ()}
     for name in chosen:
         if name not in names:
-            raise RequestError(f"{name} was given with module: the module decides it, so drop it.")
+            raise FieldError(name, "was given with --module: the module decides it, so drop it.")
     options = ModuleOptions(**chosen)
     support.checked_opset(None, options.form, options.target, options.opset)
     return options
@@ -66,7 +66,7 @@ def write_module(
     progress("running the file")
     user = load_module(options.module)
     if options.example is not None:
-        example = to_tensors(read_arrays(Path(options.example), "example"))
+        example = to_tensors(read_arrays(Path(options.example), "--example"))
     elif (example := user.setting("example_inputs")) is None:
         raise RequestError(
             f"{options.module!r} has no example inputs: write a function example_inputs that returns them, or give "

@@ -31,6 +31,7 @@ from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
 from posexport.rewrite.result import ALREADY, KEPT, site_record
 from posexport.runtimes.module_values import Bound, bind, outputs_of, tensors_of
+from posexport.runtimes.trace_errors import tracing
 
 if TYPE_CHECKING:
     from posexport.rewrite.rewriter import Rewritten
@@ -83,7 +84,8 @@ def export_module(
     in lists and dictionaries. `dynamic_shapes` is as torch.export takes it, from axis to torch.export.Dim or a name for
     each parameter; None leaves it to torch. Inputs are named after the parameters, outputs after the keys of what is
     returned or `output`, unless names are given in the order of the tensors.
-    Raises RequestError for what the form can't express and for values that are no tensors, and torch's errors.
+    Raises RequestError for what the form can't express, for values that are no tensors and for what torch's exporter
+    doesn't take, and the errors of the module.
     """
     return export_any(
         module,
@@ -121,7 +123,7 @@ def export_any(
         inputs = _names("input_names", input_names, tensors_of(bound))
         results = _names("output_names", output_names, outputs)
         progress("tracing the module")
-        with exporter.quiet(), related_sizes() if axes.found else nullcontext():
+        with exporter.quiet(), tracing(module, not axes.found), related_sizes() if axes.found else nullcontext():
             program = torch.export.export(
                 module,
                 bound.args,
@@ -134,7 +136,8 @@ def export_any(
             )
             program = complex_numbers.without_complex_operators(program)
         progress("writing the graph")
-        model = exporter.capture(program, functions)
+        with tracing(module, not axes.found):
+            model = exporter.capture(program, functions)
     calls = [node.op_type for node in model.graph if node.domain == DOMAIN]
     operators = sum(name.startswith(_ATTENTION) for name in calls)
     exporter.finish(model, form)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from posexport.custom_ops import unsupported
 from posexport.custom_ops.unsupported import AttentionCall
-from posexport.errors import Reason, RequestError, check_known
-from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
+from posexport.errors import FieldError, Reason, RequestError, check_known
+from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, opset_problem, unsupported_opset
 from posexport.spec.spec import Spec
 
 
@@ -40,7 +40,8 @@ def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None) 
     check_known("form", form, FORMS)
     check_known("target", target, TARGETS)
     opset = default_opset(form, spec) if opset is None else opset
-    why = unsupported_opset(form, target, opset) if spec is None else unsupported_reason(spec, form, target, opset)
-    if why is not None:
+    if (problem := opset_problem(form, target, opset)) is not None:
+        raise FieldError("opset", f"{problem}.")
+    if spec is not None and (why := unsupported_reason(spec, form, target, opset)) is not None:
         raise RequestError(f"{why}.")
     return opset

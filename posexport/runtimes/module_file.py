@@ -26,6 +26,7 @@ import torch
 from posexport.errors import PosexportError, RequestError, shown, system_error
 from posexport.files import TEXT_LIMIT, read_bytes, real_path
 from posexport.runtimes.module_reference import module_parts
+from posexport.runtimes.trace_errors import TraceError, chain_of, said
 
 SEED = 0
 """Of the random weights of a module that sets no seed itself."""
@@ -61,7 +62,7 @@ def load_module(reference: str) -> UserModule:
     """The module that FILE.py:NAME names; RequestError where there is none, and for what goes wrong in the file."""
     path, name = module_parts(reference)
     _seed()
-    with system_error(f"module {shown(reference)} can't be read", "give an existing .py file"):
+    with system_error(f"--module {shown(reference)} can't be read", "give an existing .py file"):
         file, sha256 = _run(path)
     if not hasattr(file, name):
         names = [known for known, value in vars(file).items() if _makes_module(value, file)]
@@ -108,44 +109,45 @@ def _run(path: Path) -> tuple[ModuleType, str]:
 def user_code(path: Path, what: str) -> Iterator[None]:
     """Code of the file at `path` runs inside: it finds modules beside the file, and what it prints goes to stderr.
 
-    What it raises becomes a RequestError that names the line, sys.exit included.
+    What it raises becomes a RequestError that names the line, sys.exit and a TraceError of its export included.
     """
     folder = str(real_path(path).parent)
     sys.path.insert(0, folder)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
+    except TraceError as error:
+        raise RequestError(f"{what} failed{place_of(error, path)}: {error}") from None
     except (PosexportError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise RequestError(f"{what} failed{described(error, path)}.") from None
+        raise RequestError(f"{what} failed{place_of(error, path)}: {said(chain_of(error)[-1])}.") from None
     finally:
         with contextlib.suppress(ValueError):  # the code may have taken it out
             sys.path.remove(folder)
 
 
-def described(error: BaseException, path: Path) -> str:
-    """` at line 12 of 'model.py': ValueError: no heads`, of the error behind `error` and the user's line before it."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
-    lines = (_line(each, path) for each in reversed(chain))
-    line = next((line for line in lines if line is not None), None)
-    where = "" if line is None else f" at line {line} of {str(path)!r}"
-    said = [part.strip() for part in str(chain[-1]).splitlines() if part.strip()]
-    told = 2 if said and said[0].endswith(":") else 1  # what a list begins with
-    text = " ".join(said[:told]).rstrip(".")
-    return f"{where}: {type(chain[-1]).__name__}" + (f": {text}" if text else "")
+def place_of(error: BaseException, path: Path) -> str:
+    """` at line 12 of 'model.py'`: the user's last line before the first cause of an error, in the file at `path` or in
+    one beside or below it; empty where none is known."""
+    for each in reversed(chain_of(error)):
+        found = _line(each, path)
+        if found is not None:
+            return f" at line {found[1]} of {found[0]!r}"
+    return ""
 
 
-def _line(error: BaseException, path: Path) -> int | None:
-    """The last line of the file at `path` that an error came through."""
-    real = str(real_path(path))
-    if isinstance(error, SyntaxError) and error.filename == real:
-        return error.lineno
-    line, trace = None, error.__traceback__
+def _line(error: BaseException, path: Path) -> tuple[str, int | None] | None:
+    """The last line of the user's files that an error came through, with the file as the user would name it."""
+    real = real_path(path)
+    if isinstance(error, SyntaxError) and error.filename == str(real):
+        return str(path), error.lineno
+    found, trace = None, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == real:
-            line = trace.tb_lineno
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file == real:
+            found = str(path), trace.tb_lineno
+        elif file.is_relative_to(real.parent) and "site-packages" not in file.parts:
+            found = str(path.parent / file.relative_to(real.parent)), trace.tb_lineno
         trace = trace.tb_next
-    return line
+    return found

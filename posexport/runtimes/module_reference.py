@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posexport.errors import RequestError, shown
+from posexport.errors import FieldError, shown
 from posexport.files import not_a_file
 from posexport.runtimes import Runtime
 
@@ -16,7 +16,7 @@ def module_parts(reference: str) -> tuple[Path, str]:
     """The file and the name; RequestError for text that is no reference, and where no file is there."""
     file, _, name = reference.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
-        raise RequestError(f"module is {shown(reference)}: give a file and a name in it, such as model.py:Model.")
+        raise FieldError("module", f"is {shown(reference)}: give a file and a name in it, such as model.py:Model.")
     if wrong := not_a_file(Path(file)):
-        raise RequestError(f"module {shown(reference)} can't be read, {file!r} is {wrong}: give an existing .py file.")
+        raise FieldError("module", f"{shown(reference)} can't be read, {file!r} is {wrong}: give an existing .py file.")
     return Path(file), name

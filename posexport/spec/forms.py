@@ -32,10 +32,15 @@ FORM_OPSETS = {form: range(23, 25) if form == "native" else OPSETS for form in F
 
 def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
     """Why a form can't be written in an opset for a target; None where it can."""
+    problem = opset_problem(form, target, opset)
+    return None if problem is None else Reason("opset", f"opset {problem}")
+
+
+def opset_problem(form: str, target: str, opset: int | None) -> str | None:
+    """The same as what is said of an opset: `is 18: ...`."""
     opsets = FORM_OPSETS[form]
     if opset is not None and opset not in opsets:
-        return Reason("opset", f"opset is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}")
+        return f"is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}"
     if opset is not None and opset > 24 and target == "tensorrt":
-        text = f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
-        return Reason("opset", text)
+        return f"is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
     return None

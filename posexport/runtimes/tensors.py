@@ -79,15 +79,19 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
         f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
         for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
     }
-    listed = json.dumps([[name, array.dtype == BF16] for name, array in arrays.items()])
-    path.write_bytes(save(entries, {"names": listed}))
+    names = [[name, "bfloat16" if array.dtype == BF16 else array.dtype.name] for name, array in arrays.items()]
+    path.write_bytes(save(entries, {"names": json.dumps(names)}))
 
 
 def load_arrays(path: Path) -> Arrays:
-    """Read what `save_arrays` wrote."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        listed = json.loads(file.metadata()["names"])
-        entries = [file.get_tensor(f"a{index}") for index in range(len(listed))]
-    return {name: entry.view(BF16) if bf16 else entry for (name, bf16), entry in zip(listed, entries, strict=True)}
+    """Read what `save_arrays` wrote, as views of the mapped file: they take memory only while they are used, and stay
+    when the file is removed. What is written to them changes no file."""
+    mapped = np.memmap(path, np.uint8, mode="c")
+    start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
+    header = json.loads(mapped[8:start].tobytes())
+    arrays = {}
+    for index, (name, dtype) in enumerate(json.loads(header["__metadata__"]["names"])):
+        first, last = (start + offset for offset in header[f"a{index}"]["data_offsets"])
+        values = np.asarray(mapped)[first:last].view(BF16 if dtype == "bfloat16" else dtype)
+        arrays[name] = values.reshape(header[f"a{index}"]["shape"])
+    return arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import mmap
 import os
 import signal
 import subprocess
@@ -96,6 +97,21 @@ def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:
         assert found[name].dtype == array.dtype
         assert found[name].shape == array.shape
         assert found[name].tobytes() == array.tobytes()
+
+
+def test_arrays_that_are_read_are_the_mapped_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.tensors"
+    save_arrays(path, {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros((0, 4), np.int8)})
+    found, before = load_arrays(path), path.read_bytes()
+    base: object = found["a"]
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base, mmap.mmap), "it is a copy in memory"
+    found["a"][0, 0] = 7.0
+    assert path.read_bytes() == before
+    path.unlink()
+    assert found["a"].tolist() == [[7, 1, 2], [3, 4, 5]]
+    assert found["b"].shape == (0, 4)
 
 
 def test_a_worker_is_reused_and_started_again_after_a_crash(pool: Pool) -> None:

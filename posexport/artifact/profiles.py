@@ -103,6 +103,16 @@ def ranges_of(profiles: ShapeProfiles, shapes: Mapping[str, Shape]) -> dict[str,
     return ranges
 
 
+def lower_requests(ranges: Mapping[str, str]) -> list[str]:
+    """Requests with a quarter of the largest sizes of `ranges`, though no less than the usual ones."""
+    requests = []
+    for dim, text in ranges.items():
+        low, usual, high = map(int, text.split(":"))
+        if high > (lower := max(usual, high // 4)):
+            requests.append(f"{dim}={_text((low, usual, lower))}")
+    return requests
+
+
 def default_requests(dims: Iterable[str]) -> str:
     """The default profile of these dynamic dimensions as requests: `batch=1:1:8 seq=1:1024:4096`."""
     dims = list(dims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def compile(
         build = {"build_seconds": round(seconds, 3), "warnings": unstructure(warnings)}
         console.show_json({**unstructure(manifest), **build})
     else:
-        _show_summary(target, manifest, seconds)
+        _show_summary(target, manifest, seconds, {warning.code for warning in warnings}, not options.profile)
         _show_attentions(target, manifest.kernels.attentions)
         _show_kernels(target, manifest.kernels.rows)
     for warning in warnings:
@@ -108,7 +108,13 @@ def _fusion(kernels: PlanKernels) -> str:
     return f"no, {kernels.attention_kernels} fused kernels in {layers}; {kernels.unfused}"
 
 
-def _show_summary(target: Path, manifest: PlanManifest, seconds: float) -> None:
+def _show_summary(
+    target: Path, manifest: PlanManifest, seconds: float, warned: Collection[str], is_default: bool
+) -> None:
+    """`warned` are the codes of warnings, `is_default` whether no profile was asked for."""
+    from posexport.export.compile import SCRATCH_MEMORY
+
+    much = {"scratch": ", see the warning: lower largest sizes of --profile"} if SCRATCH_MEMORY in warned else {}
     kernels, sizes, runtime = manifest.kernels, manifest.sizes, manifest.runtime
     steps = f" and {kernels.host_steps} host steps" if kernels.host_steps else ""
     console.show_facts(
@@ -119,7 +125,8 @@ def _show_summary(target: Path, manifest: PlanManifest, seconds: float) -> None:
             ("built by", f"{runtime.name} {runtime.version}"),
             ("for GPUs", ", ".join(manifest.target_gpus)),
             *((f"profile {name}", text) for name, text in describe(manifest.profiles)),
-            *((key, _size(sizes[key])) for key in ("plan", "weights", "activation", "scratch")),
+            *([("profile", "the default, give --profile NAME=MIN:OPT:MAX for another")] if is_default else []),
+            *((key, _size(sizes[key]) + much.get(key, "")) for key in ("plan", "weights", "activation", "scratch")),
             ("tf32", "on" if manifest.tf32 else "off"),
             ("build time", f"{seconds:.2f} s"),
             ("manifest", f"{target}.json"),

@@ -130,9 +130,15 @@ def _warnings(source: CompileSource, options: BuildOptions, built: Built) -> Ite
         ranges = profiles.ranges_of(built.profiles, {name: shape for name, (shape, _) in source.inputs().items()})
         where, advice = "the graph's fixed shapes", "export smaller ones"
         if ranges:
-            where = "the profile " + " ".join(f"{dim}={sizes}" for dim, sizes in ranges.items())
-            advice = f"give a lower largest {' or '.join(ranges)} with --profile"
-        yield Reason(SCRATCH_MEMORY, f"scratch memory is {scratch / 1e9:.1f} GB for {where}: {advice}")
+            which = "the profile" if options.profile else "the default profile"
+            where = f"the largest sizes of {which} {' '.join(f'{dim}={sizes}' for dim, sizes in ranges.items())}"
+            lower = " ".join(f"--profile {request}" for request in profiles.lower_requests(ranges))
+            advice = f"give lower ones, such as {lower}" if lower else "give lower ones with --profile"
+        yield Reason(
+            SCRATCH_MEMORY,
+            f"scratch memory is {scratch / 1e9:.1f} GB, which a run takes on the GPU beside the weights, "
+            f"for {where}: {advice}",
+        )
 
 
 def unfused_reason(spec: Spec, form: str, kernels: PlanKernels) -> Reason | None:

@@ -133,12 +133,25 @@ def test_much_scratch_memory_is_a_warning_that_names_the_profile(tmp_path: Path)
     assert scratch > 1e9
     assert warning["code"] == "scratch-memory"
     assert warning["text"] == (
-        f"scratch memory is {scratch / 1e9:.1f} GB for the profile batch=1:1:8 seq=1:1024:4096: give a lower largest "
-        "batch or seq with --profile"
+        f"scratch memory is {scratch / 1e9:.1f} GB, which a run takes on the GPU beside the weights, for "
+        "the largest sizes of the default profile batch=1:1:8 seq=1:1024:4096: give lower ones, such as --profile "
+        "batch=1:1:2 --profile seq=1:1024:1024"
     )
     assert result.stderr == f"Warning: {source}: {warning['text']}.\n"
     small = posexport("compile", source, "--profile", "seq=1:64:128", "--json")
     assert (json.loads(small.stdout)["warnings"], small.stderr) == ([], "")
+    lower = [part for part in warning["text"].split() if "=" in part][-2:]
+    small = posexport("compile", source, "--profile", lower[0], "--profile", lower[1])
+    assert (small.exit_code, small.stderr) == (0, "")  # what the warning says to do ends it
+    assert "see the warning" not in small.stdout and "the default, give" not in small.stdout
+
+
+@needs_rtx
+def test_the_summary_points_at_much_scratch_memory_and_at_a_profile_that_nobody_chose(tmp_path: Path) -> None:
+    result = posexport("compile", copied(exported("rope", dtype="fp32"), tmp_path))
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.startswith("  ")}
+    assert "see the warning: lower largest sizes of --profile" in lines["scratch"]
+    assert "the default, give --profile NAME=MIN:OPT:MAX for another" in result.stdout
 
 
 @needs_rtx

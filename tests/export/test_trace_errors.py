@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[str, str | None, str | None, tuple[str, ...]]] = {
     "a size by values": (
         "i = x.nonzero()\n        return i * 2 if i.shape[0] > 3 else i",
         None,
-        "16 of 'model.py'",
+        "17 of 'model.py'",
         (BRANCH, "a size that"),
     ),
     "int": ("return x.flatten()[: int(x.argmax())]", None, "16 of 'model.py'", (NUMBER, "leave it a tensor")),

@@ -46,7 +46,9 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
 def check_artifact(path: Path) -> None:
     """RequestError unless `path` is a file that may be an artifact: its suffix is one's, and an ONNX file is whole."""
     if path.suffix not in SUFFIXES:
-        raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
+        raise RequestError(
+            f"{str(path)!r} is neither .onnx nor .plan: give an ONNX file or a plan, whose name ends so."
+        )
     if problem := not_a_file(path):
         raise RequestError(
             f"{str(path)!r} is {problem}: give another path, or make it with 'posexport {_MAKERS[path.suffix]}'."
@@ -59,6 +61,8 @@ def check_onnx(path: Path) -> None:
     """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them."""
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), open_file(path, MODEL_LIMIT) as file:
         fields = _fields(file, os.fstat(file.fileno()).st_size)
+    if fields == set():
+        raise RequestError(f"{str(path)!r} is empty: export it again.")
     if fields is None:
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
     if _GRAPH not in fields:

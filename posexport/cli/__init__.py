@@ -209,6 +209,10 @@ class Commands(click.Group):
         except click.exceptions.NoArgsIsHelpError as error:
             say(error.ctx.get_help() if error.ctx else "")
             code = 2
+        except click.MissingParameter as error:
+            what = error.param.make_metavar(error.ctx) if error.param and error.ctx else "an argument"
+            command = error.ctx.command_path.replace("main", "posexport", 1) if error.ctx else "posexport"
+            code = fail(f"{what} is missing: give it, as '{command} --help' shows.", 2)
         except click.ClickException as error:
             code = fail(error.format_message(), 2)
         except (click.Abort, KeyboardInterrupt):

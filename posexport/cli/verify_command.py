@@ -228,6 +228,6 @@ def _report_path(name: str, text: str | None) -> Path | None:
     """The path of a report to write, or None where none was given; RequestError where it can't be written."""
     if text is None:
         return None
-    path = report_file(name, text, (".onnx", ".plan", ".npz", ".data"))
+    path = report_file(f"--{name}", text, (".onnx", ".plan", ".npz", ".data"))
     check_writable(path)
     return path

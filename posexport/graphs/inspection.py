@@ -150,6 +150,13 @@ def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, pro
         view = view_of(model, given)
     except PosexportError as error:
         return attrs.evolve(found, reason=Reason(NOT_EVALUATED, str(error).rstrip(".")))
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a strange graph, or a role that it can't have, makes torch or numpy raise
+        asked = "on inputs of the roles that --input gives, so check those" if given else "on any inputs of its roles"
+        return attrs.evolve(
+            found, reason=Reason(NOT_EVALUATED, f"the graph can't be evaluated {asked} ({type(error).__name__})")
+        )
     describer = Describer(view, sites)
     attentions = []
     for number, one in enumerate(view.attentions, 1):
@@ -169,7 +176,7 @@ def described_one(describer: Describer, one: Found) -> dict[str, Any]:
     except PosexportError as error:
         return describer.missing(one, Reason(NOT_EVALUATED, str(error).rstrip(".")))
     except Exception as error:  # whatever a strange graph makes torch or numpy raise
-        return describer.missing(one, Reason(FAILED, f"it can't be described ({type(error).__name__}: {error})"))
+        return describer.missing(one, Reason(FAILED, f"it can't be described ({type(error).__name__})"))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def rewrite_into(
         rewritten = write(model, options)
     names = [site.attention.name for site in rewritten.sites]
     for name in options.only:
-        check_known("attention of --only", name, names)
+        with located("--only"):
+            check_known("attention", name, names)
     whole = None
     if rewritten.changed:
         _finish(model, rewritten)

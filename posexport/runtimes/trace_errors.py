@@ -52,10 +52,8 @@ _NO_TRANSLATION: Told = (
 
 def _guard(error: Any) -> Told:
     """A condition, or a number, that depends on values."""
-    from sympy.core.relational import Relational
-    from sympy.logic.boolalg import BooleanFunction
-
-    return _BRANCH if isinstance(getattr(error, "cond", None), Relational | BooleanFunction) else _NUMBER
+    kinds = {kind.__name__ for kind in type(getattr(error, "cond", None)).__mro__}  # of sympy, which has no types
+    return _BRANCH if kinds & {"Relational", "BooleanFunction"} else _NUMBER
 
 
 def _user_error(error: Any) -> Told:

@@ -85,7 +85,7 @@ def check_role(name: str, role: str) -> None:
     """RequestError, which names the nearest roles and what they are for, unless `role` is one of ROLES."""
     if role in ROLES:
         return
-    near = list(dict.fromkeys(_nearest(role)))[:3]
+    near = list(dict.fromkeys(_nearest(role)))[:2]
     hint = " or ".join(f"{one!r} ({ROLES[one]})" for one in near)
     raise RequestError(
         f"unknown role {shown(role)} of the input {shown(name)}: "

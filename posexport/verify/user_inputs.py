@@ -26,7 +26,8 @@ def fit_inputs(
     RequestError for anything else, NaN included.
     """
     for name in arrays:
-        check_known(f"array in inputs {str(path)!r}", name, inputs)
+        with located(f"inputs {str(path)!r}"):
+            check_known("array", name, inputs)
     for name in inputs:
         if name not in arrays:
             raise RequestError(

@@ -153,7 +153,7 @@ MODULES = {
     "no such name": ("Score", "'model.py' has no 'Score': it has Scores, Heads, Broken."),
     "a branch on values": (
         "Broken",
-        "exporting 'model.py:Broken' failed at line 23 of 'model.py': the module branches on the values of a tensor, or",
+        "exporting 'model.py:Broken' failed at line 23 of 'model.py': the module branches on the values of a tensor",
     ),
 }
 

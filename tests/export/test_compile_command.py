@@ -248,7 +248,7 @@ def _leading_out(path: Path) -> None:
     [
         (_junk, "not an ONNX file"),
         (_truncated, ""),
-        (_empty, "no ONNX graph"),
+        (_empty, "is empty: export it again"),
         (_leading_out, "outside its own folder"),
         (Path.unlink, "is not there"),
     ],

@@ -368,7 +368,7 @@ def test_a_picture_that_breaks_off_leaves_the_old_one(monkeypatch: pytest.Monkey
         (["sinusoidal"] * 51, "51 encodings were given: at most 50 are drawn together"),
         (["cope"], "cope was given without causal"),
         (["rope", "--dtype", "fp16"], "No such option"),
-        ([], "Missing argument 'ENCODING...'"),
+        ([], "ENCODING... is missing: give it, as "),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -269,7 +269,7 @@ BAD: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "form-opset": (small_graphs.decoder, ("--form", "native", "--opset", "18"), "native is written in opsets 23 to 24"),
     "opset-number": (small_graphs.decoder, ("--opset", "new"), "--opset is 'new'"),
     "lower-opset": (lambda: small_graphs.decoder(opset=20), ("--opset", "18"), "the file is of opset 20, so give 20"),
-    "only": (small_graphs.decoder, ("--only", "layer_0"), "unknown attention of --only 'layer_0'"),
+    "only": (small_graphs.decoder, ("--only", "layer_0"), "--only: unknown attention 'layer_0'"),
     "kv-cache": (small_graphs.decoder, ("--kv-cache", "grown"), "--kv-cache is 'grown': it must be shared"),
     "no-cache": (lambda: small_graphs.decoder(cache=False), ("--kv-cache", "shared"), "the graph has no grown cache"),
     "angles": (small_graphs.decoder, ("--angles", "fast"), "--angles is 'fast'"),
@@ -302,7 +302,7 @@ SPECIAL: dict[str, tuple[Any, str]] = {
     "folder": (Path.mkdir, "'in.onnx' is no regular file"),
     "pipe": (os.mkfifo, "'in.onnx' is no regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "'in.onnx' is no regular file"),
-    "empty": (_bytes(b""), "holds no ONNX graph"),
+    "empty": (_bytes(b""), "is empty: export it again"),
     "text": (_bytes(b"hello"), "is not an ONNX file"),
     "circle": (lambda path: path.symlink_to(path), "circle"),
 }

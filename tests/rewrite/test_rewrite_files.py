@@ -159,7 +159,7 @@ def test_only_some_are_rewritten(tmp_path: Path) -> None:
     states = [(one["state"], (one["reason"] or {}).get("code")) for one in result.attentions]
     assert states == [("kept", "not-chosen"), ("rewritten", None)]
     assert not result.is_complete
-    with pytest.raises(RequestError, match="unknown attention of --only 'node_attention_2'"):
+    with pytest.raises(RequestError, match="--only: unknown attention 'node_attention_2'"):
         helpers.rewritten(path, tmp_path / "other.onnx", only=("node_attention_2",))
     assert "other.onnx" not in helpers.names_of(tmp_path)
 

@@ -154,7 +154,7 @@ WRONG = {
         "none of its runtimes is timed",
     ),
     "an unknown builder": (entry("x", 'compile = {runtime = "ort-cpu"}'), "artifact 'x', compile"),
-    "a bad capability": (entry("x", 'compile = {compute-capability = ["ada"]}'), "compute capability 'ada'"),
+    "a bad capability": (entry("x", 'compile = {compute-capability = ["ada"]}'), "compute-capability 'ada' is not X.Y"),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from posexport.errors import RequestError
+from posexport.errors import FieldError
 from posexport.runtimes.tensorrt.api import BUILDERS
 from posexport.spec.fields import choice, flag, parsed
 
@@ -26,7 +26,7 @@ def _capabilities(given: Sequence[str]) -> tuple[str, ...]:
     capabilities = {part.strip() for option in _texts(given) for part in option.split(",")}
     for name in capabilities:
         if not re.fullmatch(r"\d+\.\d", name):
-            raise RequestError(f"compute capability {name!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
+            raise FieldError("compute_capability", f"{name!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
     return tuple(sorted(capabilities, key=lambda name: tuple(map(int, name.split(".")))))
 
 
@@ -35,7 +35,7 @@ def _memory_size(given: str | int) -> int:
     match = re.fullmatch(r"(\d{1,15})\s*([KMG]?)(i?B)?", str(given).strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if not 0 < size < 2**48:
-        raise RequestError(f"memory limit {given!r} is no size: write it like 512M or 2G.")
+        raise FieldError("memory_limit", f"{given!r} is no size: write it like 512M or 2G.")
     return size
 
 

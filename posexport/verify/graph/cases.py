@@ -83,18 +83,26 @@ def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: M
     Names, ranks, fixed sizes and dtypes must be the graph's; only a bf16 graph takes float32, which is rounded.
     RequestError for anything else, NaN included. `roles` are those that are known: they say what is padding.
     """
-    for name in arrays:
-        check_known(f"array in inputs {str(path)!r}", name, inputs)
     ready: Arrays = {}
     named: dict[str, tuple[str, int]] = {}
     with located(f"inputs {str(path)!r}"):
+        for name in arrays:
+            check_known("array", name, inputs)
         for name, (shape, dtype) in inputs.items():
             if name not in arrays:
-                raise RequestError(f"they lack {shown(name)} {list(shape)}: they have {', '.join(arrays) or 'none'}.")
+                raise RequestError(
+                    f"they lack {shown(name)} {list(shape)} and have {', '.join(arrays) or 'none'}: add it."
+                )
             array = arrays[name]
             fits = array.ndim == len(shape) or not shape
             if not fits or any(isinstance(d, int) and d != size for d, size in zip(shape, array.shape, strict=False)):
                 raise RequestError(f"{shown(name)} has shape {list(array.shape)}, the graph takes {list(shape)}.")
+            axes = roles[name].axes if name in roles else ()
+            if any(size == 0 and axis in (BATCH, SEQ) for axis, size in zip(axes, array.shape, strict=False)):
+                raise RequestError(
+                    f"{shown(name)} has shape {list(array.shape)}, which holds nothing: give one row and one token at "
+                    "least."
+                )
             for dim, size in zip(shape, array.shape, strict=False):
                 other, known = (
                     named.setdefault(dim, (name, size)) if isinstance(dim, str) and dim != "?" else ("", size)

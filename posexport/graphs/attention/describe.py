@@ -21,6 +21,7 @@ from posexport.graphs.attention.caches import cache_of, written_keys
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.embedded import embedded
 from posexport.graphs.attention.factors import factors_of, temperature
+from posexport.graphs.attention.further_angles import further_angles
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.masks import mask_of
@@ -28,7 +29,7 @@ from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.origins import CallSites, Origins, scores_product
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
 from posexport.graphs.attention.rotary import BARRIERS, Rotary
-from posexport.graphs.attention.rotation import rotary_encoding, unknown
+from posexport.graphs.attention.rotation import layout_of, rotary_encoding, unknown
 from posexport.graphs.attention.support import Carried, kernels_of
 from posexport.graphs.view import View
 
@@ -37,6 +38,7 @@ Data = dict[str, Any]
 T = TypeVar("T")
 
 FEATURES, SIDE, ROTATION, POSITIONS = "scores-of-features", "one-side-rotates", "rotation-unknown", "positions-unknown"
+FURTHER = "rotated-again"
 NOT_MEASURED, FAILED = "not-evaluated", "failed"
 """Codes of reasons why an encoding, a bias or a mask is not known."""
 
@@ -202,6 +204,10 @@ class Describer:
         if q is not None and k is None and attention.k.cache is None:
             written = written_keys(self.view, attention, self._outputs)
             k = None if written is None else written.rotary
+        for name, rotary, side in (("queries", q, attention.q), ("keys", k, attention.k)):
+            if rotary is not None and further_angles(self.view.flow, self.view.probe, side):
+                reason = Reason(FURTHER, f"its {name} are turned by further angles, before or after this rotation")
+                return unknown("rotary", reason, layout=layout_of(rotary.pairs)), 0
         if q is not None and k is not None:
             key = ("rotary", _key(q), _key(k), attention.head_dim)
             return self._shared(key, lambda: rotary_encoding(self._measure, q, k, attention.head_dim))

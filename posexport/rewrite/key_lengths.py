@@ -37,7 +37,7 @@ def move_lengths(
         past, present = (values[value.name or ""] for value in (side.cache.past, side.cache.present))
         length = _sum_of_lengths(nodes, past, site.keys) if total is None else total
         rows, _, keys, _ = view.probe.shapes.of(side.cache.present)
-        batch = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=0, end=1)
+        batch = nodes.length(past, 0)
         lengths = {keys: length, rows: batch, view.probe.shapes.of(side.cache.past)[0]: batch}
         for node, value in _shapes_below(present):
             known = [
@@ -105,8 +105,7 @@ def _part(node: ir.Node) -> slice:
 
 def _sum_of_lengths(nodes: Nodes, past: ir.Value, keys: ir.Value) -> ir.Value:
     """The number [1] of cached keys [B, K, P, D] and of new ones [B, S, K*D]."""
-    cached = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=2, end=3)
-    return nodes.one("Add", cached, nodes.one("Shape", keys, dtype=ir.DataType.INT64, start=1, end=2))
+    return nodes.one("Add", nodes.length(past, 2), nodes.length(keys, 1))
 
 
 def _is_its_own_source(attention: Attention, values: Mapping[str, ir.Value], site: Site) -> bool:

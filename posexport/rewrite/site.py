@@ -250,22 +250,22 @@ class SiteWriter:
             return None
         if not sizes.same(sizes.k.tokens, sizes.v.tokens) and keys != ONE:
             raise LengthsApart("by the names of the inputs' dimensions its mask may give it more keys than it has.")
-        length, cache = self._writing.length(k, 1), attention.k.cache
+        length, cache = self._nodes.length(k, 1), attention.k.cache
         if cache is None:
             return self._of_input(sizes) or length
-        return self._nodes.one("Add", self._writing.length(self._writing.read(cache.past), 2), length)
+        return self._nodes.one("Add", self._nodes.length(self._writing.read(cache.past), 2), length)
 
     def _of_input(self, sizes: Broadcasts) -> ir.Value | None:
         """The number of keys [1] from an input of the graph that has it: the same node for all attentions."""
         for value in self._view.model.graph.inputs:
             shape = self._shapes.of(value) if self._shapes.knows(value) else ()
             if sizes.keys() in shape:
-                return self._writing.length(self._writing.read(value), shape.index(sizes.keys()))
+                return self._nodes.length(self._writing.read(value), shape.index(sizes.keys()))
         return None
 
     def _to_the_end(self, bias: ir.Value, shared: SharedCache) -> ir.Value:
         """A bias to the end of the buffer, whose other places no query sees."""
-        more = self._nodes.one("Sub", shared.length, self._writing.length(bias, 3))
+        more = self._nodes.one("Sub", shared.length, self._nodes.length(bias, 3))
         pads = self._nodes.one("Concat", self._nodes.constant([0] * 7), more, axis=0)
         return self._nodes.one("Pad", bias, pads)
 

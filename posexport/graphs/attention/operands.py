@@ -83,7 +83,7 @@ def _merged(layout: Layout, sizes: Sizes) -> list[int]:
 def side_behind(
     flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, *, rotated: bool, cached: bool = True
 ) -> Side:
-    """An operand as it comes from its projection, or with `cached` from behind a cache; LookupError where it is none."""
+    """An operand as it comes from its projection, with its cache where `cached`; raises LookupError."""
     letters = _letters(probe, operand, axes)
 
     def canonical(value: torch.Tensor) -> torch.Tensor:

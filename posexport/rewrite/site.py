@@ -41,10 +41,12 @@ class SharedCache:
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new ones."""
+    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new ones.
+    `sizes` knows which lengths are equal."""
 
     replaced: Mapping[str, ir.Value]
     keys: ir.Value
+    sizes: Broadcasts
 
 
 class SiteWriter:
@@ -154,7 +156,11 @@ class SiteWriter:
         for side, present in zip((attention.k, attention.v), results[1:], strict=False):
             assert side.cache is not None
             replaced[side.cache.present.name or ""] = present
-        return Site(replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()}, keys=k)
+        return Site(
+            replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()},
+            keys=k,
+            sizes=sizes,
+        )
 
     def _in(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """The value in a dtype, that of what it stands for."""

@@ -258,12 +258,9 @@ def _others_left(name: str) -> Reason:
 
 def _refusal(error: RequestError) -> Reason:
     text = str(error).rstrip(".")
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "form")
-    return Reason(code, text)
-
-
-_CODES: dict[type[RequestError], str] = {LengthsApart: "rows", OtherReader: "cache-readers"}
-"""Codes of what keeps an attention from being written."""
+    if isinstance(error, OtherReader):
+        return Reason("cache-readers", text)
+    return Reason("rows", text) if isinstance(error, LengthsApart) else Reason("form", text)
 
 
 def _disagreement(evidence: Evidence) -> Reason:

@@ -58,7 +58,7 @@ def of_node(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
     )
 
 
-_BOUNDS = {torch.int32: (2**16, 2**30), torch.int64: (2**40, 2**62)}
+_BOUNDS: dict[torch.dtype | None, tuple[int, int]] = {torch.int32: (2**16, 2**30), torch.int64: (2**40, 2**62)}
 """By dtype, the largest number that lengths may be multiplied by, and that may be added to them. Beyond, the dtype
 can't hold the result where rows are long, and it becomes another number. It holds products of lengths alone: no tensor
 has more elements."""

@@ -1,11 +1,13 @@
 """The meaning of each axis of a graph's inputs: rows, new tokens, cached ones, keys in all, tokens of an encoder.
 
 Roles say what an axis usually is. Dimensions that the file gives one name are one dimension: then the role that comes
-first in ORDER decides, so a mask whose length has the name of the tokens' is as long as they are.
+first in ORDER decides, so a mask whose length has the name of the tokens' is as long as they are. Some exporters give
+all dimensions one name, such as `unk`: such a name is none (`reused_names`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from posexport.spec.contract import Shape
@@ -57,10 +59,46 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
 }
 """The meaning of axes by role and rank."""
 
-_MASKS = ("attention_mask", "encoder_attention_mask")
+MASKS = ("attention_mask", "encoder_attention_mask")
+"""Roles of masks, which may be of tokens and keys."""
 
 ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "position_ids", "images", "audio")
 """The roles whose names of dimensions count before those of others."""
+
+
+_NO_NAME = re.compile(r"unk(nown)?(_*\d+)?|none|null|any|dyn(amic)?|[?*]|-1", re.IGNORECASE)
+"""Names that exporters write where they know none."""
+
+_TELLING = ("token_ids", "encoder_token_ids", "token_type_ids", "position_ids", "past", "encoder_past", "images")
+_TELLING_IN_SPACE = ("features", "encoder_features")
+"""Roles whose axes have different lengths: of two axes and more, and of three and more."""
+
+
+def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: Collection[str] = ()) -> set[str]:
+    """The names of dimensions that stand for several lengths, or for none that is known: one input has it as that of
+    its rows and of its tokens, or a cache that grows (one of `joined`) as that of what is cached and something else."""
+    found = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and _NO_NAME.fullmatch(dim)}
+    meanings: dict[str, set[str]] = {}
+    for name, shape in shapes.items():
+        own: dict[str, set[str]] = {}
+        for dim, meaning in zip(shape, _layout(kinds[name], shape) or (), strict=False):
+            if isinstance(dim, str) and meaning is not None:
+                own.setdefault(dim, set()).add(meaning)
+        for dim, several in own.items():
+            meanings.setdefault(dim, set()).update(several)
+            telling = len(shape) > 1 and (
+                kinds[name] in _TELLING or (kinds[name] in _TELLING_IN_SPACE and len(shape) > 2)
+            )
+            if telling and len(several) > 1 and not several <= {HEIGHT, WIDTH}:
+                found.add(dim)
+    if any(kinds[name] == "past" for name in joined):
+        found |= {dim for dim, several in meanings.items() if PAST in several and len(several) > 1}
+    return found
+
+
+def without_names(shape: Shape, names: Collection[str]) -> Shape:
+    """A shape with `?` in the place of these names."""
+    return tuple("?" if dim in names else dim for dim in shape)
 
 
 def axes_of(
@@ -80,7 +118,7 @@ def axes_of(
     layouts |= {
         name: (SEQ, layout[1])
         for name, layout in layouts.items()
-        if layout is not None and len(layout) == 2 and name in scored and kinds[name] in _MASKS
+        if layout is not None and len(layout) == 2 and name in scored and kinds[name] in MASKS
     }
     rank = {kind: at for at, kind in enumerate(ORDER)}
     names: dict[str, str] = {}

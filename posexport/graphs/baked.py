@@ -183,6 +183,9 @@ def agree(inputs: Values, outputs: Values, given: Mapping[str, Shape], made: Map
 
     A graph that is given other sizes than its own may mix rows and tokens without an error.
     """
-    sizes = {dim: size for name, shape in given.items() for dim, size in zip(inputs[name][0], shape, strict=False)}
+    sizes: dict[str | int, set[int | str]] = {}  # several of a name that the file gives to several lengths
+    for name, shape in given.items():
+        for dim, size in zip(inputs[name][0], shape, strict=False):
+            sizes.setdefault(dim, set()).add(size)
     pairs = [pair for name, shape in made.items() for pair in zip(outputs[name][0], shape, strict=False)]
-    return all(sizes.get(dim, size) == size for dim, size in pairs if isinstance(dim, str) and dim != "?")
+    return all(size in sizes.get(dim, {size}) for dim, size in pairs if isinstance(dim, str) and dim != "?")

@@ -34,7 +34,7 @@ def _size(call: Call, value: ir.Value, heads: int) -> int:
 
 def _length(call: Call, value: ir.Value, axis: int) -> ir.Value:
     """The length of an axis, a scalar."""
-    shape = call.nodes.one("Shape", value, dtype=ir.DataType.INT64, start=axis, end=axis + 1)
+    shape = call.nodes.length(value, axis)
     return call.nodes.one("Squeeze", shape)
 
 
@@ -98,9 +98,7 @@ def _weighted(
     column = nodes.one(
         "Expand",
         nodes.shaped(sinks, 1, -1, 1, 1),
-        nodes.one(
-            "Concat", nodes.one("Shape", scores, dtype=ir.DataType.INT64, start=0, end=3), nodes.constant([1]), axis=0
-        ),
+        nodes.one("Concat", nodes.length(scores, 0, 3), nodes.constant([1]), axis=0),
     )
     weights = nodes.one("Softmax", nodes.one("Concat", scores, column, axis=-1), axis=-1)
     weights = nodes.one("Slice", weights, nodes.constant([0]), nodes.constant([-1]), nodes.constant([3]))
@@ -255,9 +253,7 @@ def group_query_attention(call: Call) -> Results:
         seen = [nodes.one("Less", _range(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL)]
     bias = call.input(10)
     if bias is not None:  # as long as the keys so far; the buffer may be longer
-        more = nodes.one(
-            "Sub", nodes.shaped(keys, 1), nodes.one("Shape", bias, dtype=ir.DataType.INT64, start=3, end=4)
-        )
+        more = nodes.one("Sub", nodes.shaped(keys, 1), nodes.length(bias, 3))
         bias = nodes.one("Pad", bias, nodes.one("Concat", nodes.constant([0] * 7), more, axis=0))
     out = _weighted(
         call,
@@ -295,7 +291,7 @@ def _written(
 ) -> ir.Value:
     """The cache [B, K, max(P, T), D] with the new rows of `new` [B, K, S, D] from starts[b] on."""
     nodes = call.nodes
-    length = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=2, end=3)
+    length = nodes.length(past, 2)
     more = nodes.one("Max", nodes.one("Sub", nodes.shaped(total, 1), length), nodes.constant([0]))
     past = nodes.one("Pad", past, nodes.one("Concat", nodes.constant([0] * 6), more, nodes.constant([0]), axis=0))
     slots = _range(call, nodes.constant(0), _length(call, past, 2))

@@ -135,7 +135,7 @@ def _folded(call: Call, value: ir.Value, shape: Sequence[int], heads: Sequence[i
 
 def _reshaped(call: Call, value: ir.Value, middle: Sequence[int], last: int) -> ir.Value:
     """The value with other axes between the first and those from `last` on."""
-    nodes, int64 = call.nodes, ir.DataType.INT64
-    first = nodes.one("Shape", value, dtype=int64, start=0, end=1)
-    behind = nodes.one("Shape", value, dtype=int64, start=last, end=last + 2)
+    nodes = call.nodes
+    first = nodes.length(value, 0)
+    behind = nodes.length(value, last, last + 2)
     return nodes.one("Reshape", value, nodes.one("Concat", first, nodes.constant([*middle]), behind, axis=0))

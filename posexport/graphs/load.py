@@ -92,6 +92,21 @@ def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
     return model
 
 
+def live(model: ir.Model, kept: str | None = None) -> ir.Model:
+    """`inlined`, without the nodes of the main graph that nothing reads: no output of the graph is computed from them.
+    Weights stay."""
+    graph = inlined(model, kept).graph
+    pending = [*graph]
+    while pending:
+        node = pending.pop()
+        if node.graph is graph and not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+            pending += [
+                source for value in node.inputs if value is not None and (source := value.producer()) is not None
+            ]
+    return model
+
+
 def _sort(graph: GraphFile, model: ir.Model) -> None:
     """Nodes in an order in which each stands behind those that it reads: ONNX asks for it, some converters to float16
     don't keep to it, and ONNX Runtime takes the file all the same. InvalidGraphError where there is no such order."""

@@ -68,6 +68,10 @@ class Nodes:
         self._taken.add(name)
         return name
 
+    def length(self, value: ir.Value, axis: int, end: int | None = None) -> ir.Value:
+        """The length [1] of an axis, or the lengths of those to before `end`."""
+        return self.one("Shape", value, dtype=ir.DataType.INT64, start=axis, end=axis + 1 if end is None else end)
+
     def shaped(self, value: ir.Value, *shape: int) -> ir.Value:
         """A Reshape; 0 keeps an axis, -1 is what is left."""
         return self.one("Reshape", value, self.constant(list(shape)))
@@ -112,7 +116,7 @@ def from_tokens(nodes: Nodes, value: ir.Value, layout: Layout, heads: int, dim: 
         return nodes.shaped(value, 0, 0, heads * dim)
     if len(layout.groups) == 4:
         return value
-    lengths = {"d": nodes.constant([dim]), "s": nodes.one("Shape", tokens, dtype=ir.DataType.INT64, start=1, end=2)}
+    lengths = {"d": nodes.constant([dim]), "s": nodes.length(tokens, 1)}
     lengths |= {"hd": nodes.constant([heads * dim]), "bh": nodes.constant([-1])}
     lengths["b"] = nodes.constant([-1])
     shape = nodes.one("Concat", *(lengths[group] for group in layout.groups), axis=0)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
-from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
+from posexport.graphs.axes import KNOWN_AXES, MASKS, Axes, axes_of, reused_names, without_names
 from posexport.graphs.load import inlined, ir_of
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
@@ -33,7 +33,8 @@ class Role:
 
     Integers lie below `rows`, where a table says so. Images are made of patches: `strides` and `patches` on each side,
     where known. Sound has `frames` for one token, and from it to the next. `taken` are sizes that the graph was seen to
-    take, rising, of axes by meaning of which it doesn't take all (posexport.graphs.baked). `grouped` says that the
+    take, rising, of axes by meaning of which it doesn't take all (posexport.graphs.baked). `stated` is the shape as the
+    file states it, `?` where a dimension has no name, or one that stands for other lengths too. `grouped` says that the
     graph has GroupQueryAttention: it takes no padding on the left, and several tokens after others for one row only.
     """
 
@@ -42,6 +43,7 @@ class Role:
     shape: Shape
     dtype: str
     axes: Axes
+    stated: Shape = ()
     rows: int | None = None
     strides: tuple[int, ...] | None = None
     patches: int | None = None
@@ -69,7 +71,11 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     shapes = {name: shape_of_value(value) for name, value in values.items()}
     outputs = {str(value.name): shape_of_value(value) for value in model.graph.outputs}
     joined = [name for name, value in values.items() if _is_joined(value)]
-    scored = [name for name, value in values.items() if _meets_a_product(value)]
+    scored = [name for name, value in values.items() if known[name] in MASKS and _meets_a_product(value)]
+    reused = reused_names(known, shapes, joined)
+    shapes, outputs = (
+        {name: without_names(shape, reused) for name, shape in some.items()} for some in (shapes, outputs)
+    )
     axes = axes_of(known, shapes, outputs, joined, scored)
     for name in given:
         if axes[name] is None:
@@ -89,6 +95,7 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
             name=name,
             kind=known[name],
             shape=shapes[name],
+            stated=shapes[name],
             dtype=dtype_of_value(value),
             axes=meanings,
             rows=rows[name],

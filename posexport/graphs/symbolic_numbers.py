@@ -7,9 +7,11 @@ it was given, so that two computations of the same are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+import torch
 
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.symbolic_sizes import ONE, Size, Symbols, product
@@ -44,10 +46,22 @@ def _is_whole(number: Any) -> bool:
 def of_node(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
     """The numbers of an operator's first output, or all numbers that a Split divides; None where they aren't known."""
     binary = _BINARY.get(node.op_type)
-    if binary is not None:
-        return _by_elements(shapes, node, binary)
-    rule = _RULES.get(node.op_type)
-    return None if rule is None else rule(shapes, node)
+    rule = partial(_by_elements, binary=binary) if binary is not None else _RULES.get(node.op_type)
+    found = None if rule is None else rule(shapes, node)
+    bounds = _BOUNDS.get(shapes.dtype(node.outputs[0]))
+    if found is None or bounds is None:
+        return found
+    symbols = shapes.symbols
+    return tuple(
+        one if symbols.is_within(one, *bounds) else symbols.other("overflow", node.outputs[0].name, at)
+        for at, one in enumerate(found)
+    )
+
+
+_BOUNDS: dict[torch.dtype | None, tuple[int, int]] = {torch.int32: (2**16, 2**30), torch.int64: (2**40, 2**62)}
+"""By dtype, the largest number that lengths may be multiplied by, and that may be added to them. Beyond, the dtype
+can't hold the result where rows are long, and it becomes another number. It holds products of lengths alone: no tensor
+has more elements."""
 
 
 def _by_elements(shapes: SymbolicShapes, node: ir.Node, binary: _Binary) -> Numbers | None:

@@ -45,7 +45,7 @@ class SymbolicShapes:
         self._known: dict[Hashable, int] = {}
         self._least: dict[Hashable, int] = {}
         self._compute(roles)
-        self._least = self._bounds()
+        self._least = self._bounds(roles)
         if self._least:  # which decide how lengths are rounded, also before they are known
             self._compute(roles)
         while found := self._forced(roles):
@@ -101,6 +101,11 @@ class SymbolicShapes:
         """The shape of a value on the inputs at hand; that of a constant is its own."""
         found = self._values.get(value.name or "")
         return tuple(found.shape) if isinstance(found, torch.Tensor) else tuple(one.number for one in self.of(value))
+
+    def dtype(self, value: ir.Value) -> torch.dtype | None:
+        """The dtype of a value on the inputs at hand; None for a sequence of tensors."""
+        found = self.tensor(value)
+        return None if found is None else found.dtype
 
     def is_whole(self, value: ir.Value) -> bool:
         """Whether a value has whole numbers or truth values."""
@@ -165,18 +170,19 @@ class SymbolicShapes:
         rank = actual.dim()
         axes = role.axes if role is not None else [""] * rank
         sizes = []
-        for dim, axis in zip(_dimensions(value, rank), axes, strict=True):
+        for dim, axis in zip(_dimensions(value, rank, role), axes, strict=True):
             known = dim if isinstance(dim, int) else self._known.get(dim)
             least = max(int(isinstance(axis, str) and axis in _NEVER_EMPTY), self._least.get(dim, 0))
             sizes.append(Size(known) if known is not None else self.symbols.dimension(dim, least))
         return tuple(sizes)
 
-    def _bounds(self) -> dict[Hashable, int]:
+    def _bounds(self, roles: Mapping[str, Role]) -> dict[Hashable, int]:
         """Dimensions of inputs that must be above 1 for what the graph computes from them, by name."""
         found: dict[Hashable, int] = {}
         for value in self._flow.graph.inputs:
             shape = self._shapes.get(value, ())
-            for size, name in zip(shape, _dimensions(value, len(shape)), strict=False):
+            names = _dimensions(value, len(shape), roles.get(value.name or ""))
+            for size, name in zip(shape, names, strict=False):
                 least = self.symbols.least(size)
                 if not size.is_fixed and least is not None and least > 1:
                     found[name] = least
@@ -192,7 +198,7 @@ class SymbolicShapes:
             if role is None:
                 continue
             for size, name, dim, axis in zip(
-                shape, _dimensions(value, len(shape)), role.shape, role.axes, strict=False
+                shape, _dimensions(value, len(shape), role), role.shape, role.axes, strict=False
             ):
                 if not size.is_fixed and isinstance(dim, int):
                     taken[size], names[size] = dim, name
@@ -272,9 +278,9 @@ class SymbolicShapes:
         return found
 
 
-def _dimensions(value: ir.Value, rank: int) -> list[Hashable]:
+def _dimensions(value: ir.Value, rank: int, role: Role | None) -> list[Hashable]:
     """The dimensions of an input: numbers, names, and places where there is no name, or `?`."""
-    dims = shape_of_value(value) or ("?",) * rank
+    dims = (shape_of_value(value) if role is None else role.stated) or ("?",) * rank
     return [(value.name, axis) if dim == "?" else dim for axis, dim in enumerate(dims)]
 
 

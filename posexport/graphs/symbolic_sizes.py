@@ -207,6 +207,12 @@ class Symbols:
             bound += part.number * math.prod(known)
         return bound
 
+    def is_within(self, size: Size, factor: int, number: int) -> bool:
+        """Whether a size is a number, or lengths are multiplied by no more than `factor` in it, and what is added to
+        them is no more than `number`."""
+        parts = self._expanded(size)
+        return size.is_fixed or all(abs(part.number) <= (factor if part.symbols else number) for part in parts)
+
     def _expanded(self, size: Size) -> list[Size]:
         """A size as terms without sums in them."""
         for at, symbol in enumerate(size.symbols):

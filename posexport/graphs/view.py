@@ -16,7 +16,7 @@ from posexport.graphs.baked import settled_roles
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, expand, expandable
-from posexport.graphs.load import inlined
+from posexport.graphs.load import live
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
 from posexport.runtimes.tensors import to_tensors
@@ -54,12 +54,13 @@ class View:
 
 
 def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0, *, kept: str | None = None) -> View:
-    """The attention of a model, whose functions are inlined in place. `given` are roles of inputs by name.
+    """The attention of a model, whose functions are inlined in place, and whose nodes that nothing reads go. `given`
+    are roles of inputs by name.
 
     Functions of the domain `kept` stay functions, and their attention is not looked for.
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
     """
-    inlined(model, kept)
+    live(model, kept)
     roles = settled_roles(model, roles_of(model, given), seed)
     drawn = probe_inputs(roles, seed)
     arrays = to_tensors(drawn.arrays)

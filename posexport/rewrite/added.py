@@ -52,7 +52,7 @@ class BiasWriter:
         one = nodes.constant([1])
         if self.sizes.same(own.tokens, extent.tokens) and keys is None:
             return value
-        seq = one if self.sizes.same(own.tokens, extent.tokens) else self.writing.length(q, 1)
+        seq = one if self.sizes.same(own.tokens, extent.tokens) else nodes.length(q, 1)
         return nodes.one("Expand", value, nodes.one("Concat", one, one, seq, keys or one, axis=0))
 
     def _term(self, term: Term, heads: int, q: ir.Value) -> Added:
@@ -92,8 +92,8 @@ class BiasWriter:
             if own[1:3] == (ONE, ONE):
                 return nodes.one("Squeeze", value, nodes.constant([1])), _extent(own[0], *own[2:])
             value = nodes.one("Expand", value, nodes.constant([1, *level[1:3], 1, 1]))
-            last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=5)
-            parts = (self.writing.length(value, 0), nodes.constant([heads]), last)
+            last = nodes.length(value, 3, 5)
+            parts = (nodes.length(value, 0), nodes.constant([heads]), last)
             shape = nodes.one("Concat", *parts, axis=0)
             return nodes.one("Reshape", value, shape), _extent(own[0], Size(heads), *own[3:])
         if rank == 5:
@@ -110,9 +110,9 @@ class BiasWriter:
         )
         if not windows.is_fixed or not whole:
             raise LengthsApart("lengths decide how many rows its mask or bias has.")
-        count = nodes.one("Div", self.writing.length(q, 0), nodes.constant([windows.number]))
+        count = nodes.one("Div", nodes.length(q, 0), nodes.constant([windows.number]))
         target = nodes.one("Concat", count, nodes.constant([windows.number, 1, 1, 1]), axis=0)
-        last = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=2, end=5)
+        last = nodes.length(value, 2, 5)
         merged = nodes.one("Concat", nodes.constant([-1]), last, axis=0)
         return nodes.one("Reshape", nodes.one("Expand", value, target), merged), _extent(sizes.q.rows, *own[2:])
 

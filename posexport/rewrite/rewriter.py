@@ -18,7 +18,7 @@ from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
-from posexport.graphs.load import inlined
+from posexport.graphs.load import live
 from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.broadcasts import LengthsApart
@@ -27,7 +27,8 @@ from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, NOT_CHOSEN, REWRITTEN
-from posexport.rewrite.surgery import OtherReader, lower, values_read, write_sites
+from posexport.rewrite.shared_cache import OtherReader
+from posexport.rewrite.surgery import lower, values_read, write_sites
 from posexport.spec.forms import FORMS, TARGETS
 
 
@@ -118,7 +119,7 @@ def rewrite_model(
         absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
             base = converted(model, form, target, opset, shared)
-            inlined(base, kept)
+            live(base, kept)
             expand(base, view.operator_shapes, absorbed)
             after, _ = _written(view, base, chosen, form, target, shared)
         evidence |= evidence_of(before, after, chosen, cases, shared=shared)
@@ -257,6 +258,8 @@ def _others_left(name: str) -> Reason:
 
 def _refusal(error: RequestError) -> Reason:
     text = str(error).rstrip(".")
+    if isinstance(error, OtherReader):
+        return Reason("cache-readers", text)
     return Reason("rows", text) if isinstance(error, LengthsApart) else Reason("form", text)
 
 

@@ -92,7 +92,7 @@ class RotationWriter:
         nodes, own = self.writing.nodes, self.sizes.of_angles(part)
         one = nodes.constant([1])
         longer = not self.sizes.same(own.tokens, extent.tokens)
-        tokens = self.writing.length(x, 1) if longer else one
+        tokens = nodes.length(x, 1) if longer else one
         if part.prefix:
             if longer:
                 rest = nodes.one("Sub", tokens, nodes.constant([part.prefix]))
@@ -103,7 +103,7 @@ class RotationWriter:
             value = nodes.one("Pad", value, pads, nodes.constant(fill, value.dtype))
         more = part.batch is None or not self.sizes.same(own.rows, extent.rows)
         if more or longer:
-            lengths = [self.writing.length(x, 0) if more else one]
+            lengths = [nodes.length(x, 0) if more else one]
             lengths += [tokens, one] if longer else [nodes.constant([1, 1])]
             value = nodes.one("Expand", value, nodes.one("Concat", *lengths, axis=0))
         return value

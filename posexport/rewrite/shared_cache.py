@@ -8,7 +8,7 @@ the left. Whatever the graph computes from the length of a cache is computed fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -46,8 +46,7 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
     def length(axis: str, kinds: Sequence[str]) -> ir.Value | None:
         for name, role in roles.items():
             if role.kind in kinds and axis in role.axes:
-                at = role.axes.index(axis)
-                return nodes.one("Shape", inputs[name], dtype=ir.DataType.INT64, start=at, end=at + 1)
+                return nodes.length(inputs[name], role.axes.index(axis))
         return None
 
     tokens = ("token_ids", "features", "position_ids", "cache_position")
@@ -80,48 +79,72 @@ def _check_one_length(roles: Mapping[str, Role]) -> None:
 
 def shared_cache(nodes: Nodes, lengths: Lengths, past: ir.Value) -> SharedCache:
     """What a site needs to write into the buffer `past`."""
-    return SharedCache(
-        write_indices=nodes.one("Expand", lengths.past, lengths.batch),
-        length=nodes.one("Shape", past, dtype=ir.DataType.INT64, start=2, end=3),
-    )
+    return SharedCache(write_indices=nodes.one("Expand", lengths.past, lengths.batch), length=nodes.length(past, 2))
 
 
-def redirect(model: ir.Model, attentions: Sequence[Attention], nodes: Nodes, lengths: Lengths) -> None:
-    """Let readers of the length of a cache read P or P + S; RequestError for one that reads a cache itself.
+class OtherReader(RequestError):
+    """A cache that more than its attention reads, so that no cache can be shared."""
+
+
+def check_own(attention: Attention, presents: Collection[ir.Value]) -> None:
+    """OtherReader for keys or values that are one of these caches without being the attention's own: a buffer has
+    places without keys."""
+    for side in (attention.k, attention.v):
+        value: ir.Value | None = side.source.value if side.cache is None else None
+        while value is not None and value not in presents:
+            node = value.producer()
+            value = node.inputs[0] if node is not None and node.op_type in _LAYOUTS else None
+        if value is not None:
+            name = shown(value.name or "")
+            raise OtherReader(f"it reads {name}, the cache of another attention, which can't be shared then.")
+
+
+_LAYOUTS = {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast"}
+
+
+def redirect(
+    model: ir.Model, attentions: Sequence[Attention], nodes: Nodes, lengths: Lengths
+) -> dict[str, RequestError]:
+    """Let readers of the length of a cache read P or P + S. Returns an OtherReader by the name of each attention whose
+    cache something else reads: the model is of no use then.
 
     The sites must be written into the graph, but not lowered; `nodes` are theirs, and get new ones.
     """
     values = {value.name: value for value in model.graph.inputs}
     values |= {value.name: value for node in model.graph for value in node.outputs}
     new, added = {*nodes.nodes}, len(nodes.nodes)
+    refused: dict[str, RequestError] = {}
     for attention in attentions:
         for side in (attention.k, attention.v):
             if side.cache is None:
                 continue
             for name, length in ((side.cache.name, lengths.past), (side.cache.present.name, lengths.total)):
-                _redirect(values[name], length, nodes, new)
+                reader = _redirect(values[name], length, nodes, new)
+                if reader is not None:
+                    text = f"{reader.op_type} {shown(reader.name or '')} reads its cache {shown(name)} too"
+                    refused[attention.name] = OtherReader(f"{text}, which can't be shared then.")
             for name in (side.cache.name, side.cache.present.name):
                 value = values[name]
                 if value.shape is not None:
                     value.shape = ir.Shape([BUFFER_DIM if axis == 2 else dim for axis, dim in enumerate(value.shape)])
     model.graph.extend(nodes.nodes[added:])
     model.graph.sort()
+    return refused
 
 
-def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]) -> None:
-    """Let nodes that read the shape of a buffer read that of its first `length` places."""
+def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]) -> ir.Node | None:
+    """Let nodes that read the shape of a buffer read that of its first `length` places; a node that reads more."""
+    reader = None
     for node in [use.node for use in value.uses()]:
         if node.domain == DOMAIN or node in new:
             continue
         if is_copy(node):
-            _redirect(node.outputs[0], length, nodes, new)
+            reader = reader or _redirect(node.outputs[0], length, nodes, new)
         elif node.op_type == "Shape":
             _give_shape(node, value, length, nodes)
         else:
-            raise RequestError(
-                f"{node.op_type} {shown(node.name or '')} reads the cache {shown(value.name or '')} beside attention, "
-                "so it can't be shared: drop --kv-cache."
-            )
+            reader = reader or node
+    return reader
 
 
 def _give_shape(node: ir.Node, value: ir.Value, length: ir.Value, nodes: Nodes) -> None:
@@ -130,8 +153,8 @@ def _give_shape(node: ir.Node, value: ir.Value, length: ir.Value, nodes: Nodes) 
     first, last = (at + 4 if at < 0 else min(at, 4) for at in (start, end))
     if not first <= 2 < last:
         return
-    before = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=first, end=2) if first < 2 else None
-    after = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=last) if last > 3 else None
+    before = nodes.length(value, first, 2) if first < 2 else None
+    after = nodes.length(value, 3, last) if last > 3 else None
     parts = [part for part in (before, length, after) if part is not None]
     shape = nodes.one("Concat", *parts, axis=0) if len(parts) > 1 else length
     ir.convenience.replace_all_uses_with(node.outputs[0], shape)

@@ -41,10 +41,12 @@ class SharedCache:
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new ones."""
+    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new ones.
+    `sizes` knows which lengths are equal."""
 
     replaced: Mapping[str, ir.Value]
     keys: ir.Value
+    sizes: Broadcasts
 
 
 class SiteWriter:
@@ -154,7 +156,11 @@ class SiteWriter:
         for side, present in zip((attention.k, attention.v), results[1:], strict=False):
             assert side.cache is not None
             replaced[side.cache.present.name or ""] = present
-        return Site(replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()}, keys=k)
+        return Site(
+            replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()},
+            keys=k,
+            sizes=sizes,
+        )
 
     def _in(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """The value in a dtype, that of what it stands for."""
@@ -250,22 +256,22 @@ class SiteWriter:
             return None
         if not sizes.same(sizes.k.tokens, sizes.v.tokens) and keys != ONE:
             raise LengthsApart("by the names of the inputs' dimensions its mask may give it more keys than it has.")
-        length, cache = self._writing.length(k, 1), attention.k.cache
+        length, cache = self._nodes.length(k, 1), attention.k.cache
         if cache is None:
             return self._of_input(sizes) or length
-        return self._nodes.one("Add", self._writing.length(self._writing.read(cache.past), 2), length)
+        return self._nodes.one("Add", self._nodes.length(self._writing.read(cache.past), 2), length)
 
     def _of_input(self, sizes: Broadcasts) -> ir.Value | None:
         """The number of keys [1] from an input of the graph that has it: the same node for all attentions."""
         for value in self._view.model.graph.inputs:
             shape = self._shapes.of(value) if self._shapes.knows(value) else ()
             if sizes.keys() in shape:
-                return self._writing.length(self._writing.read(value), shape.index(sizes.keys()))
+                return self._nodes.length(self._writing.read(value), shape.index(sizes.keys()))
         return None
 
     def _to_the_end(self, bias: ir.Value, shared: SharedCache) -> ir.Value:
         """A bias to the end of the buffer, whose other places no query sees."""
-        more = self._nodes.one("Sub", shared.length, self._writing.length(bias, 3))
+        more = self._nodes.one("Sub", shared.length, self._nodes.length(bias, 3))
         pads = self._nodes.one("Concat", self._nodes.constant([0] * 7), more, axis=0)
         return self._nodes.one("Pad", bias, pads)
 

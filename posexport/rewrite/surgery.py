@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from posexport.errors import RequestError, shown
+from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
@@ -15,7 +15,7 @@ from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
 from posexport.rewrite.key_lengths import circular, move_lengths
 from posexport.rewrite.number_types import operands, turned_values
-from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
+from posexport.rewrite.shared_cache import check_own, lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 
 
@@ -126,7 +126,7 @@ def write_sites(
         buffer = None if lengths is None or cache is None else shared_cache(nodes, lengths, values[cache.name])
         try:
             if lengths is not None:
-                _check_own(attention, presents)
+                check_own(attention, presents)
             sites.append(writer.write(attention, buffer))
         except RequestError as error:
             refused[attention.name] = error
@@ -144,29 +144,7 @@ def write_sites(
     if refused:
         return refused
     put(model, sites, nodes)
-    if lengths is not None:
-        redirect(model, attentions, nodes, lengths)
-    return {}
-
-
-class OtherReader(RequestError):
-    """An attention that reads the cache of another one, so that no cache can be shared."""
-
-
-def _check_own(attention: Attention, presents: Collection[ir.Value]) -> None:
-    """OtherReader for keys or values that are one of these caches without being the attention's own: a buffer has
-    places without keys."""
-    for side in (attention.k, attention.v):
-        value: ir.Value | None = side.source.value if side.cache is None else None
-        while value is not None and value not in presents:
-            node = value.producer()
-            value = node.inputs[0] if node is not None and node.op_type in _LAYOUTS else None
-        if value is not None:
-            name = shown(value.name or "")
-            raise OtherReader(f"it reads {name}, the cache of another attention, which can't be shared then.")
-
-
-_LAYOUTS = {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast"}
+    return {} if lengths is None else redirect(model, attentions, nodes, lengths)
 
 
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:

@@ -55,10 +55,6 @@ class Writing:
         dtype = given[0].dtype
         return self.nodes.op(function.name, given, outputs=len(operator.outputs), domain=DOMAIN, dtype=dtype)
 
-    def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """The length of an axis [1]."""
-        return self.nodes.one("Shape", value, dtype=ir.DataType.INT64, start=axis, end=axis + 1)
-
     def widened(
         self, x: ir.Value, extent: Extent, others: Iterable[Beside], sizes: Broadcasts, width: int
     ) -> tuple[ir.Value, Extent]:
@@ -70,9 +66,9 @@ class Writing:
             more_rows, more_tokens = (not sizes.same(*pair) for pair in ((rows, extent.rows), (tokens, extent.tokens)))
             if not more_rows and not more_tokens:
                 continue
-            lengths = [self.length(other.value, other.rows)] if more_rows else [one]
+            lengths = [self.nodes.length(other.value, other.rows)] if more_rows else [one]
             if more_tokens and other.tokens is not None:
-                lengths += [self.length(other.value, other.tokens), one]
+                lengths += [self.nodes.length(other.value, other.tokens), one]
             else:
                 lengths = [*lengths, self.nodes.constant([1, 1])]
             x = self.nodes.one("Expand", x, self.nodes.one("Concat", *lengths, axis=0))

@@ -167,8 +167,8 @@ def operators(g: Graph) -> None:
 def written(body: Body) -> onnx.ModelProto:
     g = Graph()
     body(g)
-    for name in [name for node in g.nodes for name in node.output if name]:
-        g.op("Identity", name)  # a value that nothing reads has no shape
+    names = [name for node in g.nodes for name in node.output if name]
+    read = [g.op("Identity", name) for name in names]  # a value that nothing reads has no shape
     g.op("Identity", "features", name="output")
     features, output = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HIDDEN])
@@ -178,6 +178,7 @@ def written(body: Body) -> onnx.ModelProto:
     opsets = [("", 23 if body is operators else 18), ("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(*one) for one in opsets], ir_version=9)
     onnx.checker.check_model(model, full_check=body is not operators)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in read)
     return model
 
 

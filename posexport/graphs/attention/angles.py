@@ -216,8 +216,8 @@ def _by_places(measure: Measure, rotary: Rotary, probe: AngleProbe) -> Turning:
         if len(few) != SHORT or np.abs(few - turns[:SHORT]).max() > max(2 * whole.spread, 1e-9):
             raise NotLinear
     if measure.varies(PAST) and "past" in measure.kinds_of(values):
-        later = probe.places(2, 9)
-        if np.abs(later - turns[9:11]).max() > max(2 * whole.spread, 1e-9):
+        later = probe.places(2, 9)  # of new tokens, or of keys that turn behind their cache
+        if len(later) not in (2, 11) or np.abs(later - turns[11 - len(later) : 11]).max() > max(2 * whole.spread, 1e-9):
             raise NotLinear
     return whole
 

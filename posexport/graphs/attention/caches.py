@@ -43,7 +43,7 @@ def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> d
         names = sorted({one for found in whole.values() for one in found})
         return {"kind": "other", "inputs": names, "outputs": []} if names else None
     shared = any(SLOTS in view.roles[names[0]].axes for names in inputs.values())
-    written = {name: [one.name or "" for one in values if one.is_graph_output()] for name, values in above.items()}
+    written = {name: _written(view, values, stops) for name, values in above.items()}
     return {
         "kind": "shared" if shared else "grown",
         "inputs": {name: names[0] for name, names in inputs.items()},
@@ -57,6 +57,13 @@ def _output(present: ir.Value) -> str:
         return present.name or ""
     copies = [use.node.outputs[0] for use in present.uses() if use.node.op_type in ("Identity", "Cast")]
     return next((copy.name or "" for copy in copies if copy.is_graph_output()), "")
+
+
+def _written(view: View, values: Collection[ir.Value], stops: Collection[ir.Value]) -> list[str]:
+    """The outputs of the graph that are one of these values with a cache in it, or a copy of one."""
+    outputs = ((value, _output(value)) for value in values)
+    found = [name for value, name in outputs if name and _inputs(view, _above(view, value, stops))]
+    return list(dict.fromkeys(found))
 
 
 def written_keys(view: View, attention: Attention, stops: Collection[ir.Value]) -> Side | None:

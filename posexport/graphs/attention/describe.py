@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
+import attrs
 import onnx_ir as ir
 
 from posexport.errors import PosexportError, Reason, RequestError
@@ -21,6 +22,7 @@ from posexport.graphs.attention.caches import cache_of, written_keys
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.embedded import embedded
 from posexport.graphs.attention.factors import factors_of, temperature
+from posexport.graphs.attention.further_angles import further_angles
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.masks import mask_of
@@ -28,8 +30,9 @@ from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.origins import CallSites, Origins, scores_product
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
 from posexport.graphs.attention.rotary import BARRIERS, Rotary
-from posexport.graphs.attention.rotation import rotary_encoding, unknown
+from posexport.graphs.attention.rotation import layout_of, rotary_encoding, unknown
 from posexport.graphs.attention.support import Carried, kernels_of
+from posexport.graphs.attention.turned_parts import place_of
 from posexport.graphs.view import View
 
 Data = dict[str, Any]
@@ -37,6 +40,7 @@ Data = dict[str, Any]
 T = TypeVar("T")
 
 FEATURES, SIDE, ROTATION, POSITIONS = "scores-of-features", "one-side-rotates", "rotation-unknown", "positions-unknown"
+FURTHER = "rotated-again"
 NOT_MEASURED, FAILED = "not-evaluated", "failed"
 """Codes of reasons why an encoding, a bias or a mask is not known."""
 
@@ -198,10 +202,14 @@ class Describer:
     def _rotation(self, attention: Attention) -> tuple[Data | None, int]:
         """The rotation of queries and keys, or another way in which positions act on them, None for none; and how many
         tokens at the beginning don't turn."""
-        q, k = _rotary(attention.q), _rotary(attention.k)
+        q, k = (self._turned(attention, side) for side in (attention.q, attention.k))
         if q is not None and k is None and attention.k.cache is None:
             written = written_keys(self.view, attention, self._outputs)
             k = None if written is None else written.rotary
+        for name, rotary, side in (("queries", q, attention.q), ("keys", k, attention.k)):
+            if rotary is not None and further_angles(self.view.flow, self.view.probe, side):
+                reason = Reason(FURTHER, f"its {name} are turned by further angles, before or after this rotation")
+                return unknown("rotary", reason, layout=layout_of(rotary.pairs)), 0
         if q is not None and k is not None:
             key = ("rotary", _key(q), _key(k), attention.head_dim)
             return self._shared(key, lambda: rotary_encoding(self._measure, q, k, attention.head_dim))
@@ -226,6 +234,17 @@ class Describer:
                 return unknown("unknown", reason), 0
         return None, 0
 
+    def _turned(self, attention: Attention, side: Side) -> Rotary | None:
+        """The rotation of queries or keys, of whole heads or of a part of them, with its pairs as features of the whole
+        heads; None where there is none, or several."""
+        if side.rotary is not None or len(side.turns) != 1:
+            return side.rotary
+        (turn,), source = side.turns, side.source
+        sizes = self._sizes(attention, side, attention.head_dim)
+        place = place_of(self.view.flow, self.view.probe, turn, source.value, source.layout, sizes)
+        pairs = turn.rotary.pairs
+        return attrs.evolve(turn.rotary, pairs=attrs.evolve(pairs, start=pairs.start + (place or 0)))
+
     def _query_factor(self, attention: Attention) -> Data | None:
         """What queries or keys are multiplied by at their positions, beside a rotation; None for nothing."""
         product = scores_product(self.view, attention)
@@ -238,7 +257,9 @@ class Describer:
                 continue
             flow = self.view.flow
             above = flow.between(_beginning(flow, side.source.value), side.source.value)
-            factors = factors_of(flow, self.view.probe.fixed, [*above, *flow.between(start, operand)])
+            turned = {node for one in side.turns for node in flow.between(one.rotary.source, one.rotary.target)}
+            nodes = [node for node in (*above, *flow.between(start, operand)) if node not in turned]
+            factors = factors_of(flow, self.view.probe.fixed, nodes)
             if factors:
                 key = ("factor", tuple(factors))
                 found = self._shared(key, partial(temperature, self._measure, factors))
@@ -286,11 +307,6 @@ class Describer:
 
 def _name(dtype: Any) -> str:
     return "unknown" if dtype is None else _DTYPES.get(dtype.name, dtype.name.lower())
-
-
-def _rotary(side: Side) -> Rotary | None:
-    """The rotation of a side, of whole heads or of a part of them; None where there is none, or several."""
-    return side.turns[0].rotary if side.rotary is None and len(side.turns) == 1 else side.rotary
 
 
 def _key(rotary: Rotary) -> Hashable:

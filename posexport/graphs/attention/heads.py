@@ -66,15 +66,16 @@ def side_of(
     sizes: Sizes,
     *,
     rotated: bool,
+    cached: bool = True,
 ) -> Side:
     """The source of an operand that `canonical` brings to [B, N, S or T, D], which are `sizes`.
 
-    With `rotated`, rotations are looked for.
+    With `rotated`, rotations are looked for; with `cached`, a cache.
     """
     source = plain_source(flow, probe, operand, canonical, sizes)
     cache = None
     batch, _, tokens, features = sizes
-    grown = _grown(flow, probe, source)
+    grown = _grown(flow, probe, source) if cached else None
     if grown is not None:
         cache, new = grown
         layout = source.layout
@@ -87,7 +88,9 @@ def side_of(
     inner = (batch, source.heads, tokens, features)
     rotary, rotates = farthest_rotation(flow, probe, source.value, source.layout, inner)
     if rotary is not None:
-        source = attrs.evolve(source, value=rotary.source, layout=rotary.layout)
+        layout = rotary.layout
+        above = plain_source(flow, probe, rotary.source, lambda value: layout.to_heads(value, inner), inner)
+        source = attrs.evolve(above, factor=above.factor * source.factor)  # heads may be repeated before they turn
     return Side(source=source, rotary=rotary, cache=cache, rotates=rotates)
 
 

@@ -80,7 +80,10 @@ def _merged(layout: Layout, sizes: Sizes) -> list[int]:
     return [math.prod(named[letter] for letter in group) for group in layout.groups]
 
 
-def side_behind(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, rotated: bool) -> Side:
+def side_behind(
+    flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, *, rotated: bool, cached: bool = True
+) -> Side:
+    """An operand as it comes from its projection, with its cache where `cached`; raises LookupError."""
     letters = _letters(probe, operand, axes)
 
     def canonical(value: torch.Tensor) -> torch.Tensor:
@@ -89,7 +92,7 @@ def side_behind(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, size
             return heads.expand(sizes) if heads.shape[1] == 1 else heads  # one key head for all query heads
         return value.permute([letters.index(letter) for letter in "bsd"]).reshape(sizes)
 
-    return side_of(flow, probe, operand, canonical, sizes, rotated=rotated)
+    return side_of(flow, probe, operand, canonical, sizes, rotated=rotated, cached=cached)
 
 
 def result_of(probe: Probe, product: Product, sizes: Sizes) -> Source:

@@ -272,12 +272,15 @@ def _whole(
     for keys and values."""
     (left, of_left, q_sizes), (right, of_right, k_sizes), (values, of_values, v_sizes) = operands
     try:
-        q = side_behind(flow, probe, left, of_left, q_sizes, True)
-        k = side_behind(flow, probe, right, of_right, k_sizes, True)
-        v = side_behind(flow, probe, values, of_values, v_sizes, False)
+        q = side_behind(flow, probe, left, of_left, q_sizes, rotated=True)
+        k = side_behind(flow, probe, right, of_right, k_sizes, rotated=True)
+        v = side_behind(flow, probe, values, of_values, v_sizes, rotated=False)
+        if (k.cache is None) != (v.cache is None):  # as where keys turn behind their cache
+            k = side_behind(flow, probe, right, of_right, k_sizes, rotated=True, cached=False)
+            v = side_behind(flow, probe, values, of_values, v_sizes, rotated=False, cached=False)
     except LookupError:
         return None
-    if k.source.heads != v.source.heads or (k.cache is None) != (v.cache is None) or v.source.factor != 1.0:
+    if k.source.heads != v.source.heads or v.source.factor != 1.0:
         return None
     return attrs.evolve(
         near,

@@ -56,6 +56,19 @@ def turned_parts(flow: Dataflow, probe: Probe, operand: ir.Value, batch: int, to
     return found
 
 
+def place_of(flow: Dataflow, probe: Probe, turn: Turn, operand: ir.Value, layout: Layout, sizes: Sizes) -> int | None:
+    """The first of the features that a turned part becomes in the heads of an operand, laid out as `layout` with
+    `sizes`; None where it isn't a part of them as it is."""
+    batch, heads, tokens, _ = sizes
+    part = probe.random_like(turn.rotary.target)
+    if part.numel() != batch * turn.heads * tokens * turn.dim or turn.heads not in (1, heads):
+        return None
+    turned = turn.layout.to_heads(part, (batch, turn.heads, tokens, turn.dim))
+    whole = layout.to_heads(probe.through(turn.rotary.target, [operand], part)[0], sizes)
+    starts = range(whole.shape[-1] - turn.dim + 1)
+    return next((at for at in starts if bool((whole[..., at : at + turn.dim] == turned).all())), None)
+
+
 def _turn(flow: Dataflow, probe: Probe, value: ir.Value, batch: int, tokens: Collection[int]) -> Turn | None:
     for layout, sizes in _layouts(probe.shape(value), batch, tokens):
         if not _same_heads(probe, value, layout, sizes[1]):

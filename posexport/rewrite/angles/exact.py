@@ -21,7 +21,7 @@ from posexport.graphs.cases import cases_of
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import expand
-from posexport.graphs.load import inlined
+from posexport.graphs.load import live
 from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.plan import DIFFER, SHARED, AnglePlan, Planner, Turnings, error_of
 from posexport.rewrite.angles.result import EXACT, PARITY, SiteAngles
@@ -144,7 +144,7 @@ def _written(
     """A copy of the model with these exact angles, and what was found of each."""
     written = _places(view, plans)
     base = _converted(model, options)
-    inlined(base)
+    live(base)
     expand(base, view.operator_shapes, _operators(view, written))
     sources = [source for one in written for source in one.plan.sources]
     dtypes, shapes = view.dtypes([source.value for source in sources]), view.shapes([one.value for one in sources])

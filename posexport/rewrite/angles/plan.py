@@ -18,6 +18,7 @@ import onnx_ir as ir
 from posexport.errors import Reason
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.caches import written_keys
+from posexport.graphs.attention.further_angles import further_angles
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.rotary import AngleSource, Rotary
@@ -109,6 +110,9 @@ class Planner:
             return None
         if not queries or not (keys or owner):
             return Reason(UNKNOWN, f"only its {'queries' if queries else 'keys'} are known to be rotated")
+        for name, side in (("queries", attention.q), ("keys", attention.k)):
+            if further_angles(self._view.flow, self._view.probe, side):
+                return Reason(ELSEWHERE, f"its {name} are turned by further angles, before or after this rotation")
         if owner is not None:
             self.owners[attention.name] = owner
         turnings = []

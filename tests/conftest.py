@@ -1,7 +1,7 @@
 """Shared set-up: one thread per engine (tests run in parallel processes), hypothesis without deadlines, interrupts that
 arrive whatever the parent of this process ignores, and what is the same in every export made once per process."""
 
-import functools
+import gc
 import os
 import signal
 import subprocess
@@ -16,7 +16,7 @@ import forks
 import hypothesis
 import numpy as np
 import pytest
-import torch._export.utils
+import quick_torch
 import traces
 
 from posexport import processes
@@ -30,11 +30,17 @@ hypothesis.settings.load_profile("posexport")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 
-# Each export lists all composite operators of torch anew, a sixth of its time. The list does not change.
-torch._export.utils._materialize_cpp_cia_ops = functools.cache(torch._export.utils._materialize_cpp_cia_ops)
-
+quick_torch.install()
 forks.install()
 traces.install()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage away from modules and tests, which live on, and let it look at all else more
+    rarely: it was a tenth of the time of exports."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 50)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # some tests import onnxruntime before posexport
 
+import draws
 import forks
 import hypothesis
 import numpy as np
@@ -33,6 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 quick_torch.install()
 forks.install()
 traces.install()
+draws.install()
 
 
 def pytest_collection_finish() -> None:
@@ -77,6 +79,7 @@ def _inputs_of_verify(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.node.get_closest_marker("few_inputs"):
             patch.setattr(cases, "corners", _few(cases.corners))
         yield
+        draws.CASES.clear()
 
 
 def _few(corners: Callable[[Spec, np.random.Generator, Reach], Iterator[Draft]]) -> Any:

@@ -267,7 +267,7 @@ def test_tiny_nodes_are_weighed_before_they_are_parsed(block: Path, monkeypatch:
             changed.setattr(onnx_limits, name, limit)
             with pytest.raises(RequestError, match=said):
                 onnx_file.read(block)
-    for wrong in (b"\x00" * 10**6, b"\x08\x01" * 10**6):  # a field without a number; a million fields
+    for wrong in (b"\x00" * 10**6, b"\x08\x01" * 10**7):  # a field without a number; ten million fields
         block.write_bytes(wrong)
         refused(cli("inspect", block), "is not an ONNX file")
         with pytest.raises(RequestError, match="is not an ONNX file"):

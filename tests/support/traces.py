@@ -1,7 +1,6 @@
 """torch's exporter runs once for equal blocks of one test process: it is most of an export, and gives the same graph.
 
-Exports of a block that was traced before get a copy of its graph; those in another form, its captured and decomposed
-programs.
+Exports of a block that was traced before get a copy of its graph; those in another form, its decomposed program.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from posexport.spec.spec import Spec
 Strategy: Any = _capture_strategies.TorchExportNonStrictStrategy
 
 GRAPHS: dict[tuple[object, ...], tuple[ir.Model, bool]] = {}
-CAPTURED: dict[tuple[object, ...], torch.export.ExportedProgram] = {}
-PROGRAMS: dict[tuple[object, ...], torch.export.ExportedProgram] = {}
+PROGRAMS: dict[tuple[object, ...] | None, torch.export.ExportedProgram] = {}
 program_key: ContextVar[tuple[object, ...] | None] = ContextVar("program_key", default=None)
 trace, prepare = exporter._trace, _core._prepare_exported_program_for_export
 capture = Strategy._capture
@@ -51,12 +49,8 @@ def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions
 
 
 def capture_once(self: Any, *arguments: Any, **options: Any) -> torch.export.ExportedProgram:
-    key = program_key.get()
-    if key is None:
-        return capture(self, *arguments, **options)
-    if key not in CAPTURED:
-        CAPTURED[key] = capture(self, *arguments, **options)
-    return CAPTURED[key]
+    """A program that was decomposed stands for the one it was made of: `prepare_once` does not look at it."""
+    return PROGRAMS.get(program_key.get()) or capture(self, *arguments, **options)
 
 
 def prepare_once(program: torch.export.ExportedProgram, **options: Any) -> torch.export.ExportedProgram:

@@ -32,6 +32,8 @@ from posexport.files import sha256_of
 from posexport.jsondata import unstructure
 from posexport.spec.contract import graph_inputs, graph_outputs
 
+pytestmark = pytest.mark.few_inputs
+
 SPEC = small_spec("rope", bias=True, num_kv_heads=2)
 
 

@@ -17,6 +17,8 @@ from helpers import cli, refused, tree
 
 from posexport.artifact.signing import read_trusted_keys
 
+pytestmark = pytest.mark.few_inputs
+
 FILE = Path(user_modules.__file__)
 
 MODEL = """

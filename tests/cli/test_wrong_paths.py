@@ -13,6 +13,8 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.paths import check_onnx
 from posexport.errors import RequestError
 
+pytestmark = pytest.mark.few_inputs
+
 HEAVY = ("torch", "onnx", "numpy", "onnxruntime", "matplotlib", "sympy", "tensorrt_rtx", "cattrs", "ray")
 COMMANDS = {
     "verify": ("verify",),

@@ -49,6 +49,7 @@ MORE = (
 )
 """Encodings that came later, each in one form by turns."""
 
+CACHES = ("concat", "shared")
 ORT, IMPORT = "ort-cpu", "tensorrt-import"
 PLAINEST = ("decomposed", "portable")
 WHERE = {ORT: [*HOWS, ("decomposed", "ort")], IMPORT: [how for how in HOWS if how[1] == "portable"]}
@@ -57,14 +58,17 @@ WHERE = {ORT: [*HOWS, ("decomposed", "ort")], IMPORT: [how for how in HOWS if ho
 
 def _quick(name: str, how: tuple[str, str], engine: str, cache: str) -> bool:
     """Whether it is part of every run: on ONNX Runtime each kind in the plainest form and a few in all, through
-    TensorRT's import each kind in one form, by turns. The slow sweep has every case in every form on both."""
+    TensorRT's import each kind in one form and one kind of cache, by turns. The slow sweep has every case in every form
+    on both."""
     if name in MORE:
         turn = MORE.index(name)
         return engine == ORT and how == HOWS[turn % len(HOWS)] and turn % (2 if cache == "concat" else 5) == 0
     if engine == ORT:
         turn = WHERE[ORT].index(how) % 2 == FEW.index(name) if name in FEW else False
         return turn or (name in KINDS and how == PLAINEST)
-    return name in KINDS and KINDS.index(name) % len(WHERE[IMPORT]) == WHERE[IMPORT].index(how)
+    if name not in KINDS or KINDS.index(name) % 2 != CACHES.index(cache):
+        return False
+    return KINDS.index(name) % len(WHERE[IMPORT]) == WHERE[IMPORT].index(how)
 
 
 def _blocks(cache: str) -> list[Any]:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -37,7 +38,8 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """The modules that a file imports, at whatever depth; those for type checkers only are left out."""
     found: set[str] = set()
 
@@ -55,10 +57,10 @@ def imports(path: Path) -> set[str]:
             walk(child)
 
     walk(ast.parse(path.read_text()))
-    return found
+    return frozenset(found)
 
 
-def ours(names: set[str]) -> set[str]:
+def ours(names: Iterable[str]) -> set[str]:
     return {name for name in names if name.split(".")[0] == "posexport"}
 
 

@@ -23,6 +23,8 @@ from posexport.spec.presets import preset_names
 from posexport.verify.parity import TOLERANCES
 from posexport.verify.properties import PROPERTIES
 
+pytestmark = pytest.mark.few_inputs
+
 DOCS = ROOT / "docs"
 SLOW = [page for page in PAGES if any(block.slow for block in pages.blocks(page))]
 SLOW = [page for page in SLOW if page.name not in {"ci.md", "deployment.md", "fleet.md"}]

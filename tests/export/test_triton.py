@@ -26,6 +26,8 @@ from posexport.export.triton.rules import problems
 from posexport.files import sha256_of, write_folder
 from posexport.spec.contract import graph_inputs, graph_outputs
 
+pytestmark = pytest.mark.few_inputs
+
 FORMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "function": (small_spec("rope"), {"form": "function"}, 0),
     "contrib": (small_spec("rope", causal=True, kv_cache="shared"), {"form": "contrib", "target": "ort"}, 1 << 40),

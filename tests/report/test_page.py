@@ -14,6 +14,8 @@ from posexport.report.page.markdown import to_markdown
 from posexport.report.page.page import FOLDER, make_page, to_html
 from posexport.spec.forms import TARGETS
 
+pytestmark = pytest.mark.few_inputs
+
 EVIL = "<script>alert(1)</script><img src=x onerror=\"alert('2')\"> | `a` *b* &amp; \x00\x1b\ud800"
 
 

@@ -24,6 +24,8 @@ from posexport.rewrite.draft import rewrite_file
 from posexport.rewrite.request import RewriteOptions
 from posexport.verify.result import Report, Verdict
 
+pytestmark = pytest.mark.few_inputs
+
 IN_THIS_PROCESS: Callable[[GraphFile], Inspection] = lambda graph: inspected(graph, {})  # noqa: E731
 
 

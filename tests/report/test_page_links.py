@@ -15,6 +15,8 @@ from posexport.report.page.page import make_page
 from posexport.report.page.sources import read_sources
 from posexport.verify.matrix.table import Cell, Entry, Matrix
 
+pytestmark = pytest.mark.few_inputs
+
 
 def box(page: Page, name: str) -> Box:
     return next(each for each in page.boxes if each.id == name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import cli, refused
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_helpers import Reader
 
@@ -136,8 +136,11 @@ CHARTS = st.fixed_dictionaries(
 )
 
 
-@given(fields=CHARTS)
-def test_any_plot_is_drawn_or_refused_in_a_sentence(
-    fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    reported(tmp_path_factory.mktemp("plot"), chart(**fields))
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_any_plot_is_drawn_or_refused_in_a_sentence(examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    @settings(max_examples=examples)
+    @given(fields=CHARTS)
+    def drawn_or_refused(fields: dict[str, Any]) -> None:
+        reported(tmp_path_factory.mktemp("plot"), chart(**fields))
+
+    drawn_or_refused()

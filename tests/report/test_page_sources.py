@@ -16,6 +16,8 @@ from posexport.bench.evidence import Evidence, Mention
 from posexport.report.page import limits
 from posexport.report.page.sources import KINDS, read_sources
 
+pytestmark = pytest.mark.few_inputs
+
 
 def test_every_kind_is_told_by_itself_or_by_its_keys(tmp_path: Path) -> None:
     files = everything()

@@ -20,6 +20,8 @@ from posexport.report.page.charts import Bar, Bars, draw_bars
 from posexport.report.page.page import make_page
 from posexport.report.text import plain_number, seconds, times
 
+pytestmark = pytest.mark.few_inputs
+
 
 def box(folder: Path, files: dict[str, Any], name: str) -> dict[str, Any]:
     """One of the boxes that `--json` prints."""

@@ -8,6 +8,7 @@ the product does.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -100,6 +101,7 @@ def serve(control: socket.socket) -> None:
     """Fork a worker for each request, until the other end is closed."""
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()  # a worker's collector of garbage would copy the pages of all modules
     while True:
         message, pipes, _, _ = socket.recv_fds(control, 2**20, 3)
         if not message:

@@ -13,16 +13,19 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from torch.onnx._internal.exporter import _core
+from torch.onnx._internal.exporter import _capture_strategies, _core
 
 from posexport.export import exporter
 from posexport.graphs.function_bodies import Functions
 from posexport.spec.spec import Spec
 
+Strategy: Any = _capture_strategies.TorchExportNonStrictStrategy
+
 GRAPHS: dict[tuple[object, ...], tuple[ir.Model, bool]] = {}
-PROGRAMS: dict[tuple[object, ...], torch.export.ExportedProgram] = {}
+PROGRAMS: dict[tuple[object, ...] | None, torch.export.ExportedProgram] = {}
 program_key: ContextVar[tuple[object, ...] | None] = ContextVar("program_key", default=None)
 trace, prepare = exporter._trace, _core._prepare_exported_program_for_export
+capture = Strategy._capture
 
 
 @contextmanager
@@ -45,6 +48,11 @@ def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions
     return model.clone()
 
 
+def capture_once(self: Any, *arguments: Any, **options: Any) -> torch.export.ExportedProgram:
+    """A program that was decomposed stands for the one it was made of: `prepare_once` does not look at it."""
+    return PROGRAMS.get(program_key.get()) or capture(self, *arguments, **options)
+
+
 def prepare_once(program: torch.export.ExportedProgram, **options: Any) -> torch.export.ExportedProgram:
     key = program_key.get()
     if key is None:
@@ -56,6 +64,7 @@ def prepare_once(program: torch.export.ExportedProgram, **options: Any) -> torch
 
 def install() -> None:
     """Trace once from now on."""
+    Strategy._capture = capture_once
     _core._prepare_exported_program_for_export = prepare_once
     exporter._trace = trace_once
 

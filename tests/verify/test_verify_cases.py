@@ -72,7 +72,7 @@ def test_positions_are_consecutive_offset_packed_in_no_order_and_far_out() -> No
 def test_cases_stay_within_the_bounds_and_the_table(
     block: str, seed: int, batch: tuple[int, int | None], seq: tuple[int, int | None], positions: int
 ) -> None:
-    spec = case(block, **({"max_positions": positions} if block == "learned" else {}))
+    spec = case(block, hidden_size=16, **({"max_positions": positions} if block == "learned" else {}))
     bounds = {dim: (low, None if more is None else low + more) for dim, (low, more) in (("batch", batch), ("seq", seq))}
     made = _cases(spec, seed, bounds)
     assert made

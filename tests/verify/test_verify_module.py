@@ -12,6 +12,8 @@ import pytest
 import user_modules
 from helpers import cli, refused
 
+pytestmark = pytest.mark.few_inputs
+
 FILE = Path(user_modules.__file__)
 
 HERE = ("--runtime", "ort-cpu")

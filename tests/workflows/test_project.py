@@ -13,6 +13,8 @@ from posexport.workflows.project.file import EXPORT_OPTIONS, find_project
 from posexport.workflows.project.limits import Tolerances
 from posexport.workflows.project.products import products
 
+pytestmark = pytest.mark.few_inputs
+
 ONE = '[[artifact]]\nname = "one"\nencoding = "rope"\n'
 
 

@@ -18,6 +18,8 @@ from posexport.workflows.project.file import find_project
 from posexport.workflows.project.products import Product, out_of_date, products, stamp
 from posexport.workflows.project.verify import check, without_parity
 
+pytestmark = pytest.mark.few_inputs
+
 ONNX = {"form": "decomposed", "spec": {"hidden_size": 64, "window": None}, "weights": {"seed": 0}}
 PLAN = {"runtime": "tensorrt-rtx", "profile": [], "tf32": False}
 TEXT = """

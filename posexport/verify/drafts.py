@@ -72,8 +72,8 @@ FEW = 12
 USUAL_CACHED = 2**23
 """Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
 
-LONG_BUFFER = 4_000
-"""Free slots of a shared cache in which few tokens are."""
+LONG_BUFFER, MANY_BUFFERS = 4_000, 4
+"""Free slots of a shared cache in which few tokens are, and rows from which on they share them."""
 
 ALIKE_WORK = 4e9
 """Multiply-adds of a prompt whose tokens are nearly alike, up to which there is one for each band of lengths."""
@@ -82,7 +82,7 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    groups = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone)
+    groups = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone, _far_rows, _magnitudes)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
@@ -267,6 +267,7 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
 def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of one row whose lengths lie close together, so that a band of lengths has one of them."""
     kinds = itertools.cycle(itertools.product(("near", "consecutive", "far"), ("left", "holes", "right", "both")))
+    values = itertools.cycle(("normal", "quiet", "normal", "shifted", "normal", "zeros", "outlier"))
     last = max(_long(spec, reach), FIRST_LENGTH)
     edges = np.geomspace(FIRST_LENGTH, last, 1 + round(LENGTHS * math.log2(last / FIRST_LENGTH)))
     each = {seq: work(spec, {"batch": 1, "seq": seq}) for seq in _one_of_each(rng, edges.tolist())}
@@ -275,7 +276,7 @@ def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         halfway = math.isqrt(lengths[-1] * last)
         lengths += [halfway] * (work(spec, {"batch": 1, "seq": halfway}) <= 2 * LENGTH_WORK)
     for seq in lengths:
-        yield Draft("length between", 1, seq, 0, 0, _size(rng, 2, 60), *next(kinds))
+        yield Draft("length between", 1, seq, 0, 0, _size(rng, 2, 60), *next(kinds), next(values))
 
 
 def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -331,8 +332,12 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
     if spec.kv_cache == "shared":
         free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
-        for batch, seq, past in ((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))):
-            yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-free // 2), 1), max(free, 1)), 1, "near")
+        for batch, seq, past in (
+            *((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))),
+            *((1, size(32, 127), size(0, 20)), (size(4, 9), size(2, 60), 0), (size(4, 9), 1, _band(rng, 128, 500))),
+        ):
+            most = max(free // (1 if batch < MANY_BUFFERS else batch), 1)
+            yield Draft("long buffer", batch, seq, past, _band(rng, -(-most // 2), most), 1, "near")
     if spec.negative_positions:
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
@@ -372,6 +377,32 @@ def _alone(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
         yield Draft("alone", 4, 4, 0, 2, 4, "near", "none", "massive")
     if spec.padding_mask:
         yield Draft("alone", 8, 4, 0, 2, 4, "near", "one", "massive")
+
+
+def _far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Batches of six and more rows of a few tokens at far positions and at those between, without a cache and over a
+    small one."""
+    size = partial(_size, rng)
+    for rows, most in ((size(*ROWS["many"]), 29), (size(*ROWS["dozen"]), 12), (size(*CROWD), 6)):
+        for positions in ("middle", "far", "far row"):
+            past = size(1, 60) * (positions != "far")
+            yield Draft(f"rows of {positions}", rows, size(1, most), past, 2, size(2, 30), positions, "mixed")
+    yield Draft("steps between", size(2, 9), 1, size(8, 60), 3, size(2, 30), "middle", "mixed")
+    yield Draft("steps far out", size(2, 9), 1, size(8, 60), 3, size(2, 30), "far", "mixed")
+
+
+def _magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Every magnitude in a step and in a few tokens over a small cache, and in a short prompt."""
+    size, rows = partial(_size, rng), itertools.cycle(rng.permutation([1, 2, 3, 5, 7]).tolist())
+    positions = itertools.cycle(("near", "consecutive", "offset"))
+    padding = itertools.cycle(("none", "left", "none", "holes"))
+    for values in ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same"):
+        for name, seq, past in (
+            *(("step", 1, _band(rng, 8, 250)), ("few tokens", size(2, 7), size(2, 60))),
+            ("short prompt", size(8, 29), 0),
+        ):
+            kinds = next(positions), next(padding), values
+            yield Draft(f"{name}, {values}", next(rows), seq, past, size(0, 9), size(2, 30), *kinds)
 
 
 def _long(spec: Spec, reach: Reach) -> int:

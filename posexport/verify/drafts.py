@@ -72,8 +72,9 @@ FEW = 12
 USUAL_CACHED = 2**23
 """Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
 
-LONG_BUFFER, MANY_BUFFERS = 4_000, 4
-"""Free slots of a shared cache in which few tokens are, and rows from which on they share them."""
+LONG_BUFFER, MANY_ROWS, LEAST_FREE = 4_000, 4, 1_000
+"""Free slots of a shared cache in which few tokens are; rows from which on they share them; and the fewest that each
+then has, give or take a half."""
 
 ALIKE_WORK = 4e9
 """Multiply-adds of a prompt whose tokens are nearly alike, up to which there is one for each band of lengths."""
@@ -336,8 +337,8 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             *((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))),
             *((1, size(32, 127), size(0, 20)), (size(4, 9), size(2, 60), 0), (size(4, 9), 1, _band(rng, 128, 500))),
         ):
-            most = max(free // (1 if batch < MANY_BUFFERS else batch), 1)
-            yield Draft("long buffer", batch, seq, past, _band(rng, -(-most // 2), most), 1, "near")
+            most = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
+            yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-most // 2), 1), max(most, 1)), 1, "near")
     if spec.negative_positions:
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
@@ -380,10 +381,11 @@ def _alone(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
 
 
 def _far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Batches of six and more rows of a few tokens at far positions and at those between, without a cache and over a
+    """Batches of a few tokens in each row at far positions and at those between, without a cache and over a
     small one."""
     size = partial(_size, rng)
-    for rows, most in ((size(*ROWS["many"]), 29), (size(*ROWS["dozen"]), 12), (size(*CROWD), 6)):
+    most_tokens = {"several": 29, "many": 29, "dozen": 12, "crowd": 6}
+    for rows, most in ((size(*ROWS[who]), most) for who, most in most_tokens.items()):
         for positions in ("middle", "far", "far row"):
             past = size(1, 60) * (positions != "far")
             yield Draft(f"rows of {positions}", rows, size(1, most), past, 2, size(2, 30), positions, "mixed")
@@ -398,7 +400,7 @@ def _magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
     padding = itertools.cycle(("none", "left", "none", "holes"))
     for values in ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same"):
         for name, seq, past in (
-            *(("step", 1, _band(rng, 8, 250)), ("few tokens", size(2, 7), size(2, 60))),
+            *(("step", 1, _band(rng, 8, 250)), ("short chunk", size(2, 7), size(2, 60))),
             ("short prompt", size(8, 29), 0),
         ):
             kinds = next(positions), next(padding), values

@@ -79,7 +79,7 @@ def _middle(rng: np.random.Generator, places: Array, limit: int) -> Array:
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """Anywhere up to the limit, each power of two as likely; in a row of more than a few tokens, and in every second
     one of fewer, landmarks as there is room and the last position too. In no order."""
-    batch, seq = places.shape
+    seq = places.shape[1]
     positions = np.asarray(np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1)
     known = [place for place in LANDMARKS if place < limit][-seq:]
     marked = slice(None) if seq > len(LANDMARKS) else slice(int(rng.integers(2)), None, 2)

@@ -337,8 +337,8 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             *((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))),
             *((1, size(32, 127), size(0, 20)), (size(4, 9), size(2, 60), 0), (size(4, 9), 1, _band(rng, 128, 500))),
         ):
-            most = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
-            yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-most // 2), 1), max(most, 1)), 1, "near")
+            slots = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
+            yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-slots // 2), 1), max(slots, 1)), 1, "near")
     if spec.negative_positions:
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")

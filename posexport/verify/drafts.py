@@ -20,6 +20,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
+from posexport.verify.few_tokens import far_rows, magnitudes
 from posexport.verify.own_numbers import own_numbers
 from posexport.verify.reach import Reach
 
@@ -83,7 +84,7 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    groups = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone, _far_rows, _magnitudes)
+    groups = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone, far_rows, magnitudes)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
@@ -378,33 +379,6 @@ def _alone(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
         yield Draft("alone", 4, 4, 0, 2, 4, "near", "none", "massive")
     if spec.padding_mask:
         yield Draft("alone", 8, 4, 0, 2, 4, "near", "one", "massive")
-
-
-def _far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Batches of a few tokens in each row at far positions and at those between, without a cache and over a
-    small one."""
-    size = partial(_size, rng)
-    most_tokens = {"several": 29, "many": 29, "dozen": 12, "crowd": 6}
-    for rows, most in ((size(*ROWS[who]), most) for who, most in most_tokens.items()):
-        for positions in ("middle", "far", "far row"):
-            past = size(1, 60) * (positions != "far")
-            yield Draft(f"rows of {positions}", rows, size(1, most), past, 2, size(2, 30), positions, "mixed")
-    yield Draft("steps between", size(2, 9), 1, size(8, 60), 3, size(2, 30), "middle", "mixed")
-    yield Draft("steps far out", size(2, 9), 1, size(8, 60), 3, size(2, 30), "far", "mixed")
-
-
-def _magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Every magnitude in a step and in a few tokens over a small cache, and in a short prompt."""
-    size, rows = partial(_size, rng), itertools.cycle(rng.permutation([1, 2, 3, 5, 7]).tolist())
-    positions = itertools.cycle(("near", "consecutive", "offset"))
-    padding = itertools.cycle(("none", "left", "none", "holes"))
-    for values in ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same"):
-        for name, seq, past in (
-            *(("step", 1, _band(rng, 8, 250)), ("short chunk", size(2, 7), size(2, 60))),
-            ("short prompt", size(8, 29), 0),
-        ):
-            kinds = next(positions), next(padding), values
-            yield Draft(f"{name}, {values}", next(rows), seq, past, size(0, 9), size(2, 30), *kinds)
 
 
 def _long(spec: Spec, reach: Reach) -> int:

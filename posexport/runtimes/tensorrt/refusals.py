@@ -149,6 +149,7 @@ def _quoted(*texts: str) -> str:
 
 _CODE = re.compile(r"Error Code \d+: [\w ]+\((.*)")
 _SOURCE = re.compile(r"\[\w+\.(cpp|h):\d+: ?\w*\] ?")
+_CONDITION = re.compile(r"^Parameter check failed, condition: .*?\. (?=[A-Z])")
 _PLACE = re.compile(r"\.?\s+In [^/]{1,80} at /.*")
 _MESSAGE = re.compile(r'&& ((?:"[^"]*"\s*)+)$')
 _PROGRAM = re.compile(r"&&|\|\||->|==|::|[Cc]uda|^Invalid Node|^\S*$|^Assertion failed")
@@ -159,6 +160,7 @@ def detail(message: str) -> str:
     """What a message of the engine says, on one line: without conditions, error codes and places of its program."""
     for line in message.splitlines():
         text = _PLACE.sub("", _SOURCE.sub("", coded[1] if (coded := _CODE.search(line)) else line))
+        text = _CONDITION.sub("", text)
         if strings := _MESSAGE.search(text):
             text = "".join(re.findall('"([^"]*)"', strings[1]))
         elif text.startswith("Assertion failed: "):

@@ -1,0 +1,65 @@
+"""Sets of inputs of a few tokens, which cost little: kinds of values and far positions meet in them whatever else there is.
+
+Steps are what servers compute most, and a fault may lie in them alone: every magnitude is tried there, and batches of
+every size have far positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draft import Draft, per_token
+from posexport.verify.reach import Reach
+
+BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
+"""Rows of a batch, from one number to another, and the most tokens that each has."""
+
+MAGNITUDES = ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
+"""Kinds of values that meet steps, chunks and prompts of a few tokens."""
+
+CACHED = 2**19
+"""Numbers in a cache, of all rows together; each row has one token at least."""
+
+
+def far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Batches at far positions and at those between, without a cache and over a small one."""
+    for low, high, most in BATCHES:
+        for positions in ("middle", "far", "far row"):
+            batch, seq = _size(rng, low, high), _size(rng, 1, most)
+            past = _cached(spec, batch, _size(rng, 1, 60)) if positions != "far" else 0
+            yield Draft(f"rows of {positions}", batch, seq, past, 2, _size(rng, 2, 30), positions, "mixed")
+    for name, positions in (("steps between", "middle"), ("steps far out", "far")):
+        batch = _size(rng, 2, 9)
+        past = _cached(spec, batch, _size(rng, 8, 60))
+        yield Draft(name, batch, 1, past, 3, _size(rng, 2, 30), positions, "mixed")
+
+
+def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Every magnitude in a step and in a few tokens over a small cache, and in a short prompt."""
+    rows = itertools.cycle(rng.permutation([1, 2, 3, 5, 7]).tolist())
+    positions = itertools.cycle(("near", "consecutive", "offset"))
+    padding = itertools.cycle(("none", "left", "none", "holes"))
+    for values in MAGNITUDES:
+        for name, tokens, cached in (
+            ("step", (1, 1), (8, 250)),
+            ("short chunk", (2, 7), (2, 60)),
+            ("short prompt", (8, 29), (0, 0)),
+        ):
+            batch, seq = next(rows), _size(rng, *tokens)
+            past = _cached(spec, batch, _size(rng, *cached)) if any(cached) else 0
+            kinds = next(positions), next(padding), values
+            yield Draft(f"{name}, {values}", batch, seq, past, _size(rng, 0, 9), _size(rng, 2, 30), *kinds)
+
+
+def _cached(spec: Spec, batch: int, past: int) -> int:
+    """The cached tokens of each row, fewer where they have many numbers."""
+    return max(1, min(past, CACHED // (per_token(spec) * batch)))
+
+
+def _size(rng: np.random.Generator, low: int, high: int) -> int:
+    """A size from `low` to `high`, each as likely."""
+    return int(rng.integers(low, high + 1))

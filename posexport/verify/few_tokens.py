@@ -1,4 +1,4 @@
-"""Sets of inputs of a few tokens, which cost little: kinds of values and far positions meet in them whatever else there is.
+"""Sets of inputs of a few tokens, which cost little: all kinds of values and far positions meet in them.
 
 Steps are what servers compute most, and a fault may lie in them alone: every magnitude is tried there, and batches of
 every size have far positions.

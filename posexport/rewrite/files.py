@@ -63,8 +63,8 @@ def rewrite_into(
         _check_shapes(graph, model)
         rewritten = write(model, options)
     names = [site.attention.name for site in rewritten.sites]
-    for name in options.only:
-        with located("--only"):
+    with located("--only"):
+        for name in options.only:
             check_known("attention", name, names)
     whole = None
     if rewritten.changed:

@@ -79,19 +79,18 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
         f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
         for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
     }
-    names = [[name, "bfloat16" if array.dtype == BF16 else array.dtype.name] for name, array in arrays.items()]
+    names = [[name, array.dtype.name] for name, array in arrays.items()]
     path.write_bytes(save(entries, {"names": json.dumps(names)}))
 
 
 def load_arrays(path: Path) -> Arrays:
     """Read what `save_arrays` wrote, as views of the mapped file: they take memory only while they are used, and stay
     when the file is removed. What is written to them changes no file."""
-    mapped = np.memmap(path, np.uint8, mode="c")
+    mapped = np.asarray(np.memmap(path, np.uint8, mode="c"))
     start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
     header = json.loads(mapped[8:start].tobytes())
     arrays = {}
     for index, (name, dtype) in enumerate(json.loads(header["__metadata__"]["names"])):
         first, last = (start + offset for offset in header[f"a{index}"]["data_offsets"])
-        values = np.asarray(mapped)[first:last].view(BF16 if dtype == "bfloat16" else dtype)
-        arrays[name] = values.reshape(header[f"a{index}"]["shape"])
+        arrays[name] = mapped[first:last].view(dtype).reshape(header[f"a{index}"]["shape"])
     return arrays

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import attrs
+import numpy as np
 
 from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
@@ -59,6 +60,11 @@ def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
 def per_token(spec: Spec) -> int:
     """Numbers in a cache for each token."""
     return 2 * spec.layers * spec.num_kv_heads * spec.head_dim
+
+
+def size_between(rng: np.random.Generator, low: int, high: int) -> int:
+    """A size from `low` to `high`, each as likely."""
+    return int(rng.integers(low, high + 1))
 
 
 def shorter(spec: Spec, batch: int, seq: int) -> int:

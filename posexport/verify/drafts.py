@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk
+from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk, size_between
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
 from posexport.verify.few_tokens import far_rows, magnitudes
@@ -121,11 +121,6 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
 
 
-def _size(rng: np.random.Generator, low: int, high: int) -> int:
-    """A size from `low` to `high`, each as likely."""
-    return int(rng.integers(low, high + 1))
-
-
 def _each(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
     """Sizes from `low` to `high` without end, in random orders of all of them; behind every second one comes a power of
     two."""
@@ -156,13 +151,13 @@ def _band(rng: np.random.Generator, low: int, high: int) -> int:
 def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
     """A size between each two edges, in their order."""
     wholes = itertools.pairwise(map(int, edges))
-    return [_size(rng, low, max(low, high - 1)) for low, high in wholes]
+    return [size_between(rng, low, max(low, high - 1)) for low, high in wholes]
 
 
 def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Tokens without a cache, or few cached ones."""
 
-    size = partial(_size, rng)
+    size = partial(size_between, rng)
     negative = "negative" if spec.negative_positions else "near"
     power = int(rng.choice(POWERS[:-1]))
     long = _long(spec, reach)
@@ -207,7 +202,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int) -> Iterator[Draft]:
     """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
     two, or lack one, and any length in between; where they cost much, three batches of them, of few rows."""
-    size = partial(_size, rng)
+    size = partial(size_between, rng)
     dozen, several = size(*ROWS["dozen"]), size(2, 3)
     # draft, other lengths; where it costs much: those lengths, the fewest rows of the draft's and of those, if any
     for draft, (low, high), highest, least, least_other in (
@@ -246,7 +241,7 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int)
 
 def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of 1 to 127 tokens of one row, of 2 to 9, and of 10 to 16 or 17 to 40."""
-    size = partial(_size, rng)
+    size = partial(size_between, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
     values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
@@ -278,7 +273,7 @@ def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         halfway = math.isqrt(lengths[-1] * last)
         lengths += [halfway] * (work(spec, {"batch": 1, "seq": halfway}) <= 2 * LENGTH_WORK)
     for seq in lengths:
-        yield Draft("length between", 1, seq, 0, 0, _size(rng, 2, 60), *next(kinds), next(values))
+        yield Draft("length between", 1, seq, 0, 0, size_between(rng, 2, 60), *next(kinds), next(values))
 
 
 def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -312,7 +307,7 @@ def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The same where all keys are those of a cache."""
-    size = partial(_size, rng)
+    size = partial(size_between, rng)
     late, rows = _late(spec, reach), _rows(rng, reach)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
     # one row takes turns; several have a kind of positions and of padding each
@@ -367,7 +362,7 @@ def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     if work(spec, {"batch": 1, "seq": drafts[-1].seq}) > ALIKE_WORK:
         drafts = [drafts[int(rng.integers(3))]]
     else:
-        rows, seq = _size(rng, 2, 5), _band(rng, 130, 500)
+        rows, seq = size_between(rng, 2, 5), _band(rng, 130, 500)
         drafts.append(Draft("hiding", rows, seq, _band(rng, 20, 200), 3, 60, "near", "mixed", "alike"))
     for draft in drafts:
         yield attrs.evolve(draft, seq=shorter(spec, draft.batch, draft.seq))

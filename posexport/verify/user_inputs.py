@@ -25,8 +25,8 @@ def fit_inputs(
     float32, which is rounded: a note says so, and the float64 reference gets the same rounded values. Raises
     RequestError for anything else, NaN included.
     """
-    for name in arrays:
-        with located(f"inputs {str(path)!r}"):
+    with located(f"inputs {str(path)!r}"):
+        for name in arrays:
             check_known("array", name, inputs)
     for name in inputs:
         if name not in arrays:

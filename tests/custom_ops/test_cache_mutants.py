@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import mutants as to
@@ -15,7 +13,7 @@ import onnx
 import pytest
 from helpers import small_spec
 from onnx import helper
-from verify_helpers import plant, write
+from verify_helpers import on_each_engine, plant, write
 
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
@@ -160,14 +158,7 @@ def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
     return lambda name, engine: verified(engine, engine != "ort-cpu" and name in FEW)[name]
 
 
-def _on_each_engine(names: Iterable[str]) -> list[Any]:
-    return [
-        pytest.param(name, engine, marks=() if engine == "ort-cpu" or name in FEW else pytest.mark.slow)
-        for name, engine in itertools.product(names, ENGINES)
-    ]
-
-
-@pytest.mark.parametrize(("name", "engine"), _on_each_engine(FAULTS))
+@pytest.mark.parametrize(("name", "engine"), on_each_engine(FAULTS, ENGINES, FEW))
 def test_a_fault_fails_and_its_place_is_named(verdict_of: VerdictOf, name: str, engine: str) -> None:
     found, fault = verdict_of(name, engine), FAULTS[name]
     assert found.state == FAILED
@@ -175,6 +166,6 @@ def test_a_fault_fails_and_its_place_is_named(verdict_of: VerdictOf, name: str, 
     assert fault.place in (found.where or ""), found.where
 
 
-@pytest.mark.parametrize(("name", "engine"), _on_each_engine(SPECS))
+@pytest.mark.parametrize(("name", "engine"), on_each_engine(SPECS, ENGINES, FEW))
 def test_the_sound_graphs_pass(verdict_of: VerdictOf, name: str, engine: str) -> None:
     assert verdict_of(name, engine).state == PASSED

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import mutants as to
 import numpy as np
 import pytest
 from helpers import case
-from verify_helpers import plant
+from verify_helpers import on_each_engine, plant
 
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
@@ -149,14 +147,7 @@ def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
     return verdict
 
 
-def _on_each_engine(names: Iterable[str]) -> list[Any]:
-    return [
-        pytest.param(name, engine, marks=() if engine in USUAL or name in FEW else pytest.mark.slow)
-        for name, engine in itertools.product(names, ENGINES)
-    ]
-
-
-@pytest.mark.parametrize(("name", "engine"), _on_each_engine(FAULTS))
+@pytest.mark.parametrize(("name", "engine"), on_each_engine(FAULTS, ENGINES, FEW))
 def test_a_fault_fails_and_its_place_is_named(verdict_of: VerdictOf, name: str, engine: str) -> None:
     found, fault = verdict_of(name, engine), FAULTS[name]
     assert found.state == FAILED
@@ -173,6 +164,6 @@ def test_the_torch_block_of_the_same_file_passes_unless_its_own_numbers_are_wron
     assert verdict_of(name, "torch").state == (FAILED if wrong else PASSED)
 
 
-@pytest.mark.parametrize(("name", "engine"), _on_each_engine(SAME_NAMES))
+@pytest.mark.parametrize(("name", "engine"), on_each_engine(SAME_NAMES, ENGINES, FEW))
 def test_other_names_inside_are_no_fault(verdict_of: VerdictOf, name: str, engine: str) -> None:
     assert verdict_of(name, engine).state == PASSED

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import onnx
+import pytest
 from helpers import exported
 from mutants import Mutate
 
@@ -27,3 +31,11 @@ def plant(folder: Path, name: str, spec: Spec, mutate: Mutate, form: str = "deco
     onnx.save(model, path)
     path.with_name(path.name + ".json").unlink()
     return path
+
+
+def on_each_engine(names: Iterable[str], engines: Iterable[str], few: Collection[str]) -> list[Any]:
+    """Parameters (name, engine); beside ONNX Runtime, those that are not among the `few` belong to the slow sweep."""
+    return [
+        pytest.param(name, engine, marks=() if engine == "ort-cpu" or name in few else pytest.mark.slow)
+        for name, engine in itertools.product(names, engines)
+    ]

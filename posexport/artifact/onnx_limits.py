@@ -192,20 +192,41 @@ def _count(
     path: Path, holder: onnx.GraphProto | onnx.FunctionProto, functions: Collection[Function]
 ) -> tuple[int, Counter[Function]]:
     """The nodes of a graph or function that are operators, and how often it calls each function; RequestError for too
-    many of them, and for one of RANDOM."""
+    many of them, and for one whose results differ from run to run."""
     nodes, called = 0, Counter[Function]()
+    false = set(_false_values(holder))
     for _, node in nodes_within(holder):
         if node is None:
             continue
         nodes += 1
         if nodes > MOST_NODES:
             raise RequestError(f"{str(path)!r} has more than {MOST_NODES:,} nodes, so it is not read: export it again.")
-        if node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
+        if node.domain in ("", "ai.onnx") and (node.op_type in RANDOM or _drops(node, false)):
+            why = " in evaluation mode" if node.op_type == "Dropout" else ""
             raise RequestError(
                 f"{str(path)!r} holds the operator {node.op_type}, whose results differ from run to run: export it "
-                "again."
+                f"again{why}."
             )
         key = (node.domain, node.op_type, node.overload)
         if key in functions:
             called[key] += 1
     return nodes, called
+
+
+def _false_values(holder: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]:
+    """The names of constants that are the truth value False."""
+    graphs = [holder, *(graph for graph, _ in nodes_within(holder) if graph is not None)]
+    for graph in graphs:
+        tensors = [(tensor.name, tensor) for tensor in getattr(graph, "initializer", ())]
+        for node in graph.node:
+            if node.op_type == "Constant" and len(node.output) == 1:
+                tensors += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value"]
+        for name, tensor in tensors:
+            small = tensor.data_type == onnx.TensorProto.BOOL and not tensor.dims and not tensor.external_data
+            if small and not any(tensor.raw_data) and not any(tensor.int32_data):
+                yield name
+
+
+def _drops(node: onnx.NodeProto, false: Collection[str]) -> bool:
+    """Whether a Dropout may draw what it drops: its input `training_mode` is not the constant False."""
+    return node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] not in {"", *false}

@@ -30,9 +30,6 @@ _STARTED = "posexport.cli.started"  # the key in click's context of the time at 
 
 _CELL, _LINE = 400, 2_000  # characters of a name of a fact or a step, and of a line in a cell of a table
 
-_CONTROLS = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What json leaves as it is and terminals obey: further control characters, marks of direction, halves of pairs."""
-
 _LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 
 _STATE_STYLES: dict[str, dict[str, Any]] = {
@@ -48,11 +45,15 @@ def write(line: str = "", err: bool = False) -> None:
 
 
 def show_json(data: Any) -> None:
-    """One JSON document on stdout, for machines; what could control a terminal is escaped as JSON escapes it."""
+    """One JSON document on stdout, for machines; what can't be seen is escaped as JSON escapes it."""
     text = json.dumps(data, indent=2, ensure_ascii=False)
-    if not text.isascii():
-        text = _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    click.echo(text.replace("\x7f", "\\u007f"))
+    hidden = {character for character in {*text} if not character.isprintable() and character != "\n"}
+    click.echo(text.translate({ord(character): _escaped(character) for character in hidden}))
+
+
+def _escaped(character: str) -> str:
+    """A character as JSON writes it in ASCII."""
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:

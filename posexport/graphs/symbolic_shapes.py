@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 import onnx_ir as ir
 import torch
 
+from posexport.artifact.onnx_limits import RANDOM
 from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
 from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, outer_values
@@ -117,7 +118,7 @@ class SymbolicShapes:
         if node.op_type in LENGTHS or any(value in self._flow.content for value in node.outputs):
             return False
         read = [value for value in (*node.inputs, *outer_values(node)) if value is not None]
-        return all(value in self.fixed for value in read) and not node.op_type.startswith(_RANDOM)
+        return all(value in self.fixed for value in read) and node.op_type not in RANDOM
 
     def _known_numbers(self, value: ir.Value) -> Shape | None:
         if constant_of(value) is not None:
@@ -283,8 +284,6 @@ def _dimensions(value: ir.Value, rank: int, role: Role | None) -> list[Hashable]
     dims = (shape_of_value(value) if role is None else role.stated) or ("?",) * rank
     return [(value.name, axis) if dim == "?" else dim for axis, dim in enumerate(dims)]
 
-
-_RANDOM = ("Random", "Bernoulli", "Multinomial")
 
 _NEVER_EMPTY = {BATCH, SEQ, ENCODER, TOTAL, SLOTS, HEIGHT, WIDTH, FRAMES}
 """Axes that have an element at least; a cache may have none."""

@@ -25,6 +25,26 @@ def test_a_graph_whose_results_differ_from_run_to_run_is_refused(operator: str, 
         onnx_file.read(path)
 
 
+@pytest.mark.parametrize(("training", "is_read"), [(None, True), (False, True), (True, False), ("input", False)])
+def test_dropout_that_draws_what_it_drops_is_refused(
+    training: bool | str | None, is_read: bool, tmp_path: Path
+) -> None:
+    path, make = tmp_path / "dropout.onnx", onnx.helper.make_tensor_value_info
+    inputs, constants = [make("x", 1, [1])], []
+    if training == "input":
+        inputs.append(make("mode", onnx.TensorProto.BOOL, []))
+    elif training is not None:
+        constants.append(onnx.helper.make_tensor("mode", onnx.TensorProto.BOOL, [], [training]))
+    node = onnx.helper.make_node("Dropout", ["x"] if training is None else ["x", "", "mode"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", inputs, [make("y", 1, [1])], constants)
+    onnx.save(onnx.helper.make_model(graph), path)
+    if is_read:
+        onnx_file.read(path)
+    else:
+        with pytest.raises(RequestError, match=r"Dropout, whose results differ .* in evaluation mode"):
+            onnx_file.read(path)
+
+
 def test_a_key_of_toml_with_thousands_of_parts_is_refused_at_once(tmp_path: Path) -> None:
     path, key = tmp_path / "deep.toml", ".a" * 200_000
     for text in (

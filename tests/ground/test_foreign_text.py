@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from posexport.cli.console import show_json
 from posexport.errors import PosexportError, Reason, RequestError, plain, shown, unknown
 from posexport.jsondata import DataError, parse_json
 from posexport.models import read_spec
@@ -85,3 +87,11 @@ def test_a_field_that_gets_such_a_number_says_so() -> None:
         data = {"encoding": {"name": "rope"}, "hidden_size": 64, "num_heads": 4, **fields}
         with pytest.raises(RequestError, match="a number of thousands of digits"):
             read_spec(data)
+
+
+@pytest.mark.parametrize("mark", ["\u200b", "\u200d", "\u2060", "\u202e", "\x9b", "\x7f", "\ufeff", "\U000e0041"])
+def test_json_shows_characters_that_can_not_be_seen(mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show_json({"name": f"a{mark}b"})
+    text = capsys.readouterr().out
+    assert text.isascii()
+    assert json.loads(text) == {"name": f"a{mark}b"}

@@ -15,11 +15,10 @@ import onnx_ir as ir
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from posexport.artifact.onnx_limits import RANDOM
 from posexport.errors import RequestError
 from posexport.graphs.kernels import dtypes
 from posexport.graphs.kernels.registry import Call, Value
-
-_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 
 
 class UnknownOperatorError(RequestError):
@@ -28,7 +27,7 @@ class UnknownOperatorError(RequestError):
 
 def evaluate(call: Call, domain: str, attributes: Sequence[ir.Attr], inputs: Sequence[Value], place: str) -> Value:
     """Run the operator as a graph of one node; UnknownOperatorError where onnx doesn't know it."""
-    if not domain and call.op_type in _RANDOM:
+    if not domain and call.op_type in RANDOM:
         raise UnknownOperatorError(f"{place} draws random numbers, and can't be evaluated: remove it.")
     if not onnx.defs.has(call.op_type, domain):
         raise UnknownOperatorError(

@@ -223,12 +223,12 @@ def _sizes(
             past = past if batch == 1 else 0
         sizes["max_seq"] = within(_other_than("max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
-        # some are almost as long as the longest, others anything below
-        starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
-        if draft.positions != "alike":
+        starts = [past] * batch
+        if draft.positions != "alike":  # some are almost as long as the longest, others anything below
+            starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
             starts[1::2] = rng.integers(min(past, 1), past + 1, len(starts[1::2])).tolist()
-        if batch > 3 and draft.positions != "alike":  # one that begins beside others that go on
-            starts[1] = 0
+            if batch > 3:  # one that begins beside others that go on
+                starts[1] = 0
         # any row may be the longest: one that is read for all shows
         before = rng.permutation(np.array([min(start, room) for start in starts], np.int64))
     return sizes, before

@@ -1,0 +1,124 @@
+"""Sets of inputs as most services make them: no padding, rows alike, positions that count from the first token.
+
+Graphs have fast ways for them, chosen by a mask of ones, by default positions or by rows of one length, and a fault may
+lie in those alone. So every kind of rows has prompts, steps and chunks of this kind in each band of lengths.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+
+import attrs
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draft import ROWS_WORK, Draft, fewer, per_token, shorter, shrunk, size_between
+from posexport.verify.eligibility import work
+from posexport.verify.reach import Reach
+
+ROWS = {"one row": (1, 1), "few rows": (2, 5), "many rows": (6, 16), "crowd": (17, 40)}
+"""Rows of a batch, from one number to another."""
+
+PROMPTS = {
+    "one row": ((4, 15), (16, 63), (64, 180), (181, 500), (501, 1400)),
+    "few rows": ((4, 15), (16, 63), (64, 300)),
+    "many rows": ((4, 15), (16, 100)),
+    "crowd": ((2, 7), (8, 22)),
+}
+"""Tokens of a prompt."""
+
+PASTS = ((1, 12), (13, 48), (49, 160), (161, 480), (481, 1500))
+"""Cached tokens under a step."""
+
+CHUNKS = (((2, 7), (5, 300)), ((8, 60), (30, 500)), ((61, 190), (1, 250)))
+"""Tokens of a chunk and cached ones under it."""
+
+MOST_CHUNKED = {"one row": 200, "few rows": 200, "many rows": 100, "crowd": 10}
+"""Tokens below which chunks are tried with each kind of rows."""
+
+LARGE_CHUNKS = (((192, 512), (1, 90)), ((192, 512), (100, 590)), ((340, 520), (600, 1200)))
+"""The same of prompts that servers cut into pieces, of one row."""
+
+CACHED = 2**22
+"""Numbers in a cache, of all rows together, but for one row."""
+
+
+def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Prompts, steps and chunks of rows that are alike, without padding."""
+    size = partial(size_between, rng)
+    for who, bands in PROMPTS.items():
+        for band in bands:
+            draft = _draft(f"plain prompt of {who}", size(*ROWS[who]), size(*band), 0, size(2, 60))
+            yield _affordable(spec, draft, ROWS[who][0])
+    if not spec.kv_cache:
+        return
+    for who, band in itertools.product(ROWS, PASTS):
+        if who == "one row" or band[0] < (481 if who == "few rows" else 161):
+            yield _held(spec, _draft(f"plain steps of {who}", size(*ROWS[who]), 1, size(*band), 1))
+    for who, (tokens, pasts) in itertools.product(ROWS, CHUNKS):
+        if tokens[1] < MOST_CHUNKED[who]:
+            draft = _draft(f"plain chunk of {who}", size(*ROWS[who]), size(*tokens), size(*pasts), 1)
+            yield _affordable(spec, _held(spec, draft), ROWS[who][0])
+
+
+def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Prompts in pieces: many tokens of one row over a cache, with padding and without; and some of a dozen rows."""
+    size = partial(size_between, rng)
+    if not spec.kv_cache:
+        return
+    padding = itertools.cycle(rng.permutation(["none", "left", "few holes"]).tolist())
+    for tokens, pasts in LARGE_CHUNKS:
+        draft = Draft("piece of a prompt", 1, size(*tokens), size(*pasts), 0, 1, "consecutive", next(padding))
+        yield attrs.evolve(draft, seq=shorter(spec, 1, draft.seq))
+    dozen = Draft("chunks of a dozen", size(10, 16), size(56, 110), size(10, 150), 2, 1, "mixed", "mixed")
+    yield _affordable(spec, _held(spec, dozen), 6)
+
+
+def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Shared buffers of usual lengths with a short text in them: most of their slots are free."""
+    size = partial(size_between, rng)
+    if spec.kv_cache != "shared":
+        return
+    for rows, tokens, pasts, free in (
+        ((1, 1), (1, 1), (5, 200), (350, 1000)),
+        ((1, 1), (1, 1), (5, 200), (1000, 1900)),
+        ((1, 1), (2, 60), (0, 200), (350, 1900)),
+        ((1, 1), (130, 500), (0, 0), (400, 1900)),
+        ((2, 3), (64, 200), (0, 0), (100, 900)),
+        ((2, 5), (1, 1), (5, 200), (350, 1900)),
+        ((4, 9), (64, 130), (0, 60), (100, 400)),
+    ):
+        kind = ("alike", "none") if rng.random() < 0.5 else ("near", "left")
+        draft = Draft("wide buffer", size(*rows), size(*tokens), size(*pasts), size(*free), 1, *kind)
+        room = max(CACHED // (per_token(spec) * draft.batch), 1)
+        draft = attrs.evolve(draft, past=min(draft.past, room), spare=min(draft.spare, room))
+        yield _affordable(spec, draft, rows[0])
+
+
+def wide_cross(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """A text of some hundred tokens over the many of an encoder."""
+    if spec.cross:
+        seq = shorter(spec, 1, size_between(rng, 130, 448))
+        keys = size_between(rng, 1000, 1500)
+        keys = shrunk(keys, lambda tokens: work(spec, {"batch": 1, "seq": seq, "encoder_seq": tokens}), ROWS_WORK * 4)
+        yield Draft("text over sound", 1, seq, 0, 0, keys, "consecutive", "few holes")
+        yield attrs.evolve(_draft("plain text over sound", 1, seq, 0, keys), spare=0)
+
+
+def _draft(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
+    return Draft(name, batch, seq, past, 2, encoder, "alike", "none")
+
+
+def _held(spec: Spec, draft: Draft) -> Draft:
+    """With fewer cached tokens where they have many numbers."""
+    if draft.batch == 1:
+        return draft
+    return attrs.evolve(draft, past=max(1, min(draft.past, CACHED // (per_token(spec) * draft.batch))))
+
+
+def _affordable(spec: Spec, draft: Draft, least: int) -> Draft:
+    """With fewer rows or tokens where they cost much."""
+    batch = fewer(spec, draft.batch, draft.seq, least)
+    return attrs.evolve(draft, batch=batch, seq=shorter(spec, batch, draft.seq))

@@ -13,7 +13,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import oracles
 import pytest
-from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, weights_for
+from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, sampled, weights_for
 
 from posexport.export import export
 from posexport.models import read_spec
@@ -195,10 +195,13 @@ QUICK = (
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [
-        pytest.param(name, form, marks=() if name in QUICK else pytest.mark.slow)
-        for name, form in zip(MORE_CASES, itertools.cycle(FORMS), strict=False)
-    ],
+    sampled(
+        [
+            pytest.param(name, form, marks=() if name in QUICK else pytest.mark.slow)
+            for name, form in zip(MORE_CASES, itertools.cycle(FORMS), strict=False)
+        ],
+        3,
+    ),
 )
 def test_more_encodings_run_like_their_formula_and_never_have_half_angles(name: str, form: str) -> None:
     """Half precision, where there is most to go wrong; one form each by turns."""
@@ -247,7 +250,7 @@ def test_holds_no_path(graph: tuple[str, str, Spec, ir.Model]) -> None:
         assert not [text for text in found if trace in text], trace
 
 
-@pytest.mark.parametrize(("name", "form"), list(zip(FUNCTIONS, itertools.cycle(FORMS), strict=False)))
+@pytest.mark.parametrize(("name", "form"), sampled(list(zip(FUNCTIONS, itertools.cycle(FORMS), strict=False)), 4))
 def test_bf16_exports_and_checks(name: str, form: str) -> None:
     spec = case(name, dtype="bf16")
     proto = ir.to_proto(exported(spec, form))

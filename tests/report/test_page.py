@@ -195,6 +195,7 @@ def test_the_same_files_give_the_same_page(page: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in page
 
 
+@pytest.mark.slow
 def test_a_matrix_of_thousands_of_cells_makes_a_page_of_moderate_size() -> None:
     made = make_page([DOCS / "results" / "matrix"])
     page = to_html(made)

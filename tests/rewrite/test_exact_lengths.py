@@ -13,6 +13,7 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 from exact_graphs import changed, table
+from helpers import sampled
 from onnx import numpy_helper
 
 Array = np.ndarray[Any, Any]
@@ -59,11 +60,14 @@ def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) 
 
 @pytest.mark.parametrize(
     "made",
-    [
-        graphs.faster_rows,
-        graphs.faster_tokens,
-        *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
-    ],
+    sampled(
+        [
+            graphs.faster_rows,
+            graphs.faster_tokens,
+            *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
+        ],
+        3,
+    ),
 )
 def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: Path, made: Made) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
@@ -94,7 +98,7 @@ def test_a_table_is_compared_row_by_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("edited", "expected"), [(None, ("exact", None)), (450, ("parity", "angles-differ"))])
-@pytest.mark.parametrize("made", [partial(graphs.cut_table, 600), graphs.made_table])
+@pytest.mark.parametrize("made", sampled([partial(graphs.cut_table, 600), graphs.made_table], 2))
 def test_a_table_is_compared_behind_its_cut_too(
     tmp_path: Path, made: Callable[[int | None], onnx.ModelProto], edited: int | None, expected: Any
 ) -> None:
@@ -103,7 +107,7 @@ def test_a_table_is_compared_behind_its_cut_too(
     assert is_same(path, out, 500)
 
 
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("spread", sampled([False, True], 2))
 def test_one_row_of_positions_for_all_rows(tmp_path: Path, spread: bool) -> None:
     path, out, again = (
         helpers.saved(tmp_path, graphs.counted(spread=spread)),

@@ -54,6 +54,7 @@ def test_weights_are_the_same_in_every_process_and_none_is_left_as_it_was() -> N
         assert one.std() > 0
 
 
+@pytest.mark.slow
 def test_one_file_is_made(tmp_path: Path) -> None:
     command = [sys.executable, str(SUITE / "make_one.py"), str(tmp_path), "t5_encoder", "torchscript17"]
     subprocess.run([*command, str(tmp_path / "record.json")], check=True, capture_output=True, timeout=200)

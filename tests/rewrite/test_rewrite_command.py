@@ -144,6 +144,7 @@ def test_a_runtime_that_fails_keeps_the_file_from_being_written(decoder: Path, m
     assert helpers.names_of(decoder.parent) == ["in.onnx", "out.onnx"]
 
 
+@pytest.mark.slow
 def test_where_the_original_fails_too_the_file_is_written(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verify = rewritten.verify
 
@@ -186,6 +187,7 @@ def test_signed_and_verified(decoder: Path) -> None:
     assert Path("out.onnx.json.sig").is_file()
 
 
+@pytest.mark.slow
 def test_an_artifact_of_posexport_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "rope.onnx"
     write_onnx(exported(small_spec("rope", layout="half", causal=True)), path)

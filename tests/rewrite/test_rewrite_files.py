@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 import small_graphs
+from helpers import sampled
 from onnx import numpy_helper
 
 from posexport.artifact import onnx_file
@@ -120,8 +122,7 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     assert list(made[0]) == ["out.onnx", "out.onnx.json"]
 
 
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize(("external", "form"), sampled(itertools.product([False, True], list(FORMS)), 3))
 def test_what_is_in_the_form_stays_byte_for_byte(form: str, external: bool, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path)
     if external:

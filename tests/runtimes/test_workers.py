@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from helpers import CHILD_PATH, case
+from helpers import CHILD_PATH, case, sampled
 from verify_helpers import write
 
 from posexport.errors import Reason
@@ -157,7 +157,7 @@ def test_closing_the_pool_leaves_no_process(pool: Pool) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", sampled([signal.SIGKILL, signal.SIGINT], 2))
 def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     script = (
         "import sys; from pathlib import Path; from test_workers import *\n"

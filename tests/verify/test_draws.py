@@ -275,6 +275,7 @@ def test_further_cases_are_drawn_on_demand() -> None:
         assert all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
 
 
+@pytest.mark.slow
 def test_any_row_may_have_the_longest_cache() -> None:
     spec = small_spec("rope", kv_cache="shared", causal=True)
     first = [

@@ -46,6 +46,7 @@ def test_artifacts_have_every_encoding_and_drawn_specs_too() -> None:
     assert {kind for kind, _ in FAMILIES.values()} == set(CLASSES)
 
 
+@pytest.mark.slow
 def test_sound_specs_have_every_field_and_parameter() -> None:
     """What is not drawn is never shown to be free of false alarms."""
     specs = [drawn.spec for drawn in draw_specs(600 * len(ENCODINGS), 0)]

@@ -69,6 +69,7 @@ def test_torchs_own_export_knows_every_encoding(encoding: str, opset: int, tmp_p
     assert off(plain(spec, tmp_path, opset), spec) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_the_artifact_fixes_the_peer_fixes_too(tmp_path: Path) -> None:
     spec = small_spec("rope", kv_cache="concat", causal=True)
     model = onnx.load(plain(spec, tmp_path, batch=3, seq=1))
@@ -92,6 +93,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return plain(BARE, tmp_path_factory.mktemp("bare"))
 
 
+@pytest.mark.slow
 def test_large_weights_go_beside_the_file(bare: Path) -> None:
     assert bare.with_name("plain.onnx.data").exists()
     assert onnx_file.read(bare) is not None

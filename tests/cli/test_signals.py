@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 import psutil
 import pytest
-from helpers import cli, sampled, tree
+from helpers import cli, tree
 
 from posexport.temporary import ENDING_SIGNALS
 
@@ -180,8 +180,9 @@ def copied(block: Path, folder: Path) -> Place:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("moment", "number"), sampled([("the first answer", signal.SIGKILL), ("a process is asked", signal.SIGTERM)], 2)
+    ("moment", "number"), [("a process is asked", signal.SIGTERM), ("the first answer", signal.SIGKILL)]
 )
 def test_a_signal_while_engines_work(moment: str, number: signal.Signals, tmp_path: Path, block: Path) -> None:
     check(copied(block, tmp_path), WORKING[moment], number, VERIFY, None)
@@ -366,6 +367,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_lost_where_an_object_is_freed_is_reported() -> None:
     """The alarm that would bring it again belongs to somebody else."""
     code = DROPPED.replace("interrupts = ", "signal.signal(signal.SIGALRM, lambda *args: None)\ninterrupts = ")

@@ -247,7 +247,7 @@ BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", sampled(BAD, 3))
 def test_inputs_that_do_not_fit_are_refused_in_one_sentence(name: str) -> None:
     spec, wrong, said = BAD[name]
     sound = _own(spec, "step" if spec.kv_cache else "consecutive")
@@ -264,6 +264,7 @@ def test_sizes_outside_a_plan_are_refused() -> None:
         _fit(GROWN, _own(GROWN, "step"), past_seq=(0, 16))
 
 
+@pytest.mark.slow
 def test_what_group_query_attention_cannot_take_is_refused() -> None:
     _fit(SHARED, _own(SHARED, "step", "contrib"), "contrib")
     _fit(SHARED, _own(SHARED, "prefill", "contrib"), "contrib")

@@ -88,6 +88,7 @@ def _far(spec: Spec, positions: Array, mask: Array | None = None) -> Case:
 FAR = np.array([65_530 + np.arange(9), [0, 1, 65_536, 65_537, 70_000, 131_072, 131_073, 1_000_000, 999_998]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "target"), sampled(HOWS, 3))
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("fp32", 1e-5, marks=pytest.mark.slow), ("fp16", 1e-2)])
 def test_alibi_far_out(form: str, target: str, dtype: str, bound: float) -> None:
@@ -115,6 +116,7 @@ def _changed(inputs: dict[str, Array], tokens: slice) -> dict[str, Array]:
     return {**inputs, "hidden_states": states}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["decomposed", "native"])
 def test_alibi_far_out_in_bf16(form: str, tmp_path: Path) -> None:
     """In torch, and on onnx's evaluator, which has no type to widen to."""

@@ -42,6 +42,7 @@ def left(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_the_plan_lies_beside_the_onnx_file_with_its_manifest(block: Path) -> None:
     result = posexport("compile", block, "--runtime", RTX, "--profile", "seq=1:196:256", "--json")
@@ -174,6 +175,7 @@ def _unknown(layers: int) -> Any:
     return read_kernels([], layers)
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_a_second_compile_replaces_the_first_whole(block: Path) -> None:
     plan, beside = block.with_suffix(".plan"), block.with_name("block.onnx.json")
@@ -305,6 +307,7 @@ def test_tensorrt_is_preferred_where_it_can_build(monkeypatch: pytest.MonkeyPatc
     assert api.choose(None) == "tensorrt"
 
 
+@pytest.mark.slow
 def test_a_runtime_cache_takes_a_gpu_and_the_runtime_that_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

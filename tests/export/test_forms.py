@@ -209,6 +209,7 @@ def test_what_all_targets_take_is_what_tensorrt_takes(row: int) -> None:
     assert _bytes(spec, form, "tensorrt") == _bytes(spec, form, "portable")
 
 
+@pytest.mark.slow
 def test_the_target_of_an_artifact_is_read_back(tmp_path: Path) -> None:
     spec = small_spec("alibi", softcap=3.0)
     for target, found in (("ort", "ort"), ("tensorrt", None), ("portable", None)):

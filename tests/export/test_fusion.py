@@ -52,6 +52,7 @@ def test_fused_and_unknown_have_none() -> None:
     assert unfused_reason(spec_of(dtype="fp32"), "decomposed", PlanKernels.unlisted(1, "no table")) is None
 
 
+@pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize(
     ("before", "after"),

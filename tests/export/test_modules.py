@@ -61,7 +61,7 @@ def check_on_ort(module: nn.Module, model: ir.Model) -> None:
 FORMS = [("decomposed", "portable"), ("function", "portable"), ("native", "portable"), ("contrib", "ort")]
 
 
-@pytest.mark.parametrize(("form", "target"), sampled(FORMS, 2))
+@pytest.mark.parametrize(("form", "target"), sampled(FORMS, 4))
 def test_operators_of_posexport_get_the_form_directly(form: str, target: str) -> None:
     made = exported(Own, form, target)
     assert (made.operators, made.rewritten, made.summary()) == (1, None, "1 by posexport's operators")
@@ -103,6 +103,7 @@ def test_names_and_dimensions_that_torch_finds() -> None:
     assert {"qkv.weight", "qkv.bias", "out.weight", "out.bias", "frequencies"} <= {*graph.initializers}
 
 
+@pytest.mark.slow
 def test_names_and_dimensions_of_the_user_and_values_in_lists() -> None:
     module = Cached()
     example = module.example_inputs()
@@ -264,6 +265,7 @@ def test_the_file_and_its_manifest(tmp_path: Path) -> None:
         manifest.block()
 
 
+@pytest.mark.slow
 def test_the_same_module_gives_the_same_bytes(tmp_path: Path) -> None:
     paths = [tmp_path / "one.onnx", tmp_path / "two.onnx"]
     for path in paths:

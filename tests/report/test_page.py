@@ -190,6 +190,7 @@ def test_letters_stand_out_from_their_ground(way: int) -> None:
     assert set(re.findall(r"var\(--([\w-]+)\)", css)) <= names.keys()
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_page(page: str, tmp_path: Path) -> None:
     assert html_of(tmp_path, everything()) == page
     assert str(tmp_path) not in page

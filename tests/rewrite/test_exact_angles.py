@@ -96,6 +96,7 @@ def test_a_second_time_changes_nothing(tmp_path: Path, form: str) -> None:
     assert found["state"] == "exact" and found["error"] == found["original_error"] <= 2.5e-7
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_for(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     plain = helpers.rewritten(path, tmp_path / "plain.onnx", form="native")
@@ -107,6 +108,7 @@ def test_only_what_is_asked_for(tmp_path: Path) -> None:
     assert record(result) is None and result.is_complete and result.changed
 
 
+@pytest.mark.slow
 def test_the_form_alone_may_stay(tmp_path: Path) -> None:
     """A file in the form, with angles in float32: these alone are written anew."""
     path, native, out = helpers.saved(tmp_path), tmp_path / "native.onnx", tmp_path / "out.onnx"
@@ -180,6 +182,7 @@ def test_turns_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: pytest
     assert record(result)["reason"]["code"] == "angles-differ" and "far" in record(result)["reason"]["text"]
 
 
+@pytest.mark.slow
 def test_angles_in_a_third_value_stay(tmp_path: Path) -> None:
     """Queries are turned by a sine of their own beside that of keys, which both read too."""
     model = third_value()
@@ -189,6 +192,7 @@ def test_angles_in_a_third_value_stay(tmp_path: Path) -> None:
     assert found["state"] == "parity" and found["reason"]["code"] == "angles-elsewhere"
 
 
+@pytest.mark.slow
 def test_positions_of_another_row_stay(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, edited(rows=True)), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form="native", angles="exact")
@@ -203,6 +207,7 @@ def test_angles_that_depend_on_padding_stay(tmp_path: Path) -> None:
     assert record(result) is None or record(result)["state"] == "parity"
 
 
+@pytest.mark.slow
 def test_sines_of_both_signs_in_one_value(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, edited(negative=True)), tmp_path / "out.onnx"
     assert off(path, at(7)) <= 1e-3  # the same function
@@ -220,6 +225,7 @@ def test_a_table_is_computed(tmp_path: Path) -> None:
     assert off(out, at(2**22)) <= 1e-6  # beyond the table too
 
 
+@pytest.mark.slow
 def test_keys_that_are_shared_have_the_angles_of_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2, one_cache=True))
     result = helpers.rewritten(path, tmp_path / "out.onnx", angles="exact")
@@ -229,6 +235,7 @@ def test_keys_that_are_shared_have_the_angles_of_queries(tmp_path: Path, monkeyp
         assert record(one, layer)["reason"]["code"] == "angles-shared" and record(one, 1 - layer) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["decomposed", "native"])
 def test_half_precision_gets_cosines_that_are_rounded_once(tmp_path: Path, form: str) -> None:
     path, out = helpers.saved(tmp_path, halved()), tmp_path / "out.onnx"
@@ -241,6 +248,7 @@ def test_half_precision_gets_cosines_that_are_rounded_once(tmp_path: Path, form:
     assert off(out, feeds, halved()) <= 0.004 < off(path, feeds, halved())
 
 
+@pytest.mark.slow
 def test_an_artifact_of_posexport_keeps_what_its_spec_says(tmp_path: Path) -> None:
     path = tmp_path / "own.onnx"
     write_onnx(exported(small_spec("rope", layout="half", causal=True)), path)

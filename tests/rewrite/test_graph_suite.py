@@ -69,6 +69,7 @@ def test_one_file_is_made(tmp_path: Path) -> None:
     assert 0 < gap < 1e-4  # float64 is wider than the file's dtype
 
 
+@pytest.mark.slow
 def test_a_failure_is_recorded_with_its_reason(tmp_path: Path) -> None:
     from generate import attempt
 

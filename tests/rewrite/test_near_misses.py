@@ -36,6 +36,7 @@ def test_a_copy_without_a_fault_does_not_differ(name: str) -> None:
     assert difference(model, model.clone(), feeds) == 0
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_left_alone() -> None:
     model, _ = made("decoder")
     before = ir.to_proto(model).SerializeToString()
@@ -44,6 +45,7 @@ def test_the_model_itself_is_left_alone() -> None:
     assert ir.to_proto(model).SerializeToString() == before
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_fault() -> None:
     def draw(seed: int) -> list[tuple[str, str, int, bytes]]:
         models = {name: made(name)[0] for name in ("decoder", "biased")}

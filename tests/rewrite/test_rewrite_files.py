@@ -154,6 +154,7 @@ def test_with_require_all_nothing_is_written(tmp_path: Path) -> None:
     assert helpers.names_of(tmp_path) == ["in.onnx"]
 
 
+@pytest.mark.slow
 def test_only_some_are_rewritten(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     result = helpers.rewritten(path, tmp_path / "out.onnx", form="native", only=("node_attention_1",))
@@ -165,6 +166,7 @@ def test_only_some_are_rewritten(tmp_path: Path) -> None:
     assert "other.onnx" not in helpers.names_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_external_data_of_the_original_is_not_needed(tmp_path: Path) -> None:
     folder, out = tmp_path / "from", tmp_path / "out.onnx"
     folder.mkdir()
@@ -182,6 +184,7 @@ def test_external_data_of_the_original_is_not_needed(tmp_path: Path) -> None:
     assert list(manifest.external_data) == ["out.onnx.data"]
 
 
+@pytest.mark.slow
 def test_weights_of_an_earlier_file_go(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -223,6 +226,7 @@ def test_a_wrong_replacement_is_kept_and_said_so(tmp_path: Path, monkeypatch: py
     assert not result.changed and not result.is_complete
 
 
+@pytest.mark.slow
 def test_one_wrong_site_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = site.SiteWriter._by_heads
 

@@ -67,6 +67,7 @@ def test_engines_agree_in_every_dtype_that_they_have(artifacts: dict[str, Path],
         assert array.tobytes() == given_inputs[name].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", sampled(ENGINES, 2))
 def test_what_is_timed_runs_on_inputs_that_were_bound_once(
     artifacts: dict[str, Path], engine: str, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", FUNCTIONS)
 def test_functions_of_ours_leave_nothing_to_be_made_up(over: dict[str, Any]) -> None:
     """Attributes are written into bodies, no input is left out, imports agree, overloads are names."""

@@ -125,6 +125,7 @@ def test_another_structure_is_noticed(name: str, fault: dict[str, Any]) -> None:
     assert worst > 100 * BOUND
 
 
+@pytest.mark.slow
 def test_export_by_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = cli(
@@ -155,6 +156,7 @@ def test_a_wrong_request_is_refused(arguments: tuple[str, ...], said: str) -> No
     refused(cli("export", *arguments), said)
 
 
+@pytest.mark.slow
 def test_a_pattern_of_ones_own_takes_the_place_of_a_presets(tmp_path: Path) -> None:
     own = ("--layer-pattern", "rope*2,none", "--window", "7", "--hidden-size", "32", "--num-heads", "2")
     more = ("--num-kv-heads", "1", "--head-dim", "16", "--layers", "3", "-o", tmp_path / "own.onnx")

@@ -118,6 +118,7 @@ def test_rows_that_cost_too_much_leave_one_token_over_too(hidden_size: int) -> N
     assert shortened <= {17, 33, 65, 129, 257, 513}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["concat", "shared"])
 def test_steps_and_chunks_of_any_rows_meet_each_band_of_cached_tokens(kind: str) -> None:
     for seed in range(3):
@@ -259,6 +260,7 @@ def test_rows_of_a_shared_buffer_are_far_apart_and_buffers_are_long() -> None:
     assert {1, 3} <= {each.sizes["batch"] for each in cases if each.sizes["max_seq"] > 2000 and each.keys < 200}
 
 
+@pytest.mark.slow
 def test_padding_is_long_too() -> None:
     for more, width in (({}, 1000), ({"cross": True}, 1000), ({"kv_cache": "concat"}, 500)):
         cases = _made(small_spec("t5", padding_mask=True, **more))
@@ -317,6 +319,7 @@ def test_a_reach_that_does_not_fit_into_memory_is_refused_before_inputs_are_made
             make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), reach=Reach(given=True, **{"batch": 1, **sizes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [None, "concat", "shared"])
 def test_more_cases_have_any_number_of_rows_and_tokens(cache: str | None) -> None:
     spec = small_spec("rope", causal=True, kv_cache=cache)

@@ -159,6 +159,7 @@ def test_the_command_shows_each_property_and_fails_on_a_false_promise(
     assert "shift does not hold" in result.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tried_is_not_run_with_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "short.onnx"
     write_onnx(export(small_spec("rope"), weights_for(small_spec("rope")), seq=3), path)

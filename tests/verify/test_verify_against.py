@@ -124,6 +124,7 @@ def test_half_precision_may_round_as_it_does(other: Path, tmp_path: Path) -> Non
     assert verdict.worst.max_error > 1e-5
 
 
+@pytest.mark.slow
 def test_posexports_own_artifacts_on_either_side(other: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.onnx"
     write_onnx(exported(SPEC, "function"), own)

@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[str, str, to.Mutate, str, str]] = {
     "far bucket": ("t5", "fp32", to.initializer("encoding.buckets", _far_buckets), "off by", "buckets"),
     "mask of -20": ("t5-causal", "fp32", to.constant_read("Where", 2, np.float32(-20)), "off by", "planted"),
     "baked 512": ("none", "fp32", to.before("MatMul", 0, _first_512, "hidden_states"), "", "planted"),
-    "first row for all": ("rope", "bf16", to.before("Cast", 0, _first_row, "position_ids"), "off by", "planted"),
+    "first row for all": ("rope", "fp32", to.before("Cast", 0, _first_row, "position_ids"), "off by", "planted"),
 }
 """Faults that only long sequences, far distances, loud inputs or unlike rows bring to light."""
 

@@ -69,7 +69,7 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, TOKENS, (batch, TOKENS), generator=generator)
 
 
-@pytest.mark.parametrize("text", sampled(OPERATORS.values(), 5), ids=OPERATORS)
+@pytest.mark.parametrize("text", sampled(OPERATORS.values(), 10), ids=OPERATORS)
 def test_operator_is_as_in_torch(text: str) -> None:
     module = Module(text)
     batch = {0: torch.export.Dim.AUTO}

@@ -96,6 +96,7 @@ def test_a_module_without_attention_says_so() -> None:
     assert made.model.metadata_props["posexport.form"] == "native"
 
 
+@pytest.mark.slow
 def test_names_and_dimensions_that_torch_finds() -> None:
     graph = exported(Own).model.graph
     assert shapes(graph.inputs) == {"x": ["x_axis0", "x_axis1", 16], "position_ids": ["x_axis0", "x_axis1"]}

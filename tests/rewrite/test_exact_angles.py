@@ -174,6 +174,7 @@ def test_positions_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: py
     np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_turns_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near positions are within what rounding explains; far ones are not those of float64."""
     exact_turns = writing.exact_turns
@@ -216,6 +217,7 @@ def test_sines_of_both_signs_in_one_value(tmp_path: Path) -> None:
     assert off(out, at(2**23)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_table_is_computed(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, table(3000)), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form="contrib", angles="exact")

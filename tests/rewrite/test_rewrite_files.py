@@ -214,6 +214,7 @@ def _twice_the_scale(factors: Any, q: Any) -> tuple[float, list[float]]:
     return 2.0 * float(np.prod(factors)), []
 
 
+@pytest.mark.slow
 def test_a_wrong_replacement_is_kept_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = helpers.saved(tmp_path, small_graphs.decoder(layers=2)), tmp_path / "out.onnx"
     monkeypatch.setattr(site, "split_scale", _twice_the_scale)

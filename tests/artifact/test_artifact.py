@@ -96,6 +96,7 @@ def test_external_data_from_the_limit_on(tmp_path: Path) -> None:
     assert onnx_file.EXTERNAL_FROM == 1_500_000_000
 
 
+@pytest.mark.slow
 def test_data_of_an_earlier_file_goes_with_it_if_its_manifest_names_it(tmp_path: Path) -> None:
     path, data = tmp_path / "block.onnx", tmp_path / "block.onnx.data"
     data.write_bytes(b"the user's own")

@@ -68,6 +68,7 @@ def test_not_there(tmp_path: Path) -> None:
     refused(cli("inspect"), "FILE")
 
 
+@pytest.mark.slow
 def test_somebody_elses_model(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["x2"])], "g", [value], [])

@@ -248,6 +248,7 @@ def test_nested_functions_that_stay_small_are_taken(block: Path) -> None:
     assert len(onnx_file.read(block)[0].functions) > 10
 
 
+@pytest.mark.slow
 def test_tiny_nodes_are_weighed_before_they_are_parsed(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty node is two bytes in the file."""
     data = block.read_bytes()

@@ -235,6 +235,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=JSON)
 def test_no_manifest_ends_in_a_traceback(tmp_path: Path, key: str, value: Any) -> None:

@@ -99,6 +99,7 @@ def test_a_saved_result_says_what_it_is(base: Path) -> None:
     assert len(found["shapes"][0]["results"][-1]["processes"]["lower_bound"]) == 7
 
 
+@pytest.mark.slow
 def test_an_unsteady_result_to_save_takes_more_processes(
     block: Path, bench: Callable[..., Result], tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU")
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_is_found_against_the_original(files: dict[str, Path]) -> None:
     limits = ("--against", files["decoder"], "--max-regression", "100%", "--shape", "seq=2")
     planted = cli("bench", files["slow"], "--runtime", "ort-cpu", "--rounds", 9, "--processes", 3, *limits)

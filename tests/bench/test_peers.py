@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import exported, inputs_for, run_block, run_ort, small_spec, weights_for
+from helpers import exported, inputs_for, run_block, run_ort, sampled, small_spec, weights_for
 
 from posexport.artifact import onnx_file
 from posexport.artifact.onnx_artifact import write_onnx
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("encoding", CASES)
+@pytest.mark.parametrize("encoding", sampled(CASES, 2))
 def test_torchs_own_export_is_the_same_function_at_any_length(encoding: str, tmp_path: Path) -> None:
     over, opset = CASES[encoding]
     spec = small_spec(encoding, **over)
@@ -69,6 +69,7 @@ def test_torchs_own_export_knows_every_encoding(encoding: str, opset: int, tmp_p
     assert off(plain(spec, tmp_path, opset), spec) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_the_artifact_fixes_the_peer_fixes_too(tmp_path: Path) -> None:
     spec = small_spec("rope", kv_cache="concat", causal=True)
     model = onnx.load(plain(spec, tmp_path, batch=3, seq=1))
@@ -92,6 +93,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return plain(BARE, tmp_path_factory.mktemp("bare"))
 
 
+@pytest.mark.slow
 def test_large_weights_go_beside_the_file(bare: Path) -> None:
     assert bare.with_name("plain.onnx.data").exists()
     assert onnx_file.read(bare) is not None

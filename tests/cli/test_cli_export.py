@@ -52,6 +52,7 @@ def test_json_is_the_manifest(folder: Path) -> None:
     assert json.loads(result.stdout) == json.loads((folder / "block.onnx.json").read_bytes())
 
 
+@pytest.mark.slow
 def test_a_config_says_the_same_as_options(folder: Path) -> None:
     (folder / "block.toml").write_text(
         """

@@ -143,6 +143,7 @@ def faults(drawn: Iterator[list[str]]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_lines_that_are_changed_work(place: Path) -> None:
     """So that a drawn line comes as far as its own change lets it."""
     for name, words in WORKING.items():

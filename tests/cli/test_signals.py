@@ -180,6 +180,7 @@ def copied(block: Path, folder: Path) -> Place:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number"), [("a process is asked", signal.SIGTERM), ("the first answer", signal.SIGKILL)]
 )
@@ -366,6 +367,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_lost_where_an_object_is_freed_is_reported() -> None:
     """The alarm that would bring it again belongs to somebody else."""
     code = DROPPED.replace("interrupts = ", "signal.signal(signal.SIGALRM, lambda *args: None)\ninterrupts = ")

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from helpers import Array, as_float64, open_ort, small_spec, weights_for
+from helpers import Array, as_float64, open_ort, sampled, small_spec, weights_for
 
 from posexport.export import export
 from posexport.models.block import build_block
@@ -77,7 +77,7 @@ def _off(made: dict[str, Array], wanted: dict[str, Array]) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", sampled(SPECS, 4))
 def test_the_block_equals_the_formula(name: str) -> None:
     spec = small_spec(**SPECS[name])
     for case, inputs in _inputs(spec):
@@ -89,7 +89,7 @@ def test_the_block_equals_the_formula(name: str) -> None:
     ("name", "dtype"),
     [
         *(
-            (name, "fp32") if at % 2 == 0 else pytest.param(name, "fp32", marks=pytest.mark.slow)
+            (name, "fp32") if at % 6 == 0 else pytest.param(name, "fp32", marks=pytest.mark.slow)
             for at, name in enumerate(SPECS)
         ),
         *(pytest.param(name, "fp16", marks=pytest.mark.slow) for name in list(SPECS)[::2]),

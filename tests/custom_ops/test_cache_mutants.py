@@ -130,7 +130,7 @@ FEW = (
     "encoder's mask inverted",
     *SPECS,
 )
-"""What the usual run gives to onnx's reference too, which is slow: faults of every spec and of every kind of reason."""
+"""What the usual run has: faults of every spec and of every kind of reason."""
 
 VerdictOf = Callable[[str, str], Verdict]
 
@@ -144,7 +144,7 @@ def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
         folder = tmp_path_factory.mktemp("caches")
         names = {}
         for index, name in enumerate([*SPECS, *FAULTS]):
-            if engine != "ort-cpu" and few != (name in FEW):
+            if few != (name in FEW):
                 continue
             if name in SPECS:
                 path = write(folder, f"sound-{index}", SPECS[name])
@@ -155,7 +155,7 @@ def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
         assert report.unreadable == ()
         return {names[Path(each.artifact).name]: each for each in report.verdicts}
 
-    return lambda name, engine: verified(engine, engine != "ort-cpu" and name in FEW)[name]
+    return lambda name, engine: verified(engine, name in FEW)[name]
 
 
 @pytest.mark.parametrize(("name", "engine"), on_each_engine(FAULTS, ENGINES, FEW))

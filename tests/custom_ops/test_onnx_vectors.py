@@ -326,7 +326,7 @@ def on_reference(form: str, target: str, halves: bool) -> dict[str, list[Array]]
         return _by_vector(names, evaluator.run(None, _inputs(names)))
 
 
-@pytest.mark.parametrize("how", sampled([(how,) for how in HOWS], 2), ids="-".join)
+@pytest.mark.parametrize("how", sampled([(how,) for how in HOWS], 6), ids="-".join)
 def test_on_onnx_runtime(how: tuple[str, str]) -> None:
     found = on_ort(*how)
     assert len(found) >= HOWS[how]
@@ -335,6 +335,7 @@ def test_on_onnx_runtime(how: tuple[str, str]) -> None:
         check(name, outputs, tails=how != ("contrib", "ort"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("how", sampled([(how,) for how in list(HOWS)[:3]], 3), ids="-".join)
 def test_on_the_reference(how: tuple[str, str], halves: bool) -> None:

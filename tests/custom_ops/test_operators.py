@@ -14,7 +14,7 @@ import onnx_ir as ir
 import oracles
 import pytest
 import torch
-from helpers import run_ort
+from helpers import run_ort, sampled
 from operator_calls import CALLS, DYNAMIC, MASKS, B, H, S, T, normal
 from traces import same_program
 
@@ -133,7 +133,7 @@ def test_onnx_body_of_a_small_operator_equals_torch_body(name: str) -> None:
     check_outputs(name, together()[0][name])
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in TOGETHER])
+@pytest.mark.parametrize("name", sampled([name for name in CALLS if name not in TOGETHER], 2))
 def test_onnx_body_equals_torch_body(name: str) -> None:
     model = written(name, "function")
     assert [node.op_type for node in model.graph if node.domain == DOMAIN] == [CALLS[name][0].function]
@@ -149,7 +149,7 @@ WITH_FORMS = [
 """Calls of operators that a form has others for, each in one way by turns."""
 
 
-@pytest.mark.parametrize(("name", "form", "target"), dict.fromkeys(WITH_FORMS))
+@pytest.mark.parametrize(("name", "form", "target"), sampled(dict.fromkeys(WITH_FORMS), 3))
 def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> None:
     operator, arguments, _ = CALLS[name]
     attributes = dict(

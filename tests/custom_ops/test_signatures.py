@@ -322,6 +322,7 @@ def test_calls_by_name_in_an_exported_program(strict: bool) -> None:
     torch.testing.assert_close(program.module()(*given), Model()(*given))
 
 
+@pytest.mark.slow
 def test_calls_by_name_in_an_onnx_graph_and_in_a_compiled_module() -> None:
     module, given = Model().eval(), tokens(2, 5)
     batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")

@@ -17,6 +17,7 @@ def rows(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(input|export|compile|verify [\w-]+) {2,}(\S.*)$", text, flags=re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "demo.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

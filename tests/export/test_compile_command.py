@@ -42,6 +42,7 @@ def left(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_the_plan_lies_beside_the_onnx_file_with_its_manifest(block: Path) -> None:
     result = posexport("compile", block, "--runtime", RTX, "--profile", "seq=1:196:256", "--json")
@@ -85,6 +86,7 @@ def test_nothing_of_place_or_time_is_written(block: Path) -> None:
     assert str(block.parent).encode() not in block.with_suffix(".plan").read_bytes()
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_weights_outside_the_onnx_file_are_found_and_hashed(tmp_path: Path) -> None:
     spec = read_spec({"encoding": {"name": "none"}, "hidden_size": 64, "num_heads": 2, "dtype": "fp16"})
@@ -122,6 +124,7 @@ def test_unfused_attention_exits_1_where_it_is_required_and_the_plan_stays(tmp_p
     assert (kernels["fused_attention"], kernels["unfused"]) == (False, {"code": "fp32", "text": text})
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_much_scratch_memory_is_a_warning_that_names_the_profile(tmp_path: Path) -> None:
     source = copied(exported("rope", dtype="fp32"), tmp_path)
@@ -154,6 +157,7 @@ def test_the_summary_points_at_much_scratch_memory_and_at_a_profile_that_nobody_
     assert "the default, give --profile NAME=MIN:OPT:MAX for another" in result.stdout
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_fusion_that_is_not_known_never_counts_as_fused(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = compile_stage.build_in_child
@@ -171,6 +175,7 @@ def _unknown(layers: int) -> Any:
     return read_kernels([], layers)
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_a_second_compile_replaces_the_first_whole(block: Path) -> None:
     plan, beside = block.with_suffix(".plan"), block.with_name("block.onnx.json")
@@ -302,6 +307,7 @@ def test_tensorrt_is_preferred_where_it_can_build(monkeypatch: pytest.MonkeyPatc
     assert api.choose(None) == "tensorrt"
 
 
+@pytest.mark.slow
 def test_a_runtime_cache_takes_a_gpu_and_the_runtime_that_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_each_attention_is_named_and_fused(tmp_path: Path) -> None:
     assert manifest.profiles["attention_mask"]["max"] == (8, 32)
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_shared_caches_of_a_rewritten_file_are_built(tmp_path: Path) -> None:
     """How full they are is the length of the mask, which has a range of its own."""
@@ -84,6 +85,7 @@ def test_shared_caches_of_a_rewritten_file_are_built(tmp_path: Path) -> None:
     assert mask == {"min": [1, 1], "opt": [1, 16], "max": [8, 32]}
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_numbers_that_decide_lengths_have_a_range(tmp_path: Path) -> None:
     """Such as how full a cache is: the builder wants to know how many there may be."""
@@ -138,6 +140,7 @@ def test_what_is_not_fused_has_its_reason_and_exits_1(tmp_path: Path, options: d
     assert result.stderr.splitlines()[-1] == f"  {one.name}: {one.reason.text}"
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_a_file_without_attention_is_built_and_not_fused(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"], name="relu")
@@ -168,6 +171,7 @@ def test_an_operator_that_the_engine_lacks_is_named(tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} == {"graph.onnx"}
 
 
+@pytest.mark.slow
 def test_roles_are_for_files_of_others(tmp_path: Path) -> None:
     from helpers import small_spec
 

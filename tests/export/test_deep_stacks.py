@@ -30,6 +30,7 @@ def loud(spec: Spec) -> dict[str, np.ndarray[Any, Any]]:
     return dict(next(each.arrays for each in cases if each.name.startswith("loud")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [{}, {"kv_cache": "concat", "causal": True, "window": 4}], ids=["bare", "cache"])
 def test_rounding_does_not_grow_through_a_deep_stack(over: dict[str, Any]) -> None:
     spec = small_spec("rope", layers=24, **over)
@@ -44,6 +45,7 @@ def test_rounding_does_not_grow_through_a_deep_stack(over: dict[str, Any]) -> No
         assert float((eager[name] - exact).abs().max()) < 0.02 * TOLERANCES["fp32"].ceiling * rms, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LOUD)
 def test_few_layers_get_the_loudest_inputs(dtype: str) -> None:
     few, many = (loud(small_spec("rope", dtype=dtype, layers=layers, kv_cache="concat")) for layers in (LOUD_LAYERS, 8))

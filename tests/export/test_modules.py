@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from helpers import Array, run_ort
+from helpers import Array, run_ort, sampled
 from torch import Tensor, nn
 from torch.export import Dim
 from user_modules import Cached, Own, Plain
@@ -61,7 +61,7 @@ def check_on_ort(module: nn.Module, model: ir.Model) -> None:
 FORMS = [("decomposed", "portable"), ("function", "portable"), ("native", "portable"), ("contrib", "ort")]
 
 
-@pytest.mark.parametrize(("form", "target"), FORMS)
+@pytest.mark.parametrize(("form", "target"), sampled(FORMS, 4))
 def test_operators_of_posexport_get_the_form_directly(form: str, target: str) -> None:
     made = exported(Own, form, target)
     assert (made.operators, made.rewritten, made.summary()) == (1, None, "1 by posexport's operators")
@@ -79,7 +79,7 @@ def test_operators_of_posexport_get_the_form_directly(form: str, target: str) ->
     assert (metadata["posexport.form"], metadata.get("posexport.target")) == (form, "ort" if target == "ort" else None)
 
 
-@pytest.mark.parametrize("form", ["decomposed", "native"])
+@pytest.mark.parametrize("form", sampled(["native", "decomposed"], 2))
 def test_attention_of_torch_gets_the_form_by_rewriting(form: str) -> None:
     made = exported(Plain, form)
     assert (made.operators, made.summary()) == (0, "1 of 1 in the form")
@@ -96,6 +96,7 @@ def test_a_module_without_attention_says_so() -> None:
     assert made.model.metadata_props["posexport.form"] == "native"
 
 
+@pytest.mark.slow
 def test_names_and_dimensions_that_torch_finds() -> None:
     graph = exported(Own).model.graph
     assert shapes(graph.inputs) == {"x": ["x_axis0", "x_axis1", 16], "position_ids": ["x_axis0", "x_axis1"]}
@@ -103,6 +104,7 @@ def test_names_and_dimensions_that_torch_finds() -> None:
     assert {"qkv.weight", "qkv.bias", "out.weight", "out.bias", "frequencies"} <= {*graph.initializers}
 
 
+@pytest.mark.slow
 def test_names_and_dimensions_of_the_user_and_values_in_lists() -> None:
     module = Cached()
     example = module.example_inputs()
@@ -264,6 +266,7 @@ def test_the_file_and_its_manifest(tmp_path: Path) -> None:
         manifest.block()
 
 
+@pytest.mark.slow
 def test_the_same_module_gives_the_same_bytes(tmp_path: Path) -> None:
     paths = [tmp_path / "one.onnx", tmp_path / "two.onnx"]
     for path in paths:

@@ -35,6 +35,7 @@ QUICK = {("pattern", "decomposed")}
 """Compared in the default run; the others by `scripts/test slow`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -196,6 +197,7 @@ def test_runtimes_agree_on_a_stack_with_outside_weights(written: Path) -> None:
         assert np.abs(whole[name] - truth[name]).max() < 2e-6
 
 
+@pytest.mark.slow
 def test_people_see_a_line_for_a_run_of_layers(written: Path) -> None:
     said, _, attentions = cli("inspect", written).stdout.partition("attention 0")
     lines = {line.split("  ")[0]: line for line in (each.strip() for each in said.splitlines())}

@@ -19,6 +19,7 @@ def _bytes() -> bytes:
     return ir.to_proto(exporter.export(spec, weights_for(spec))).SerializeToString()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_anew")
 def test_the_second_export_builds_no_table_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     first, classmethod_before = _bytes(), vars(_registration.ONNXRegistry)[torchlib_cache.REGISTRY]

@@ -43,6 +43,7 @@ def test_a_size_that_makes_other_outputs_isnt_drawn_but_nothing_is_fixed() -> No
     assert role.shape == ("batch", "seq", graphs.WIDTH) and dict(role.taken) == {"seq": (16,)}
 
 
+@pytest.mark.slow
 def test_feature_maps_of_whole_windows_are_found() -> None:
     axes = dict(settled(graphs.windows(7)).taken)
     assert len(axes) == 2 and all(sizes[:2] == (7, 14) for sizes in axes.values())

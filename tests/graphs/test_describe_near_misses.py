@@ -23,7 +23,7 @@ from posexport.graphs.view import view_of
 
 NOT_DESCRIBED = {"queries_of_another_layer", "scale_of_one_head", "norm_epsilon"}
 
-QUICK = [*ROTATIONS][::3] + [*MASKS][::3]
+QUICK = [*ROTATIONS][::6] + [*MASKS][::6]
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_vectors
 import pytest
 import torch
+from helpers import sampled
 
 from posexport.graphs.kernels import KERNELS
 
@@ -52,14 +53,14 @@ def outcomes(wide: bool) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("wide", "least"), [(True, 1700), (False, 1000)])
+@pytest.mark.parametrize(("wide", "least"), sampled([(False, 1000), (True, 1700)], 2))
 def test_every_vector(wide: bool, least: int) -> None:
     wrong = {name: text for name, text in outcomes(wide).items() if text and not reason_to_skip(name, wide)}
     assert not wrong
     assert sum(not reason_to_skip(name, wide) for name in outcomes(wide)) >= least
 
 
-@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("wide", sampled([False, True], 2))
 def test_nothing_is_skipped_without_need(wide: bool) -> None:
     for pattern in BOTH | (WIDE if wide else {}):
         skipped = [text for name, text in outcomes(wide).items() if re.search(pattern, name)]
@@ -85,6 +86,7 @@ def disturbed(value: Any) -> Any:
     return value + (1e-3 * (1 + value.abs()) if value.is_floating_point() else 1).to(value.dtype)
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever kernel gives a little more than it should, a vector of its operator fails."""
     unnoticed = set()

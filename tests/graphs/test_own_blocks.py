@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers import sampled
 
 from posexport.export import export
 from posexport.graphs.attention.describe import Describer
@@ -80,7 +81,7 @@ def said_of(encoding: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "encoding",
-    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in RECOGNISED],
+    sampled([one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in RECOGNISED], 3),
     ids=lambda one: " ".join(map(str, one.values())),
 )
 def test_the_encoding_comes_back_with_its_parameters(encoding: dict[str, Any]) -> None:

@@ -188,6 +188,7 @@ def test_a_layer_with_its_weights(folder: Path) -> None:
     assert verified.exit_code == 0, verified.output
 
 
+@pytest.mark.slow
 def test_a_stack_with_its_weights(folder: Path) -> None:
     (folder / "more.toml").write_text("layers = 2\ndtype = 'fp16'\nform = 'function'\nfrom = 'gemma'")
     result = cli("export", "--config", "more.toml", "--layer", "1", "-o", "gemma.onnx", "--json")

@@ -157,6 +157,7 @@ def positions_of(buckets: int, stride: int) -> list[int]:
     return list(allowed[::stride])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parity", [0, 1])
 def test_a_sample_of_all_sizes_is_exact(parity: int) -> None:
     for buckets in range(4 + parity, LARGEST_BUCKETS + 1, 46):

@@ -190,11 +190,13 @@ def test_letters_stand_out_from_their_ground(way: int) -> None:
     assert set(re.findall(r"var\(--([\w-]+)\)", css)) <= names.keys()
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_page(page: str, tmp_path: Path) -> None:
     assert html_of(tmp_path, everything()) == page
     assert str(tmp_path) not in page
 
 
+@pytest.mark.slow
 def test_a_matrix_of_thousands_of_cells_makes_a_page_of_moderate_size() -> None:
     made = make_page([DOCS / "results" / "matrix"])
     page = to_html(made)

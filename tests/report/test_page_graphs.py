@@ -56,6 +56,7 @@ def tables(blocks: list[Block], caption: str) -> Table:
     return next(block for block in blocks if isinstance(block, Table) and block.caption == caption)
 
 
+@pytest.mark.slow
 def test_a_graph_has_its_inputs_with_their_roles_and_its_attention(files: Path, quick: None) -> None:
     blocks = list(section(files / "decoder.onnx").blocks)
     (chain,) = (block for block in blocks if isinstance(block, Chain))

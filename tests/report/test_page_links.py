@@ -182,6 +182,7 @@ def test_the_fastest_says_where_it_failed(tmp_path: Path) -> None:
 LEGEND = ("ort-cpu · native", "lower bound: bare matrix products", "torch eager", "ort-cuda · native")
 
 
+@pytest.mark.slow
 def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None:
     files = {f"job-{size}": bench(shapes=(shape(f"prefill:{size}", size),)) for size in (16, 128, 1024)}
     page = page_of(tmp_path, files)

@@ -147,6 +147,7 @@ def test_a_wide_table_of_few_verdicts_is_refused(tmp_path: Path) -> None:
     refused(cli("report", file, "-o", tmp_path / "r.html"), "it has 1,002,001 cells, and at most 1,000,000")
 
 
+@pytest.mark.slow
 def test_thousands_of_artifacts_are_found_by_name_and_hash() -> None:
     """As many as a page shows; comparing each with each other would take hours."""
     about: dict[str, Any] = {"source": "verify.json", "runtime": "ort-cpu", "state": "passed"}

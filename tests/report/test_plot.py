@@ -221,6 +221,7 @@ def test_a_picture_is_drawn_and_told(tmp_path: Path) -> None:
     assert (tmp_path / "other.png").read_bytes() != data
 
 
+@pytest.mark.slow
 def test_an_svg_is_drawn_without_dates(tmp_path: Path) -> None:
     files = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for file in files:

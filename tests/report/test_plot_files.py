@@ -66,6 +66,7 @@ def test_a_decoder_is_drawn_as_the_encoding_that_it_was_written_with(tmp_path: P
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_an_artifact_is_drawn_by_its_spec(tmp_path: Path) -> None:
     spec = small_spec("alibi", causal=True)
     write_onnx(exported(spec), tmp_path / "own.onnx")

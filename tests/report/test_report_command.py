@@ -150,6 +150,7 @@ def test_tune_tells_the_winner_and_why_the_others_stopped(tmp_path: Path) -> Non
         assert said in text, said
 
 
+@pytest.mark.slow
 def test_artifacts_show_their_chain_form_by_form(tmp_path: Path) -> None:
     for form in ("function", "native"):
         write(tmp_path, f"rope-{form}", small_spec("rope"), form)

@@ -14,7 +14,7 @@ import pytest
 import rewrite_helpers as helpers
 import small_graphs
 from exact_graphs import changed, edited, frequencies, halved, table, third_value
-from helpers import exported, small_spec
+from helpers import exported, sampled, small_spec
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
@@ -56,7 +56,7 @@ def off(path: Path, feeds: dict[str, Array], model: onnx.ModelProto | None = Non
     return max(errors)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", sampled(FORMS, 2))
 def test_far_positions_are_those_of_float64(tmp_path: Path, form: str) -> None:
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form=form, angles="exact")
@@ -86,7 +86,7 @@ def test_both_errors_stand_in_the_manifest(tmp_path: Path) -> None:
     assert worst <= 20 * found["original_error"] and found["original_error"] <= 2
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", sampled(FORMS, 4))
 def test_a_second_time_changes_nothing(tmp_path: Path, form: str) -> None:
     path, out, again = helpers.saved(tmp_path), tmp_path / "out.onnx", tmp_path / "again.onnx"
     helpers.rewritten(path, out, form=form, angles="exact")
@@ -96,6 +96,7 @@ def test_a_second_time_changes_nothing(tmp_path: Path, form: str) -> None:
     assert found["state"] == "exact" and found["error"] == found["original_error"] <= 2.5e-7
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_for(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     plain = helpers.rewritten(path, tmp_path / "plain.onnx", form="native")
@@ -107,6 +108,7 @@ def test_only_what_is_asked_for(tmp_path: Path) -> None:
     assert record(result) is None and result.is_complete and result.changed
 
 
+@pytest.mark.slow
 def test_the_form_alone_may_stay(tmp_path: Path) -> None:
     """A file in the form, with angles in float32: these alone are written anew."""
     path, native, out = helpers.saved(tmp_path), tmp_path / "native.onnx", tmp_path / "out.onnx"
@@ -135,7 +137,7 @@ def test_unknown_frequencies_stay(tmp_path: Path, value: Array, code: str) -> No
     np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("factor", [1 + 1e-5, 1.0001, 2.0])
+@pytest.mark.parametrize("factor", sampled([1 + 1e-5, 1.0001, 2.0], 3))
 def test_a_theta_that_is_recognised_wrongly_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
@@ -172,6 +174,7 @@ def test_positions_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: py
     np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_turns_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near positions are within what rounding explains; far ones are not those of float64."""
     exact_turns = writing.exact_turns
@@ -180,6 +183,7 @@ def test_turns_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: pytest
     assert record(result)["reason"]["code"] == "angles-differ" and "far" in record(result)["reason"]["text"]
 
 
+@pytest.mark.slow
 def test_angles_in_a_third_value_stay(tmp_path: Path) -> None:
     """Queries are turned by a sine of their own beside that of keys, which both read too."""
     model = third_value()
@@ -189,6 +193,7 @@ def test_angles_in_a_third_value_stay(tmp_path: Path) -> None:
     assert found["state"] == "parity" and found["reason"]["code"] == "angles-elsewhere"
 
 
+@pytest.mark.slow
 def test_positions_of_another_row_stay(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, edited(rows=True)), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form="native", angles="exact")
@@ -203,6 +208,7 @@ def test_angles_that_depend_on_padding_stay(tmp_path: Path) -> None:
     assert record(result) is None or record(result)["state"] == "parity"
 
 
+@pytest.mark.slow
 def test_sines_of_both_signs_in_one_value(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, edited(negative=True)), tmp_path / "out.onnx"
     assert off(path, at(7)) <= 1e-3  # the same function
@@ -211,6 +217,7 @@ def test_sines_of_both_signs_in_one_value(tmp_path: Path) -> None:
     assert off(out, at(2**23)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_table_is_computed(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, table(3000)), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form="contrib", angles="exact")
@@ -220,6 +227,7 @@ def test_a_table_is_computed(tmp_path: Path) -> None:
     assert off(out, at(2**22)) <= 1e-6  # beyond the table too
 
 
+@pytest.mark.slow
 def test_keys_that_are_shared_have_the_angles_of_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2, one_cache=True))
     result = helpers.rewritten(path, tmp_path / "out.onnx", angles="exact")
@@ -229,6 +237,7 @@ def test_keys_that_are_shared_have_the_angles_of_queries(tmp_path: Path, monkeyp
         assert record(one, layer)["reason"]["code"] == "angles-shared" and record(one, 1 - layer) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["decomposed", "native"])
 def test_half_precision_gets_cosines_that_are_rounded_once(tmp_path: Path, form: str) -> None:
     path, out = helpers.saved(tmp_path, halved()), tmp_path / "out.onnx"
@@ -241,6 +250,7 @@ def test_half_precision_gets_cosines_that_are_rounded_once(tmp_path: Path, form:
     assert off(out, feeds, halved()) <= 0.004 < off(path, feeds, halved())
 
 
+@pytest.mark.slow
 def test_an_artifact_of_posexport_keeps_what_its_spec_says(tmp_path: Path) -> None:
     path = tmp_path / "own.onnx"
     write_onnx(exported(small_spec("rope", layout="half", causal=True)), path)

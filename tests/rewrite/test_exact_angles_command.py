@@ -45,6 +45,7 @@ def test_exact_angles_are_said_with_both_errors(decoder: Path) -> None:
     assert any("differ by 0 " in note or "e-1" in note for note in verdict["notes"]), verdict["notes"]
 
 
+@pytest.mark.slow
 def test_a_manifest_makes_no_other_change_pass(decoder: Path) -> None:
     """A file with exact angles by its manifest is held against the source with these, and with nothing else changed."""
     arguments = ("--form", "decomposed", "--angles", "exact")
@@ -65,6 +66,7 @@ def test_a_manifest_makes_no_other_change_pass(decoder: Path) -> None:
     assert result.exit_code == 2 and "has no attention 'another' whose angles can be made exact" in result.stderr
 
 
+@pytest.mark.slow
 def test_angles_that_stay_are_said(tmp_path: Path) -> None:
     model = small_graphs.decoder()
     weight = next(one for one in model.graph.initializer if one.name == "inv_freq")

@@ -13,6 +13,7 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 from exact_graphs import changed, table
+from helpers import sampled
 from onnx import numpy_helper
 
 Array = np.ndarray[Any, Any]
@@ -41,15 +42,18 @@ def is_same(path: Path, out: Path, tokens: int, rows: int = 2) -> bool:
 
 @pytest.mark.parametrize(
     ("made", "code"),
-    [
-        (graphs.chosen_frequencies, "angles-by-length"),
-        (graphs.scaled_cosines, "angles-by-length"),
-        (graphs.taken_variant, "angles-by-length"),
-        (graphs.interpolated, "angles-by-length"),
-        (graphs.divided_by_a_shape, "angles-by-length"),
-        (partial(graphs.divided_by_a_sum, "Einsum"), "angles-by-length"),
-        (partial(graphs.divided_by_a_sum, "MatMul"), "angles-by-length"),
-    ],
+    sampled(
+        [
+            (graphs.chosen_frequencies, "angles-by-length"),
+            (graphs.scaled_cosines, "angles-by-length"),
+            (graphs.taken_variant, "angles-by-length"),
+            (graphs.interpolated, "angles-by-length"),
+            (graphs.divided_by_a_shape, "angles-by-length"),
+            (partial(graphs.divided_by_a_sum, "Einsum"), "angles-by-length"),
+            (partial(graphs.divided_by_a_sum, "MatMul"), "angles-by-length"),
+        ],
+        4,
+    ),
 )
 def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
@@ -59,11 +63,14 @@ def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) 
 
 @pytest.mark.parametrize(
     "made",
-    [
-        graphs.faster_rows,
-        graphs.faster_tokens,
-        *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
-    ],
+    sampled(
+        [
+            graphs.faster_rows,
+            graphs.faster_tokens,
+            *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
+        ],
+        3,
+    ),
 )
 def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: Path, made: Made) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
@@ -71,6 +78,7 @@ def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: P
     assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9) and is_same(path, out, 5, 9)
 
 
+@pytest.mark.slow
 def test_tokens_in_another_order_keep_their_angles(tmp_path: Path) -> None:
     """On short rows all are in their order: positions are those behind, not before."""
     path, out = helpers.saved(tmp_path, graphs.turned_round()), tmp_path / "out.onnx"
@@ -78,12 +86,14 @@ def test_tokens_in_another_order_keep_their_angles(tmp_path: Path) -> None:
     assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9)
 
 
+@pytest.mark.slow
 def test_positions_that_lengths_decide_are_positions(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, graphs.doubled_positions()), tmp_path / "out.onnx"
     assert angles(path, out) == ("exact", None)
     assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9)
 
 
+@pytest.mark.slow
 def test_a_table_is_compared_row_by_row(tmp_path: Path) -> None:
     """One row is another, which no drawn position meets."""
     model = table(3000)
@@ -94,7 +104,7 @@ def test_a_table_is_compared_row_by_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("edited", "expected"), [(None, ("exact", None)), (450, ("parity", "angles-differ"))])
-@pytest.mark.parametrize("made", [partial(graphs.cut_table, 600), graphs.made_table])
+@pytest.mark.parametrize("made", sampled([partial(graphs.cut_table, 600), graphs.made_table], 2))
 def test_a_table_is_compared_behind_its_cut_too(
     tmp_path: Path, made: Callable[[int | None], onnx.ModelProto], edited: int | None, expected: Any
 ) -> None:
@@ -103,7 +113,8 @@ def test_a_table_is_compared_behind_its_cut_too(
     assert is_same(path, out, 500)
 
 
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", sampled([False, True], 2))
 def test_one_row_of_positions_for_all_rows(tmp_path: Path, spread: bool) -> None:
     path, out, again = (
         helpers.saved(tmp_path, graphs.counted(spread=spread)),

@@ -54,6 +54,7 @@ def test_weights_are_the_same_in_every_process_and_none_is_left_as_it_was() -> N
         assert one.std() > 0
 
 
+@pytest.mark.slow
 def test_one_file_is_made(tmp_path: Path) -> None:
     command = [sys.executable, str(SUITE / "make_one.py"), str(tmp_path), "t5_encoder", "torchscript17"]
     subprocess.run([*command, str(tmp_path / "record.json")], check=True, capture_output=True, timeout=200)
@@ -68,6 +69,7 @@ def test_one_file_is_made(tmp_path: Path) -> None:
     assert 0 < gap < 1e-4  # float64 is wider than the file's dtype
 
 
+@pytest.mark.slow
 def test_a_failure_is_recorded_with_its_reason(tmp_path: Path) -> None:
     from generate import attempt
 

@@ -3,6 +3,7 @@ was, at sizes that were not tried."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import HEADS, SIZE, attention
+from helpers import sampled
 from late_rotation_graphs import AGAIN, keys_turn_late, latent
 from rewrite_helpers import rewritten_model
 from small_graphs import run
@@ -45,9 +47,10 @@ def check_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
             np.testing.assert_allclose(have[name], value, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["native", "contrib", "function"])
-@pytest.mark.parametrize("repeated_first", [False, True])
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    ("form", "repeated_first", "given"),
+    sampled(itertools.product(["native", "contrib", "function"], [False, True], [False, True]), 5),
+)
 def test_keys_that_turn_behind_their_cache(form: str, repeated_first: bool, given: bool) -> None:
     model = keys_turn_late(2, repeated_first=repeated_first, given=given)
     done, after = rewritten_model(model, form=form, target="portable" if form == "function" else "ort")
@@ -62,7 +65,7 @@ def test_their_caches_are_no_buffers() -> None:
         rewrite_model(ir.from_proto(keys_turn_late(2)), form="native", target="ort", kv_cache="shared")
 
 
-@pytest.mark.parametrize("repeated_first", [False, True])
+@pytest.mark.parametrize("repeated_first", sampled([False, True], 2))
 def test_their_angles_become_exact(repeated_first: bool) -> None:
     model = keys_turn_late(2, repeated_first=repeated_first)
     done = rewrite_exactly(ir.from_proto(model), RewriteOptions(form="native", target="ort", angles="exact"))
@@ -71,8 +74,7 @@ def test_their_angles_become_exact(repeated_first: bool) -> None:
     check_same(model, ir.to_proto(done.model))
 
 
-@pytest.mark.parametrize("form", ["decomposed", "native"])
-@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize(("form", "name"), sampled(itertools.product(["decomposed", "native"], AGAIN), 5))
 def test_what_turns_twice_is_not_called_exact(name: str, form: str) -> None:
     """Else half of its angles would be."""
     model = attention(rotate=AGAIN[name])

@@ -5,6 +5,7 @@ The oracle is ONNX Runtime on the graph as it was, on rows that reach these plac
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from absorbed_graphs import HIDDEN, SIZE, long, many, model_of
+from helpers import sampled
 from onnx import TensorProto
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -156,8 +158,7 @@ FAULTS: dict[str, Angles] = {
 }
 
 
-@pytest.mark.parametrize("form", ["native", "contrib"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("form", "fault"), sampled(itertools.product(["native", "contrib"], FAULTS), 5))
 def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     model = model_of(**rotated(FAULTS[fault]))
     done, proto = rewritten_model(model, form=form, target="ort")
@@ -169,8 +170,7 @@ def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("hooks", ["q", "k", "qk"])
+@pytest.mark.parametrize(("seed", "hooks"), sampled(itertools.product(range(4), ["q", "k", "qk"]), 5))
 def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> None:
     """Of one truth value a draw says nothing half the time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 import small_graphs
+from helpers import sampled
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 
 
@@ -22,9 +24,10 @@ def _feeds(cache: bool = False) -> dict[str, np.ndarray]:
     return {name: array for name, array in feeds.items() if cache or "past" not in name}
 
 
-@pytest.mark.parametrize("form", ["decomposed", "native"])
-@pytest.mark.parametrize("cache", [False, True])
-@pytest.mark.parametrize("kind", [QuantType.QUInt8, QuantType.QInt8])
+@pytest.mark.parametrize(
+    ("form", "cache", "kind"),
+    sampled(itertools.product(["decomposed", "native"], [False, True], [QuantType.QUInt8, QuantType.QInt8]), 3),
+)
 def test_attention_behind_quantised_tables_and_products(
     tmp_path: Path, form: str, kind: QuantType, cache: bool
 ) -> None:

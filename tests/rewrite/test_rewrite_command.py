@@ -98,6 +98,7 @@ def test_without_attention(tmp_path: Path) -> None:
     assert not Path("other.onnx").exists()
 
 
+@pytest.mark.slow
 def test_require_all_with_one_left(tmp_path: Path) -> None:
     helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     given = ("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", "--only", "node_attention_0")
@@ -113,6 +114,7 @@ def test_require_all_with_one_left(tmp_path: Path) -> None:
     assert "1 of 2 rewritten" in written.stdout
 
 
+@pytest.mark.slow
 def test_require_all_of_what_is_in_the_form(decoder: Path) -> None:
     assert cli("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native").exit_code == 0
     result = cli("rewrite", "out.onnx", "-o", "twice.onnx", "--form", "native", "--require-all")
@@ -129,6 +131,7 @@ def _wrong_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "whole_evidence", lambda *_: WholeEvidence(cases=1))
 
 
+@pytest.mark.slow
 def test_a_runtime_that_fails_keeps_the_file_from_being_written(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _wrong_everywhere(monkeypatch)
     Path("out.onnx").write_bytes(b"before")
@@ -144,6 +147,7 @@ def test_a_runtime_that_fails_keeps_the_file_from_being_written(decoder: Path, m
     assert helpers.names_of(decoder.parent) == ["in.onnx", "out.onnx"]
 
 
+@pytest.mark.slow
 def test_where_the_original_fails_too_the_file_is_written(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verify = rewritten.verify
 
@@ -186,6 +190,7 @@ def test_signed_and_verified(decoder: Path) -> None:
     assert Path("out.onnx.json.sig").is_file()
 
 
+@pytest.mark.slow
 def test_an_artifact_of_posexport_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "rope.onnx"
     write_onnx(exported(small_spec("rope", layout="half", causal=True)), path)

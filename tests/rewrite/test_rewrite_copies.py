@@ -67,6 +67,7 @@ def test_a_copy_says_why_it_is_one(
     assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "in.onnx").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rope", "options", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 import small_graphs
+from helpers import sampled
 from onnx import numpy_helper
 
 from posexport.artifact import onnx_file
@@ -120,8 +122,7 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     assert list(made[0]) == ["out.onnx", "out.onnx.json"]
 
 
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize(("external", "form"), sampled(itertools.product([False, True], list(FORMS)), 3))
 def test_what_is_in_the_form_stays_byte_for_byte(form: str, external: bool, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path)
     if external:
@@ -153,6 +154,7 @@ def test_with_require_all_nothing_is_written(tmp_path: Path) -> None:
     assert helpers.names_of(tmp_path) == ["in.onnx"]
 
 
+@pytest.mark.slow
 def test_only_some_are_rewritten(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     result = helpers.rewritten(path, tmp_path / "out.onnx", form="native", only=("node_attention_1",))
@@ -164,6 +166,7 @@ def test_only_some_are_rewritten(tmp_path: Path) -> None:
     assert "other.onnx" not in helpers.names_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_external_data_of_the_original_is_not_needed(tmp_path: Path) -> None:
     folder, out = tmp_path / "from", tmp_path / "out.onnx"
     folder.mkdir()
@@ -181,6 +184,7 @@ def test_external_data_of_the_original_is_not_needed(tmp_path: Path) -> None:
     assert list(manifest.external_data) == ["out.onnx.data"]
 
 
+@pytest.mark.slow
 def test_weights_of_an_earlier_file_go(tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -210,6 +214,7 @@ def _twice_the_scale(factors: Any, q: Any) -> tuple[float, list[float]]:
     return 2.0 * float(np.prod(factors)), []
 
 
+@pytest.mark.slow
 def test_a_wrong_replacement_is_kept_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = helpers.saved(tmp_path, small_graphs.decoder(layers=2)), tmp_path / "out.onnx"
     monkeypatch.setattr(site, "split_scale", _twice_the_scale)
@@ -222,6 +227,7 @@ def test_a_wrong_replacement_is_kept_and_said_so(tmp_path: Path, monkeypatch: py
     assert not result.changed and not result.is_complete
 
 
+@pytest.mark.slow
 def test_one_wrong_site_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = site.SiteWriter._by_heads
 

@@ -104,6 +104,7 @@ def test_near_misses_that_become_sound_are_told_from_those_that_break(load: Load
     assert verdicts == [judge.SAME, judge.CORRECTED, judge.BROKEN]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_record_and_what_is_there_is_kept(load: Load, tmp_path: Path) -> None:
     limited = load("limited")
     result, done = limited.record_of(tmp_path / "died.json", dies)

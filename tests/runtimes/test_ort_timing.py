@@ -90,6 +90,7 @@ def test_onnxruntime_knows_that_option() -> None:
     assert KEY.encode() in library.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "in_place"), [("shared", True), ("concat", False)])
 def test_a_shared_cache_is_written_in_place_when_timed(tmp_path: Path, kind: str, in_place: bool) -> None:
     spec = small_spec("rope", kv_cache=kind, causal=True)

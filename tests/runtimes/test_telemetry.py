@@ -74,6 +74,7 @@ def test_without_posexport_the_same_session_leaves_traces(place: Place) -> None:
     assert "target" in place.traces()
 
 
+@pytest.mark.slow
 def test_workers_of_verify_leave_no_trace(place: Place) -> None:
     place.run("-m", "posexport", "export", "--encoding", "rope", "--hidden-size", "16", "--num-heads", "2")
     place.run("-m", "posexport", "verify", "rope.onnx", "--runtime", "ort-cpu", "--reach", "seq=16")

@@ -14,7 +14,7 @@ import onnx
 import onnx.parser
 import pytest
 from form_helpers import errors, small_cases
-from helpers import small_spec, weights_for
+from helpers import sampled, small_spec, weights_for
 from trap_helpers import FLAT, GROUP, HEADS, LENGTHS, MULTI, OUT, PAST, PRESENT, SAME, SIZES, corner, formula
 from trt_helpers import needs_rtx
 from trt_import_helpers import graph, imported, inputs_for, on_ort
@@ -69,6 +69,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", FUNCTIONS)
 def test_functions_of_ours_leave_nothing_to_be_made_up(over: dict[str, Any]) -> None:
     """Attributes are written into bodies, no input is left out, imports agree, overloads are names."""
@@ -98,7 +99,7 @@ OURS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "over", "fixed"), OURS)
+@pytest.mark.parametrize(("form", "over", "fixed"), sampled(OURS, 4))
 def test_a_block_of_ours_is_understood(form: str, over: dict[str, Any], fixed: dict[str, int], tmp_path: Path) -> None:
     spec = small_spec(**{"encoding": "none", **over})
     path = tmp_path / "block.onnx"

@@ -155,6 +155,7 @@ def test_a_full_disk_is_one_sentence(pool: Pool, monkeypatch: pytest.MonkeyPatch
     answers(pool)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_child_of_the_engines_own_that_outlives_it_does_not_block() -> None:
     with Pool(time_limit=20) as pool:
@@ -175,6 +176,7 @@ def test_a_process_that_ends_between_two_requests_is_replaced(pool: Pool) -> Non
     assert process.stdout.closed
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_pool_closes() -> None:
     threads, children = set(threading.enumerate()), _children()
     with warnings.catch_warnings():

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from helpers import CHILD_PATH, case
+from helpers import CHILD_PATH, case, sampled
 from verify_helpers import write
 
 from posexport.errors import Reason
@@ -157,7 +157,7 @@ def test_closing_the_pool_leaves_no_process(pool: Pool) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", sampled([signal.SIGKILL, signal.SIGINT], 2))
 def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     script = (
         "import sys; from pathlib import Path; from test_workers import *\n"
@@ -229,6 +229,7 @@ def test_a_runtime_without_an_answer_in_time_is_not_run(
     assert report.exit_code() == (0 if slow == "faulty-sleep" else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps a folder that a process works in")
 def test_workers_run_where_the_working_folder_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "rope", case("rope"))
@@ -240,6 +241,7 @@ def test_workers_run_where_the_working_folder_was_removed(tmp_path: Path, monkey
     assert verdict.state == PASSED, verdict.reason
 
 
+@pytest.mark.slow
 def test_verify_tells_a_crash_and_zeros_apart_and_judges_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, "rope", case("rope"))
     rows = {f"faulty-{how}": faulty(how) for how in ("segfault", "zeros", "raise")}

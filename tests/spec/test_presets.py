@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from helpers import Array, cli, exported, inputs_for, open_ort, refused, run_block, weights_for
+from helpers import Array, cli, exported, inputs_for, open_ort, refused, run_block, sampled, weights_for
 
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.errors import RequestError
@@ -99,7 +99,7 @@ def test_true_numbers() -> None:
     assert [gemma3.layer(index).to_dict()["encoding"]["theta"] for index in (0, 5)] == [10_000.0, 1_000_000.0]
 
 
-@pytest.mark.parametrize("form", ["decomposed", "function"])
+@pytest.mark.parametrize("form", sampled(["decomposed", "function"], 2))
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
@@ -125,6 +125,7 @@ def test_another_structure_is_noticed(name: str, fault: dict[str, Any]) -> None:
     assert worst > 100 * BOUND
 
 
+@pytest.mark.slow
 def test_export_by_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = cli(
@@ -155,6 +156,7 @@ def test_a_wrong_request_is_refused(arguments: tuple[str, ...], said: str) -> No
     refused(cli("export", *arguments), said)
 
 
+@pytest.mark.slow
 def test_a_pattern_of_ones_own_takes_the_place_of_a_presets(tmp_path: Path) -> None:
     own = ("--layer-pattern", "rope*2,none", "--window", "7", "--hidden-size", "32", "--num-heads", "2")
     more = ("--num-kv-heads", "1", "--head-dim", "16", "--layers", "3", "-o", tmp_path / "own.onnx")

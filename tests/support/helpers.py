@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from click.testing import CliRunner, Result
 
 from posexport.cli import main
@@ -258,11 +259,16 @@ CHILD_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).par
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """The cases of a sweep: one in `every` is tried by the test command, the others by `scripts/test slow`.
 
-    A tuple is one case of several arguments; those of one argument come as tuples of one.
+    A tuple is one case of several arguments; those of one argument come as tuples of one. Cases that are slow already
+    are not counted.
     """
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)), marks=() if index % every == 0 else pytest.mark.slow
-        )
-        for index, case in enumerate(cases)
-    ]
+    made, index = [], 0
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        param = case if isinstance(case, ParameterSet) else pytest.param(*values)
+        if not any(mark.name == "slow" for mark in param.marks):
+            slow = index % every != 0
+            index += 1
+            param = param._replace(marks=(*param.marks, pytest.mark.slow)) if slow else param
+        made.append(param)
+    return made

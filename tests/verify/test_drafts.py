@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 import pytest
-from helpers import small_spec
+from helpers import sampled, small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +39,7 @@ def _cached(each: Case) -> int:
     return each.keys - each.sizes["seq"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4), 4))
 def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     sizes = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope"), seed)]
     for low, high in BANDS:
@@ -49,7 +49,7 @@ def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     assert any(batch >= 12 for batch, _ in sizes)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", sampled(range(50), 10))
 def test_no_band_of_lengths_whose_end_is_half_more_than_its_beginning_is_left_out(seed: int) -> None:
     for hidden, last in ((64, 2_200), (768, 150)):
         lengths = sorted({draft.seq for draft in _drafts(hidden, seed) if 16 <= draft.seq <= last})
@@ -64,7 +64,7 @@ def _drafts(hidden_size: int, seed: int) -> list[Draft]:
     return list(corners(spec, np.random.default_rng(seed), Reach(seq=2_200)))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few(seed: int) -> None:
     small, large = (
         [draft for draft in _drafts(hidden, seed) if draft.name.startswith("few tokens")] for hidden in (64, 1024)
@@ -75,7 +75,7 @@ def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few(seed: int
     assert sum(draft.batch for draft in large) < sum(draft.batch for draft in small)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(seed: int) -> None:
     names = ("rows", "several rows", "long rows", "longer rows")
     small = {draft.name: draft for draft in _drafts(64, seed)}
@@ -118,6 +118,7 @@ def test_rows_that_cost_too_much_leave_one_token_over_too(hidden_size: int) -> N
     assert shortened <= {17, 33, 65, 129, 257, 513}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["concat", "shared"])
 def test_steps_and_chunks_of_any_rows_meet_each_band_of_cached_tokens(kind: str) -> None:
     for seed in range(3):
@@ -205,7 +206,7 @@ def test_a_reach_is_bounded(asked: str) -> None:
         read_reach(asked)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> None:
     plain = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope", causal=True), seed)]
     for low, high in ((2, 2), (3, 3), (4, 5), (6, 7), (8, 12), (12, 17), (17, 25), (25, 37)):
@@ -226,7 +227,7 @@ def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> 
             )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 @pytest.mark.parametrize("more", [{}, {"causal": True, "kv_cache": "concat"}, {"cross": True}])
 def test_no_size_of_a_batch_is_left_out(more: dict[str, object], seed: int) -> None:
     encoding = "none" if "cross" in more else "rope"
@@ -259,6 +260,7 @@ def test_rows_of_a_shared_buffer_are_far_apart_and_buffers_are_long() -> None:
     assert {1, 3} <= {each.sizes["batch"] for each in cases if each.sizes["max_seq"] > 2000 and each.keys < 200}
 
 
+@pytest.mark.slow
 def test_padding_is_long_too() -> None:
     for more, width in (({}, 1000), ({"cross": True}, 1000), ({"kv_cache": "concat"}, 500)):
         cases = _made(small_spec("t5", padding_mask=True, **more))
@@ -317,6 +319,7 @@ def test_a_reach_that_does_not_fit_into_memory_is_refused_before_inputs_are_made
             make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), reach=Reach(given=True, **{"batch": 1, **sizes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [None, "concat", "shared"])
 def test_more_cases_have_any_number_of_rows_and_tokens(cache: str | None) -> None:
     spec = small_spec("rope", causal=True, kv_cache=cache)

@@ -275,6 +275,7 @@ def test_further_cases_are_drawn_on_demand() -> None:
         assert all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
 
 
+@pytest.mark.slow
 def test_any_row_may_have_the_longest_cache() -> None:
     spec = small_spec("rope", kv_cache="shared", causal=True)
     first = [
@@ -286,6 +287,7 @@ def test_any_row_may_have_the_longest_cache() -> None:
     assert len({*first}) > 2
 
 
+@pytest.mark.slow
 def test_many_rows_are_long_too() -> None:
     for over in ({}, {"kv_cache": "concat", "causal": True}, {"kv_cache": "shared", "causal": True}):
         cases = made(small_spec("rope", **over))

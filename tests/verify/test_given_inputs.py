@@ -99,6 +99,7 @@ MIXED = STATES.copy()
 MIXED[1] = 3e38
 
 
+@pytest.mark.slow
 def test_a_sound_artifact_is_not_called_wrong(block: Path) -> None:
     for states in (STATES * 0, np.full_like(STATES, 3e38)):
         assert verdict_on(block, states).state == NOT_RUN

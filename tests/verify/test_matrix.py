@@ -260,6 +260,7 @@ def test_an_interrupt_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert asked == [12 - kept, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_engines")
 def test_a_wrong_graph_is_exit_1_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run, "WORKER", "engines.matrix_slopes")

@@ -46,6 +46,7 @@ def test_artifacts_have_every_encoding_and_drawn_specs_too() -> None:
     assert {kind for kind, _ in FAMILIES.values()} == set(CLASSES)
 
 
+@pytest.mark.slow
 def test_sound_specs_have_every_field_and_parameter() -> None:
     """What is not drawn is never shown to be free of false alarms."""
     specs = [drawn.spec for drawn in draw_specs(600 * len(ENCODINGS), 0)]
@@ -65,6 +66,7 @@ def test_the_original_is_equivalent_to_itself_and_to_other_names(artifact: Artif
     assert oracle.judge(same, broad_aims(artifact.spec), 1, (0,)).state == EQUIVALENT
 
 
+@pytest.mark.slow
 def test_every_family_that_an_artifact_has_makes_another_graph_with_the_same_weights(artifact: Artifact) -> None:
     random, made = np.random.default_rng(0), 0
     for name in FAMILIES:
@@ -136,6 +138,7 @@ def test_inputs_stay_within_reach() -> None:
     assert draw(make_spec("swin", window_size=7), wide, random)["position_ids"].max() == 6
 
 
+@pytest.mark.slow
 def test_a_score_counts_what_verify_catches() -> None:
     made = score(["swin"], Plan(random_count=3, corner_share=0.1))
     assert made.alarms == []

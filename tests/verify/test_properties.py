@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers import CASES, MORE_CASES, case, cli, exported, open_ort, small_spec, weights_for
+from helpers import CASES, MORE_CASES, case, cli, exported, open_ort, sampled, small_spec, weights_for
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.export import export
@@ -61,7 +61,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", sampled(VARIANTS, 4))
 def test_what_an_encoding_promises_holds(name: str) -> None:
     spec = case(name)
     if spec.causal and not spec.encoding.no_cache_reason:
@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", sampled(BROKEN, 3))
 def test_what_an_encoding_does_not_have_would_be_found_out(name: str) -> None:
     asked, over = BROKEN[name]
     spec = small_spec(**over)
@@ -159,6 +159,7 @@ def test_the_command_shows_each_property_and_fails_on_a_false_promise(
     assert "shift does not hold" in result.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tried_is_not_run_with_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "short.onnx"
     write_onnx(export(small_spec("rope"), weights_for(small_spec("rope")), seq=3), path)

@@ -257,6 +257,7 @@ def test_a_result_that_is_not_finite_is_none() -> None:
     assert Draws.of(off(0), infinite).with_another(off(0), off(1e-3)).outputs["output"] is not infinite["output"]
 
 
+@pytest.mark.slow
 def test_torch_runs_again_with_other_last_bits_of_inputs_and_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

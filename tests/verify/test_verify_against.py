@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_files import foreign, one_layer
-from helpers import cli, exported
+from helpers import cli, exported, sampled
 from onnx import TensorProto, helper, numpy_helper
 
 from posexport.artifact.onnx_artifact import write_onnx
@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", sampled(FAULTS, 3))
 def test_near_misses_fail_and_are_found(name: str, other: Path, tmp_path: Path) -> None:
     fault, reason, where = FAULTS[name]
     verdict = verdict_of(foreign(tmp_path, "file", SPEC, change=fault), other)
@@ -96,7 +96,7 @@ def test_near_misses_fail_and_are_found(name: str, other: Path, tmp_path: Path) 
     assert verify([tmp_path / "file.onnx"], runtimes=ORT).exit_code() == 0  # it computes what it says
 
 
-@pytest.mark.parametrize("form", ["decomposed", "function", "native"])
+@pytest.mark.parametrize("form", sampled(["decomposed", "function", "native"], 3))
 def test_the_same_function_in_another_form_passes(form: str, other: Path, tmp_path: Path) -> None:
     verdict = verdict_of(foreign(tmp_path, form, SPEC, form), other)
     assert verdict.state == PASSED, verdict
@@ -116,6 +116,7 @@ def test_less_than_rounding_is_told_where_it_is_no_rounding(other: Path, tmp_pat
     assert "may be different functions" in verdict.not_shown[-1]
 
 
+@pytest.mark.slow
 def test_half_precision_may_round_as_it_does(other: Path, tmp_path: Path) -> None:
     verdict = verdict_of(foreign(tmp_path, "half", one_layer(kv_cache="concat", vocab_size=23, dtype="fp16")), other)
     assert verdict.worst is not None
@@ -123,6 +124,7 @@ def test_half_precision_may_round_as_it_does(other: Path, tmp_path: Path) -> Non
     assert verdict.worst.max_error > 1e-5
 
 
+@pytest.mark.slow
 def test_posexports_own_artifacts_on_either_side(other: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.onnx"
     write_onnx(exported(SPEC, "function"), own)
@@ -161,6 +163,7 @@ def test_other_inputs_or_outputs_fail_without_a_run(change: Any, reason: str, ot
     assert reason in str(verdict.reason)
 
 
+@pytest.mark.slow
 def test_a_file_of_fixed_sizes_is_held_against_one_of_any(other: Path, tmp_path: Path) -> None:
     def fixed(model: onnx.ModelProto) -> None:
         for value in model.graph.input:
@@ -231,6 +234,7 @@ def test_a_weight_that_nothing_reads_makes_no_file_half_precise(tmp_path: Path) 
     assert verdict_of(_features("same", nodes, {"weight": weight, **unused}, tmp_path), other).state == PASSED
 
 
+@pytest.mark.slow
 def test_buffers_are_not_held_against_caches_that_grow(other: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared.onnx"
     made = cli("rewrite", other, "-o", shared, "--form", "native", "--target", "ort", "--kv-cache", "shared")

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers import case
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posexport.artifact.loaded import LoadedArtifact
@@ -69,6 +69,7 @@ def test_positions_are_consecutive_offset_packed_in_no_order_and_far_out() -> No
     seq=st.tuples(st.integers(1, 50), st.none() | st.integers(0, 50)),
     positions=st.integers(1, 60),
 )
+@settings(max_examples=6)
 def test_cases_stay_within_the_bounds_and_the_table(
     block: str, seed: int, batch: tuple[int, int | None], seq: tuple[int, int | None], positions: int
 ) -> None:

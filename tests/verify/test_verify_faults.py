@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[str, str, to.Mutate, str, str]] = {
     "far bucket": ("t5", "fp32", to.initializer("encoding.buckets", _far_buckets), "off by", "buckets"),
     "mask of -20": ("t5-causal", "fp32", to.constant_read("Where", 2, np.float32(-20)), "off by", "planted"),
     "baked 512": ("none", "fp32", to.before("MatMul", 0, _first_512, "hidden_states"), "", "planted"),
-    "first row for all": ("rope", "bf16", to.before("Cast", 0, _first_row, "position_ids"), "off by", "planted"),
+    "first row for all": ("rope", "fp32", to.before("Cast", 0, _first_row, "position_ids"), "off by", "planted"),
 }
 """Faults that only long sequences, far distances, loud inputs or unlike rows bring to light."""
 
@@ -61,11 +61,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, 
     cut = plant.write(folder, "truncated", case("none"))
     cut.write_bytes(cut.read_bytes()[:-40])
     cut.with_name("truncated.onnx.json").unlink()
-    rows = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
-    found = verify([folder], runtimes=rows, reach={"seq": 600})
-    return found, {
-        Path(verdict.artifact).stem: verdict for verdict in found.verdicts if verdict.runtime == "onnx-reference"
-    }
+    found = verify([folder], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 600})
+    return found, {Path(verdict.artifact).stem: verdict for verdict in found.verdicts}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -106,5 +103,5 @@ def test_a_truncated_file_is_unreadable_and_the_others_are_still_told(
     found = report[0]
     assert len(found.unreadable) == 1
     assert "truncated.onnx" in found.unreadable[0].artifact
-    assert len(found.verdicts) == 2 * (len(FAULTS) + 2)
+    assert len(found.verdicts) == len(FAULTS) + 2
     assert found.exit_code() == 2

@@ -51,6 +51,7 @@ def report(decoder: Path) -> Report:
     return verify([decoder], runtimes={name: RUNTIMES[name] for name in names})
 
 
+@pytest.mark.slow
 def test_every_runtime_is_judged_by_the_file_itself(report: Report) -> None:
     by_runtime = {verdict.runtime: verdict for verdict in report.verdicts}
     assert by_runtime["torch"].state == NOT_RUN
@@ -77,6 +78,7 @@ def test_a_runtimes_fault_fails_and_the_node_is_named(decoder: Path) -> None:
     assert str(verdict.where).startswith("Sin "), verdict.where
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_graph_as_a_whole_is_told_as_one(decoder: Path) -> None:
     verdict = verdict_of(decoder, faulty("whole"))
     assert verdict.state == FAILED

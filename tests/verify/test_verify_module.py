@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import user_modules
-from helpers import cli, refused
+from helpers import cli, refused, sampled
 
 pytestmark = pytest.mark.few_inputs
 
@@ -82,7 +82,8 @@ def test_an_export_is_its_module(exported: Path) -> None:
     assert found["weights"]["code"] == "as-manifest"
 
 
-@pytest.mark.parametrize("name", ["Near", "Other"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sampled(["Near", "Other"], 2))
 def test_another_module_is_another_function(name: str, exported: Path) -> None:
     """Planted: a part in a thousand, and positions from the other end."""
     code, found = verdict(exported, name)
@@ -104,6 +105,7 @@ def test_a_changed_weight_is_found(exported: Path) -> None:
     assert (code, found["state"]) == (1, "failed")
 
 
+@pytest.mark.slow
 def test_lengths_that_the_module_refuses_are_not_tried(exported: Path) -> None:
     code, found = verdict(exported, "Short")
     assert (code, found["state"]) == (0, "passed")

@@ -255,6 +255,7 @@ def exported_from(llama: Path, path: Path, layer: int = 0, layers: int = 1, **ch
     return path
 
 
+@pytest.mark.slow
 def test_an_interleaved_export_of_a_half_checkpoint_fails(llama: Path, tmp_path: Path) -> None:
     sound = exported_from(llama, tmp_path / "sound.onnx")
     wrong = exported_from(llama, tmp_path / "wrong.onnx", layout="interleaved")
@@ -315,6 +316,7 @@ def test_the_reason_says_where_the_manifest_has_the_weights_from(llama: Path, tm
     assert verdict["reason"].endswith("by its manifest its weights are from: checkpoint tiny, layer 2")
 
 
+@pytest.mark.slow
 def test_a_stack_is_held_against_its_layers(llama: Path, tmp_path: Path) -> None:
     path = exported_from(llama, tmp_path / "stack.onnx", layer=1, layers=2)
     assert verdicts(path, "--runtime", "ort-cpu", "--from", llama, "--layer", "1")[0] == 0

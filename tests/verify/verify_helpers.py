@@ -34,8 +34,8 @@ def plant(folder: Path, name: str, spec: Spec, mutate: Mutate, form: str = "deco
 
 
 def on_each_engine(names: Iterable[str], engines: Iterable[str], few: Collection[str]) -> list[Any]:
-    """Parameters (name, engine); beside ONNX Runtime, those that are not among the `few` belong to the slow sweep."""
+    """Parameters (name, engine); those that are not among the `few` belong to the slow sweep."""
     return [
-        pytest.param(name, engine, marks=() if engine == "ort-cpu" or name in few else pytest.mark.slow)
+        pytest.param(name, engine, marks=() if name in few else pytest.mark.slow)
         for name, engine in itertools.product(names, engines)
     ]

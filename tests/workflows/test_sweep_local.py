@@ -87,6 +87,7 @@ def test_closing_stops_what_runs(tmp_path: Path) -> None:
     assert not psutil.pid_exists(json.loads((tmp_path / "place").read_text())["pid"])
 
 
+@pytest.mark.slow
 def test_a_timing_has_the_machine_for_itself(tmp_path: Path) -> None:
     log = tmp_path / "log"
     timings = [job(f"timing {n}", needs=JobResources(cpus=None), log=log, sleep=0.1) for n in range(2)]

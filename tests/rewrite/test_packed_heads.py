@@ -1,5 +1,5 @@
-"""Attention of inputs with tokens before rows, [seq, batch, width], as torch's MultiheadAttention has them: rows and
-heads are one axis of its products."""
+"""Attention whose heads share an axis of its products: with rows where tokens come before rows, [seq, batch, width], as
+in torch's MultiheadAttention, or with tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
-from small_graphs import Graph, run
+from small_graphs import Graph, causal, run
 
 from posexport.rewrite.rewriter import KEPT, REWRITTEN
 
@@ -62,3 +62,39 @@ def test_names_are_asked_for_where_nothing_tells() -> None:
     (site,) = done.sites
     assert site.state == KEPT and site.reason is not None
     assert "name their dimensions seq and batch" in site.reason.text
+
+
+def folded() -> onnx.ModelProto:
+    """Queries [rows, HEADS * tokens, SIZE] of one head of keys, whose scores are by heads before a causal mask."""
+    g = Graph()
+    queries = g.op("Reshape", g.op("MatMul", "x", g.random("q", WIDTH, WIDTH)), g.constant([0, 0, HEADS, SIZE]))
+    queries = g.op("Reshape", g.op("Transpose", queries, perm=[0, 2, 1, 3]), g.constant([0, -1, SIZE]))
+    k, v = (g.op("MatMul", "x", g.random(name, WIDTH, SIZE)) for name in "kv")
+    scores = g.op("MatMul", queries, g.op("Transpose", k, perm=[0, 2, 1]))
+    tokens = g.length("x", 1)
+    by_heads = g.op("Concat", g.constant([0, HEADS]), tokens, tokens, axis=0)
+    seen = g.op("Unsqueeze", g.op("Cast", "attention_mask", to=TensorProto.BOOL), g.constant([1, 2]))
+    scores = g.op("Reshape", scores, by_heads)
+    scores = g.op("Where", g.op("And", seen, causal(g, scores)), scores, g.constant(-1e30, np.float32))
+    weights = g.op("Softmax", scores, axis=-1)
+    weights = g.op("Reshape", weights, g.op("Concat", g.constant([0, -1]), tokens, axis=0))
+    out = g.op(
+        "Reshape",
+        g.op("MatMul", weights, v),
+        g.op("Concat", g.constant([0, HEADS]), tokens, g.constant([SIZE]), axis=0),
+    )
+    g.op("Reshape", g.op("Transpose", out, perm=[0, 2, 1, 3]), g.constant([0, 0, WIDTH]), name="y")
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", WIDTH]),
+        helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "seq"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", WIDTH])]
+    graph = helper.make_graph(g.nodes, "main_graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_a_replacement_that_cannot_be_computed_is_a_sentence() -> None:
+    done, _ = rewritten_model(folded(), form="native", target="ort")
+    (site,) = done.sites
+    assert site.state == KEPT and site.reason is not None
+    assert "posexport/" not in site.reason.text and "float64[" not in site.reason.text, site.reason

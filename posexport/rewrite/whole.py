@@ -84,7 +84,7 @@ def whole_evidence(
         try:
             actual = new.run(to_tensors(arrays), list(expected))
         except RequestError:
-            return WholeEvidence(problem=_differs(f"it can't be computed on inputs such as {case.label}"))
+            return WholeEvidence(problem=_differs(f"it takes no inputs such as {case.label}"))
         tried += 1
         for name, want in expected.items():
             have = _grown(actual[name], want, buffers)

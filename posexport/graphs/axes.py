@@ -1,8 +1,10 @@
 """The meaning of each axis of a graph's inputs: rows, new tokens, cached ones, keys in all, tokens of an encoder.
 
-Roles say what an axis usually is. Dimensions that the file gives one name are one dimension: then the role that comes
-first in ORDER decides, so a mask whose length has the name of the tokens' is as long as they are. Some exporters give
-all dimensions one name, such as `unk`: such a name is none (`reused_names`).
+Roles say what an axis usually is, with rows before tokens. Where the names of dimensions say that tokens come first, as
+in `[seq, batch, 64]`, or those of other inputs do, they count (`_told`, `_told_by_others`). Dimensions that the file
+gives one name are one dimension: then the role that comes first in ORDER decides, so a mask whose length has the name
+of the tokens' is as long as they are. Some exporters give all dimensions one name, such as `unk`: such a name is none
+(`reused_names`).
 """
 
 from __future__ import annotations
@@ -69,6 +71,15 @@ ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "p
 _NO_NAME = re.compile(r"unk(nown)?(_*\d+)?|none|null|any|dyn(amic)?|[?*]|-1", re.IGNORECASE)
 """Names that exporters write where they know none."""
 
+_ROW_WORD = re.compile(r"batch.*|bsz?|b|rows?")
+_TOKEN_WORD = re.compile(r"(seq|tok|len|time|pos|past|mem|src|tgt|key|quer|frame|total|encoder|context).*|[tsl]")
+_OF_AN_INPUT = re.compile(r".*_(dynamic_axes|dim|axis)_?\d+", re.IGNORECASE)
+"""Words in names of dimensions for rows and for tokens; a name that is made of an input's name and a number says
+nothing."""
+
+_BY_TOKEN = (SEQ, TOTAL, ENCODER)
+"""Meanings of axes of tokens that may stand before that of rows."""
+
 _TELLING = ("token_ids", "encoder_token_ids", "token_type_ids", "position_ids", "past", "encoder_past", "images")
 _TELLING_IN_SPACE = ("features", "encoder_features")
 """Roles whose axes have different lengths: of two axes and more, and of three and more."""
@@ -101,6 +112,21 @@ def without_names(shape: Shape, names: Collection[str]) -> Shape:
     return tuple("?" if dim in names else dim for dim in shape)
 
 
+def said_by(dim: str | int) -> str | None:
+    """What the name of a dimension says: BATCH for rows, SEQ for tokens of any kind, None for neither and for both."""
+    if isinstance(dim, int) or _OF_AN_INPUT.fullmatch(dim):
+        return None
+    words = [word for word in re.split(r"[^a-z0-9]+", dim.lower()) if word]
+    said = {BATCH} if any(map(_ROW_WORD.fullmatch, words)) else set()
+    said |= {SEQ} if any(map(_TOKEN_WORD.fullmatch, words)) else set()
+    return said.pop() if len(said) == 1 else None
+
+
+def is_token_first(axes: Axes | _Layout) -> bool:
+    """Whether an input has its tokens on the first axis and its rows on the second."""
+    return axes[1:2] == (BATCH,) and axes[0] in _BY_TOKEN
+
+
 def axes_of(
     kinds: Mapping[str, str],
     shapes: Mapping[str, Shape],
@@ -120,6 +146,7 @@ def axes_of(
         for name, layout in layouts.items()
         if layout is not None and len(layout) == 2 and name in scored and kinds[name] in MASKS
     }
+    layouts |= {name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}
     rank = {kind: at for at, kind in enumerate(ORDER)}
     names: dict[str, str] = {}
     for name in sorted(kinds, key=lambda name: rank.get(kinds[name], len(ORDER))):
@@ -147,7 +174,68 @@ def _meaning(place: str, dim: str | int, usual: str | None, names: Mapping[str, 
     return named or f"dim {place if dim == '?' else dim}"
 
 
+def _swapped(layout: _Layout | None) -> _Layout | None:
+    """The axes with the first two in the other order."""
+    return None if layout is None else (layout[1], layout[0], *layout[2:])
+
+
+def _has_two_orders(layout: _Layout | None) -> bool:
+    """Whether the rows of a layout come before its only tokens: others write it with the tokens first."""
+    return layout is not None and layout[:1] == (BATCH,) and layout[1:2] != () and _tokens_in(layout) == [1]
+
+
+def _tokens_in(layout: _Layout) -> list[int]:
+    return [at for at, meaning in enumerate(layout) if meaning in _BY_TOKEN]
+
+
 def _layout(kind: str, shape: Shape) -> _Layout | None:
+    """The axes of a role: the usual ones, in the order that the names of dimensions say."""
+    layout = _usual_layout(kind, shape)
+    return None if layout is None else _told(kind, layout, shape)
+
+
+def _told(kind: str, layout: _Layout, shape: Shape) -> _Layout:
+    """The axes with tokens first where the names of dimensions say so: the second is one of rows and the first isn't,
+    or the first is one of tokens and nothing is said of the second, which in a mask may be its keys. Where there is one
+    axis for rows and none for tokens, its name decides too."""
+    said = [*map(said_by, shape)]
+    if _has_two_orders(layout):
+        first, second = said[:2]
+        told = second == BATCH or (first == SEQ and second is None and kind not in MASKS)
+        if told and first != BATCH:
+            return (layout[1], layout[0], *layout[2:])
+    elif KNOWN_AXES[kind].get(1) == _ANY[1] and layout[:1] == (BATCH,) and not _tokens_in(layout) and said[0] == SEQ:
+        return (SEQ, *layout[1:])
+    return layout
+
+
+def _told_by_others(
+    kinds: Mapping[str, str], shapes: Mapping[str, Shape], layouts: Mapping[str, _Layout | None]
+) -> list[str]:
+    """The inputs of features whose own names don't tell their order, and that have tokens first.
+
+    Their second dimension is the rows of another input, such as a mask [rows, keys], and their first isn't; or two of
+    them share the second dimension and no other.
+    """
+    rows = {
+        shapes[name][layout.index(BATCH)]
+        for name, layout in layouts.items()
+        if layout is not None and BATCH in layout and (len(layout) == 2 or is_token_first(layout))
+    }
+    pairs = {
+        name: shapes[name][:2]
+        for name, layout in layouts.items()
+        if kinds[name] in ("features", "encoder_features")
+        and _has_two_orders(layout)
+        and all(isinstance(dim, str) and dim != "?" and said_by(dim) is None for dim in shapes[name][:2])
+    }
+    for first, second in pairs.values():
+        if any(second == rows_too and first != other for other, rows_too in pairs.values()):
+            rows.add(second)
+    return [name for name, (first, second) in pairs.items() if second in rows and first not in rows]
+
+
+def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
     """The usual axes of a role; which of them are tokens is told by what is fixed."""
     layout = KNOWN_AXES[kind].get(len(shape))
     if layout is None:
@@ -164,6 +252,8 @@ def _layout(kind: str, shape: Shape) -> _Layout | None:
         return (AXES, BATCH, SEQ) if int(shape[0]) <= 4 < int(shape[2]) else (BATCH, SEQ, AXES)
     if kind == "features" and len(shape) == 2 and not isinstance(shape[1], int):
         return (BATCH, SEQ)
+    if kind == "features" and len(shape) == 3 and dynamic[-1:] == [2] and 1 not in dynamic:
+        return (BATCH, None, SEQ)  # [batch, channels, tokens]
     if kind == "features" and len(shape) == 4:  # [batch, tokens, heads, size] or [batch, heads, tokens, size]
         first = next((at for at in dynamic if 0 < at < 3), None)
         return (BATCH, SEQ if first == 1 else None, SEQ if first == 2 else None, None)

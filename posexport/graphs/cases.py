@@ -8,15 +8,16 @@ become alike are drawn once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
 
-from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, PAST, SEQ, SLOTS, WIDTH
+from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, said_by
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token, takes_padding, takes_scores
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
+from posexport.graphs.sizes import fitted, is_dynamic, shape_of, side_of, step_of
 
 LEAST = 4
 """Cases that there are at least: of a graph that fixes every size, with other numbers in each."""
@@ -24,12 +25,13 @@ LEAST = 4
 
 @attrs.frozen(kw_only=True)
 class _Corner:
-    """A case before it is drawn: rows, new tokens, cached ones, and its kinds."""
+    """A case before it is drawn: rows, new tokens, cached ones, the size of axes of no known meaning, and its kinds."""
 
     label: str
     batch: int = 2
     seq: int
     past: int = 0
+    free: int | None = None
     kinds: Kinds = attrs.field(factory=Kinds)
 
 
@@ -78,6 +80,21 @@ _LONG = (
     _Corner(label="long prompt", batch=1, seq=131),
 )
 
+_MANY_ROWS = (
+    _Corner(label="rows that may be tokens", batch=37, seq=3),
+    _Corner(label="many rows that may be tokens", batch=131, seq=2),
+)
+"""Where no name says which axis is that of tokens, rows are as many as tokens are elsewhere."""
+
+_LONG_AXES = (
+    _Corner(label="longer axes", batch=1, seq=5, free=37),
+    _Corner(label="long axes", batch=2, seq=3, free=131),
+)
+"""Where axes have no known meaning."""
+
+MOST_NUMBERS = 2**22
+"""Numbers in a set of inputs with many rows or long axes."""
+
 _ENCODER_LENGTHS = (11, 5, 16, 1, 7, 23)
 """Tokens of an encoder, one after the other."""
 
@@ -103,7 +120,7 @@ def cases_of(
 ) -> list[DrawnInputs]:
     """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes.
 
-    Between about 4, where a graph fixes its sizes, and 23. Lengths stay below 200 keys, unless `reach` asks for `seq`
+    Between about 4, where a graph fixes its sizes, and 27. Lengths stay below 200 keys, unless `reach` asks for `seq`
     keys or `batch` rows.
     """
     seen: set[object] = set()
@@ -119,9 +136,13 @@ def cases_of(
         sizes[ENCODER] = _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
         if pictures:
             sizes |= _sides(roles, number, pictures)
+        if corner.free is not None:
+            sizes |= dict.fromkeys(_free_axes(roles), corner.free)
         if any(role.grouped for role in roles.values()):
             corner = _for_grouped(corner)
             sizes[BATCH] = corner.batch
+        if corner in (*_MANY_ROWS, *_LONG_AXES) and _numbers(roles, fitted(roles, sizes)) > MOST_NUMBERS:
+            continue
         key = _key(roles, fitted(roles, sizes), corner.kinds)
         if key in seen and not (len(drawn) < LEAST and len(seen) == 1):
             continue
@@ -148,6 +169,31 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
     if {"past", "write_indices"} & kinds:
         yield from (*_CACHED, *(_CACHED_SCORES if scored else ()))
     yield from _LONG
+    if _rows_may_be_tokens(roles):
+        yield from _MANY_ROWS
+    if _free_axes(roles):
+        yield from _LONG_AXES
+
+
+def _rows_may_be_tokens(roles: Mapping[str, Role]) -> bool:
+    """Whether the number of rows may vary, and no name of a dimension says which axis is that of rows or of tokens."""
+    axes = [pair for role in roles.values() for pair in zip(role.stated, role.axes, strict=True)]
+    told = any(
+        said_by(dim) == (BATCH if axis == BATCH else SEQ) for dim, axis in axes if axis in (BATCH, SEQ, TOTAL, ENCODER)
+    )
+    return is_dynamic(roles, BATCH) and not told
+
+
+def _free_axes(roles: Mapping[str, Role]) -> list[str]:
+    """The axes that may vary and have no known meaning."""
+    pairs = [pair for role in roles.values() for pair in zip(role.shape, role.axes, strict=True)]
+    free = [axis for dim, axis in pairs if isinstance(dim, str) and isinstance(axis, str) and axis.startswith("dim ")]
+    return [*dict.fromkeys(free)]
+
+
+def _numbers(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> int:
+    """How many numbers a set of inputs holds."""
+    return sum(math.prod(shape_of(role, sizes)) for role in roles.values())
 
 
 def _reaching(reach: Mapping[str, int]) -> Iterator[_Corner]:

@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from posexport.graphs.axes import AXES, BATCH, ENCODER, PAST, SEQ, SLOTS
+from posexport.errors import RequestError, shown
+from posexport.graphs.axes import AXES, BATCH, ENCODER, PAST, SEQ, SLOTS, is_token_first
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
@@ -178,9 +179,12 @@ def _types(draw: _Draw) -> Array:
 
 
 def _positions(draw: _Draw) -> Array:
-    """Places are counted as pipelines do, padding left out."""
+    """Places are counted as pipelines do, padding left out: of the new tokens, or of an encoder's tokens or all keys
+    where the axes are theirs."""
     limit = draw.role.rows or FAR
-    places = np.maximum(draw.keys.cumsum(1) - 1, 0)[:, draw.sizes[PAST] : draw.sizes[PAST] + draw.sizes[SEQ]]
+    keys = draw.encoder_keys if ENCODER in draw.role.axes else draw.keys
+    first = draw.sizes[PAST] if SEQ in draw.role.axes else 0
+    places = np.maximum(keys.cumsum(1) - 1, 0)[:, first:]
     make = POSITIONS[draw.kinds.positions]
     if AXES not in draw.role.axes:
         made = make(draw.rng, places, limit)
@@ -200,7 +204,7 @@ def _mask(draw: _Draw) -> Array:
     keys = draw.encoder_keys if encoder else draw.keys
     rank, width = len(draw.shape), draw.shape[-1]
     of_rows = draw.role.axes[0] == BATCH or rank == 4
-    if not _is_of_tokens(draw.role):
+    if not is_of_tokens(draw.role):
         wide = _widened(keys, width)
         return (wide if rank == 2 else wide[0]).reshape(draw.shape)
     batch, seq = draw.shape[0] if of_rows else 1, draw.shape[-2]
@@ -221,19 +225,20 @@ def _mask(draw: _Draw) -> Array:
     return np.where(seen, deviation * draw.rng.standard_normal(draw.shape) if deviation else 0.0, hidden * largest)
 
 
-def _is_of_tokens(role: Role) -> bool:
-    """Whether a mask has an axis of tokens, beside that of keys."""
-    return len(role.axes) > 2 or (len(role.axes) == 2 and role.axes[0] != BATCH)
+def is_of_tokens(role: Role) -> bool:
+    """Whether a mask has an axis of tokens, beside that of keys: it says for each query which keys it sees."""
+    return len(role.axes) > 2 or (len(role.axes) == 2 and BATCH not in role.axes)
 
 
 def takes_padding(role: Role) -> bool:
     """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
-    return role.kind in ("attention_mask", "padding_mask", "last_key") and role.axes[:1] != (SEQ,)
+    kinds = ("attention_mask", "padding_mask", "last_key")
+    return role.kind in kinds and not (is_of_tokens(role) and role.axes[0] == SEQ) and ENCODER not in role.axes
 
 
 def takes_scores(role: Role) -> bool:
     """Whether an input is a mask that is added to scores, which may hold any numbers."""
-    return role.kind.endswith("attention_mask") and _is_of_tokens(role) and dtype_of(role).kind == "f"
+    return role.kind.endswith("attention_mask") and is_of_tokens(role) and dtype_of(role).kind == "f"
 
 
 def _widened(keys: Array, width: int) -> Array:
@@ -283,7 +288,7 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "position_ids": _positions,
     "attention_mask": _mask,
     "encoder_attention_mask": _mask,
-    "padding_mask": lambda draw: ~_widened(draw.keys, draw.shape[-1]),
+    "padding_mask": lambda draw: ~_mask(draw).astype(bool),
     "bias": lambda draw: BIASES * draw.rng.standard_normal(draw.shape),
     "past": _floats,
     "encoder_past": _floats,
@@ -329,7 +334,7 @@ def draw_inputs(
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)
-    padded = any(role.kind.endswith("attention_mask") and ENCODER in role.axes for role in roles.values())
+    padded = any(role.kind.endswith("_mask") and ENCODER in role.axes for role in roles.values())
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
     encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)
     arrays: Arrays = {}
@@ -345,8 +350,28 @@ def draw_inputs(
             rng=rng,
             tokens=(tokens or {}).get(name),
         )
-        arrays[name] = np.array(np.broadcast_to(MAKERS[role.kind](draw), draw.shape), draw.dtype, order="C")
+        arrays[name] = np.array(_made(draw), draw.dtype, order="C")
     return DrawnInputs(label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys)
+
+
+def _made(draw: _Draw) -> Array:
+    """The array of an input; makers have rows first, so one with tokens first is turned. RequestError where the axes
+    of the input are none that its role has."""
+    if is_token_first(draw.role.axes):
+        role, (first, second, *rest) = draw.role, draw.shape
+        axes, stated = ((each[1], each[0], *each[2:]) for each in (role.axes, role.shape))
+        role = attrs.evolve(role, axes=axes, shape=stated)
+        turned = attrs.evolve(draw, shape=(second, first, *rest), role=role)
+        return _made(turned).swapaxes(0, 1)
+    try:
+        return np.broadcast_to(MAKERS[draw.role.kind](draw), draw.shape)
+    except ValueError:
+        role = draw.role
+        raise RequestError(
+            f"the input {shown(role.name)} can't be drawn as {role.kind}: by its dimensions' names its axes are "
+            f"[{', '.join(map(str, role.axes))}], which this role doesn't have; give it another role with --input "
+            f"{shown(role.name)[1:-1]}=ROLE, or give your own inputs to 'posexport verify' with --inputs FILE.npz."
+        ) from None
 
 
 PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}

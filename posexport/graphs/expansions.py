@@ -166,6 +166,10 @@ def _sized(call: Call, heads: int, kv_heads: int, size: int, value_size: int) ->
     return attrs.evolve(call, shapes=shapes)
 
 
+LEAST_FILTER = -10000.0
+"""ONNX Runtime's own `mask_filter_value`, which is added to scores of padding: a larger one leaves them visible."""
+
+
 def multi_head_attention(call: Call) -> Results:
     """com.microsoft MultiHeadAttention with queries [B, S, N*D], and keys of three axes, or [B, N, T, D]."""
     call.check(("num_heads", "scale", "unidirectional", "mask_filter_value"), 8)
@@ -188,9 +192,13 @@ def multi_head_attention(call: Call) -> Results:
     if padding is not None:
         if len(call.shape(padding)) != 2:
             raise Unexpanded("its padding is given by lengths")
+        if call.number("mask_filter_value", LEAST_FILTER) > LEAST_FILTER:
+            raise Unexpanded("its mask_filter_value hides no keys")
         seen.append(nodes.one("Unsqueeze", nodes.cast(padding, ir.DataType.BOOL), nodes.constant([1, 2])))
     scale = call.number("scale") or default_scale(size)
     if call.integer("unidirectional"):
+        if call.shape(q)[1] != call.shape(k)[-2]:  # ONNX Runtime computes neither of the two triangles
+            raise Unexpanded("it is unidirectional, and its keys are not as many as its queries")
         seen += _causal(call, _length(call, q_heads, 2), _length(call, key, 2), first)
     call = _sized(call, heads, heads, size, value_size)
     out = _weighted(call, q_heads, key, value, scale=scale, bias=bias, seen=seen)

@@ -46,13 +46,15 @@ def is_dynamic(roles: Mapping[str, Role], meaning: str) -> bool:
 def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int]:
     """Sizes by meaning, as near to those that are asked for as the graph allows; total is past + seq.
 
-    Without a cache nothing is past. No row is longer than the table of positions that its places are looked up in. Of
-    an axis of which the graph doesn't take all sizes, it is one that it was seen to take: the next larger one, or the
-    largest.
+    Without an axis of rows there is one row, without a cache nothing is past. No row is longer than the table of
+    positions that its places are looked up in. Of an axis of which the graph doesn't take all sizes, it is one that it
+    was seen to take: the next larger one, or the largest.
     """
     fixed = fixed_sizes(roles.values())
     taken = taken_sizes(roles)
     kinds = {role.kind for role in roles.values()}
+    if not any(BATCH in role.axes for role in roles.values()):
+        asked = {**asked, BATCH: 1}
     sizes = {BATCH: 2, SEQ: 8, PAST: 0, ENCODER: 11, **asked}
     sizes |= {axis: size for axis, size in fixed.items() if axis in (BATCH, SEQ, PAST, ENCODER)}
     if not {"past", "past_length", "write_indices", "cache_position"} & kinds:

@@ -85,8 +85,9 @@ def evidence_of(
             evidence = found[attention.name]
             try:
                 actual = new.run(inputs, names[attention.name])
-            except RequestError as error:
-                evidence.problem = evidence.problem or str(error).rstrip(".")
+            except RequestError:
+                text = f"its replacement can't be computed on inputs such as {case.label}, unlike the graph's own nodes"
+                evidence.problem = evidence.problem or text
             else:
                 _compare(attention, evidence, expected, actual, expected[logits[attention.name]])
     return found

@@ -199,6 +199,45 @@ def test_what_is_not_understood_stays_an_operator() -> None:
     assert [node.op_type for node in model.graph] == ["Attention"]
 
 
+HEADS_OF_ALL = arrays(*(FLAT[:1] * 3))
+PADDING = np.array([[1] * S, [1] * (S - 2) + [0] * 2], np.int32)
+LONGER = arrays((B, S + 2, N * D))[0]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "reason"),
+    [
+        ([*HEADS_OF_ALL, None, PADDING], {"mask_filter_value": -3.0}, "its mask_filter_value hides no keys"),
+        (
+            [HEADS_OF_ALL[0], LONGER, LONGER],
+            {"unidirectional": 1},
+            "it is unidirectional, and its keys are not as many",
+        ),
+        (
+            [HEADS_OF_ALL[0], *arrays((B, N, S + 2, D), (B, N, S + 2, D))],
+            {"unidirectional": 1},
+            "it is unidirectional, and its keys are not as many",
+        ),
+    ],
+    ids=["a mild filter", "other keys", "other keys by heads"],
+)
+def test_what_the_expansion_does_not_say_stays_an_operator(
+    inputs: list[Any], attributes: dict[str, Any], reason: str
+) -> None:
+    model = model_of("com.microsoft", "MultiHeadAttention", inputs, {"num_heads": N, **attributes}, 1)
+    refused: dict[ir.Node, str] = {}
+    shapes = {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs) if array is not None}
+    assert expand(model, shapes, refused=refused) == []
+    assert [text.startswith(reason) for text in refused.values()] == [True]
+
+
+def test_the_usual_filter_is_padding() -> None:
+    inputs = [*HEADS_OF_ALL, None, PADDING]
+    model = model_of("com.microsoft", "MultiHeadAttention", inputs, {"num_heads": N, "mask_filter_value": -1e4}, 1)
+    shapes = {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs) if array is not None}
+    assert len(expand(model, shapes)) == 1
+
+
 def test_only_the_named_operators_are_written_out() -> None:
     model = model_of(*CASES["plain"])
     assert expand(model, {f"x{index}": shape for index, shape in enumerate(FLAT)}, names=()) == []

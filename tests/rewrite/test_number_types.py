@@ -144,6 +144,24 @@ def test_the_dtype_of_products_is_what_matters(monkeypatch: pytest.MonkeyPatch) 
     assert not np.isfinite(have).all() or float(np.abs(have - want).max()) > 0.01 * float(np.abs(want).max())
 
 
+def by_way_of(kind: int, back: int = HALF) -> Hook:
+    return lambda g, value: cast(back)(g, cast(kind)(g, value))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": by_way_of(TensorProto.BFLOAT16), "product": np.float16},
+        {"narrow": by_way_of(TensorProto.BFLOAT16), "product": np.float16},
+    ],
+    ids=["scores", "weights"],
+)
+def test_bfloat16_has_fewer_digits_than_float16(changes: dict[str, Any]) -> None:
+    """bfloat16 keeps 8 bits of each number, float16 has 11: nothing that is written rounds to bfloat16 in between."""
+    (site,) = rewrite_model(ir.from_proto(model_of(**changes)), form="native", target="ort").sites
+    assert site.state != REWRITTEN and site.reason is not None and site.reason.code == "score-digits"
+
+
 def test_a_rotation_alone_may_have_more_digits() -> None:
     """The products stay in float16."""
     model = model_of(wide=lambda g, value: cast(HALF)(g, turned(g, value)), product=np.float16)

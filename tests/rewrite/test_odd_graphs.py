@@ -249,3 +249,17 @@ def test_functions_that_are_there_keep_their_bodies() -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     bodies = [function.name for function in second.model.functions.values()]
     assert len(bodies) == len(set(bodies)) == 2
+
+
+def test_weights_that_are_divided_by_their_sum_again_are_listed() -> None:
+    """Masked behind the softmax, in place of before it."""
+    g = Graph()
+    q, k, v = (heads_of(g, name) for name in "qkv")
+    weights = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+    weights = g.op("Mul", weights, g.op("Unsqueeze", "attention_mask", g.constant([1, 2])))
+    weights = g.op("Div", weights, g.op("ReduceSum", weights, g.constant([-1])))
+    g.op("MatMul", weights, v, name="mixed")
+    shapes = {"features": ["batch", "seq", HIDDEN], "attention_mask": ["batch", "seq"]}
+    model = model_of(g, {"mixed": ["batch", HEADS, "seq", SIZE]}, inputs=shapes)
+    (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
+    assert site.state == KEPT and site.reason is not None and site.reason.code == "weights"

@@ -243,3 +243,51 @@ def test_buffers_are_not_held_against_caches_that_grow(other: Path, tmp_path: Pa
     assert (verdict.state, verdict.reason_code) == (FAILED, "interface")
     assert "is a buffer of a fixed length, that of other.onnx is one that grows" in str(verdict.reason)
     assert "verify each by itself" in str(verdict.reason)
+
+
+def _token_first(path: Path, window: int, tokens: str, rows: str) -> Path:
+    """Attention of x [tokens, rows, 4] with itself, in which tokens see those nearer than `window`; nothing but
+    the result tells one window from another."""
+    ops: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        ("Transpose", ["x"], "heads", {"perm": [1, 0, 2]}),
+        ("Transpose", ["x"], "turned", {"perm": [1, 2, 0]}),
+        ("MatMul", ["heads", "turned"], "scores", {}),
+        ("Shape", ["x"], "length", {"start": 0, "end": 1}),
+        ("Squeeze", ["length"], "count", {}),
+        ("Range", ["zero", "count", "one"], "places", {}),
+        ("Unsqueeze", ["places", "one axis"], "column", {}),
+        ("Sub", ["column", "places"], "distance", {}),
+        ("Abs", ["distance"], "far", {}),
+        ("GreaterOrEqual", ["far", "window"], "hidden", {}),
+        ("Where", ["hidden", "least", "scores"], "seen", {}),
+        ("Softmax", ["seen"], "weights", {"axis": -1}),
+        ("MatMul", ["weights", "heads"], "sums", {}),
+        ("Transpose", ["sums"], "y", {"perm": [1, 0, 2]}),
+    ]
+    numbers = {"zero": 0, "one": 1, "one axis": [1], "window": window}
+    weights = [numpy_helper.from_array(np.array(value), name) for name, value in numbers.items()]
+    weights.append(numpy_helper.from_array(np.array(-1e9, np.float32), "least"))
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, [output], **attributes) for kind, inputs, output, attributes in ops],
+        "token first",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [tokens, rows, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, None, 4])],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize("names", [("seq", "batch"), ("s0", "s1"), ("", "")], ids=str)
+def test_tokens_on_the_first_axis_get_as_long_as_on_the_second(names: tuple[str, str], tmp_path: Path) -> None:
+    """A window of 6 tokens shows from 7 on, whatever the dimensions are called."""
+    whole, near = (_token_first(tmp_path / f"{window}.onnx", window, *names) for window in (10**6, 6))
+    assert verdict_of(near, whole).state == FAILED
+    assert verdict_of(whole, whole).state == PASSED
+
+
+def test_tokens_on_the_first_axis_are_counted_as_tokens(tmp_path: Path) -> None:
+    path = _token_first(tmp_path / "whole.onnx", 10**6, "seq", "batch")
+    reach = verdict_of(path, path).reach
+    assert reach is not None
+    assert (reach.keys, reach.batch) == (131, 4)

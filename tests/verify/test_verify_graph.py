@@ -208,3 +208,34 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], m
     run = cli("verify", str(small_graph(tmp_path, "unknown")), *arguments)
     assert run.exit_code == 2
     assert message in run.stderr
+
+
+def _masked(path: Path, mask: str, *shape: str) -> Path:
+    """x [tokens, rows, 4] times whatever a mask, or another input, of its rows and tokens is."""
+    kind = onnx.TensorProto.BOOL if mask == "key_padding_mask" else onnx.TensorProto.INT32
+    inputs = [
+        onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["seq", "batch", 4]),
+        onnx.helper.make_tensor_value_info(mask, kind, shape),
+    ]
+    nodes = [
+        onnx.helper.make_node("Cast", [mask], ["numbers"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Transpose", ["numbers"], ["turned"]),
+        onnx.helper.make_node("Unsqueeze", ["turned", "last"], ["column"]),
+        onnx.helper.make_node("Mul", ["x", "column"], ["y"]),
+    ]
+    last = onnx.numpy_helper.from_array(np.array([len(shape)]), "last")
+    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["seq", "batch", 4])]
+    graph = onnx.helper.make_graph(nodes, "masked", inputs, outputs, [last])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+def test_tokens_before_rows_beside_a_mask_of_rows_and_tokens(tmp_path: Path) -> None:
+    assert verdict_of(_masked(tmp_path / "masked.onnx", "key_padding_mask", "batch", "seq")).state == PASSED
+
+
+def test_an_input_of_other_axes_than_its_role_has_is_one_sentence(tmp_path: Path) -> None:
+    result = cli("verify", str(_masked(tmp_path / "masked.onnx", "seqlens_k", "seq")), "--runtime", "ort-cpu")
+    assert result.exit_code == 2, result.stderr
+    assert result.stderr.startswith("Error: the input 'seqlens_k' can't be drawn as last_key: ")
+    assert result.stderr.count("\n") == 1

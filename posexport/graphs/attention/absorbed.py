@@ -57,20 +57,25 @@ def _is_of_floats(probe: Probe, node: ir.Node) -> bool:
 
 
 def loses_digits(flow: Dataflow, source: ir.Value, target: ir.Value) -> bool:
-    """Whether content goes through fewer digits between two values than each of them has; a dtype that nothing tells
-    is none of fewer."""
+    """Whether content goes through fewer digits between two values than each of them has, or through a smaller range; a
+    dtype that nothing tells is none of fewer."""
     between = {value for node in flow.between(source, target) for value in node.outputs if value in flow.content}
     ends, known = _known_digits((source, target)), _known_digits(between)
-    return len(ends) == 2 and min(known, default=math.inf) < min(ends)
+    return len(ends) == 2 and any(all(_lacks(one, end) for end in ends) for one in known)
 
 
-def _known_digits(values: Iterable[ir.Value]) -> list[int]:
+def _lacks(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a dtype has fewer digits or a smaller range than another."""
+    return one[0] < other[0] or one[1] < other[1]
+
+
+def _known_digits(values: Iterable[ir.Value]) -> list[tuple[int, int]]:
     return [digits(dtype) for dtype in map(_dtype, values) if dtype is not None]
 
 
-def digits(dtype: ir.DataType | None) -> int:
-    """A number that is higher for floating-point types with more digits."""
-    return _DIGITS.get(dtype, 0)
+def digits(dtype: ir.DataType | None) -> tuple[int, int]:
+    """The bits of the digits and of the exponent of a floating-point type: higher for types with more digits."""
+    return _DIGITS.get(dtype, (0, 0))
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
@@ -92,13 +97,13 @@ def _dtype(value: ir.Value) -> ir.DataType | None:
     return None
 
 
-_DIGITS: dict[ir.DataType | None, int] = {
-    ir.DataType.BFLOAT16: 0,
-    ir.DataType.FLOAT16: 0,
-    ir.DataType.FLOAT: 1,
-    ir.DataType.DOUBLE: 2,
+_DIGITS: dict[ir.DataType | None, tuple[int, int]] = {
+    ir.DataType.BFLOAT16: (8, 8),
+    ir.DataType.FLOAT16: (11, 5),
+    ir.DataType.FLOAT: (24, 8),
+    ir.DataType.DOUBLE: (53, 11),
 }
-"""Types of features, those with fewer digits first."""
+"""Types of features, with the bits of their digits and of their exponents."""
 
 
 def _is_off(probe: Probe, node: ir.Node) -> bool:

@@ -132,7 +132,7 @@ class Describer:
         except PosexportError as error:
             reason = Reason(NOT_MEASURED, str(error).rstrip("."))
         except Exception as error:  # whatever a strange graph makes torch or numpy raise
-            reason = Reason(FAILED, f"it can't be measured ({type(error).__name__}: {error})")
+            reason = Reason(FAILED, f"it can't be measured ({type(error).__name__})")
         data: Data = dict.fromkeys(("bias", "query_factor", "input_encoding", "prefix_tokens"))
         return {**data, "mask": _no_mask(reason), "encoding": unknown("unknown", reason)}
 

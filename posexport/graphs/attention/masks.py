@@ -17,7 +17,8 @@ import numpy as np
 from posexport.errors import RequestError
 from posexport.graphs.attention.logits import AddedToScores, Logits
 from posexport.graphs.attention.measure import POSITIONS, Measure
-from posexport.graphs.axes import BATCH, PAST
+from posexport.graphs.axes import PAST
+from posexport.graphs.draw import is_of_tokens
 from posexport.graphs.roles import Role
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     tested = max(one.seen.shape[3] for one in tried)
     read = measure.inputs_of(added.values)
     needed = [name for name in read if roles[name].kind in _MASKS]
-    padding = sorted(name for name in needed if not _is_of_pairs(roles[name]))
+    padding = sorted(name for name in needed if not is_of_tokens(roles[name]))
     whole = [name for name in needed if name not in padding]
     if kind == "other" and whole and _is_given(tried, whole):
         return _mask("input", None, [], tested, sorted(whole))
@@ -60,11 +61,6 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     if hides is None:
         return _mask("other", None, padding, tested)
     return _mask(kind, size, padding if hides else [], tested)
-
-
-def _is_of_pairs(role: Role) -> bool:
-    """Whether a mask says for each query which keys it sees."""
-    return len(role.axes) > 2 or (len(role.axes) == 2 and role.axes[0] != BATCH)
 
 
 def _mask(kind: str, size: int | None, padding: list[str], tested: int | None, inputs: list[str] | None = None) -> Mask:

@@ -14,7 +14,7 @@ import torch
 
 from posexport.graphs.attention.dataflow import outer_values
 from posexport.graphs.attention.rotary import AngleSource
-from posexport.graphs.axes import AXES, BATCH, HEIGHT, PAST, SEQ, WIDTH
+from posexport.graphs.axes import AXES, BATCH, ENCODER, HEIGHT, PAST, SEQ, WIDTH, Axes, is_token_first
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.roles import Role
@@ -96,11 +96,14 @@ class Measure:
         """Values on inputs of these sizes, as near as the graph allows, and the inputs.
 
         `padding` is as in posexport.graphs.draw; `positions` are those of `batch` rows of `seq` tokens, or of every
-        row; `sides` are the height and the width of images, the model's own by default.
+        row, and of as many tokens of an encoder; `sides` are the height and the width of images, by default the model's
+        own.
         """
         needed = self.inputs_of(values)
         roles = {name: role for name, role in self._view.roles.items() if name in needed}
         sizes = self.sizes(seq, past, batch, sides)
+        if positions is not None and any(role.kind == POSITIONS and ENCODER in role.axes for role in roles.values()):
+            sizes[ENCODER] = sizes[SEQ]
         drawn = draw_inputs(self._sized(roles), sizes, np.random.default_rng(seed), Kinds(padding=padding))
         for name, role in roles.items():
             if positions is not None and role.kind == POSITIONS:
@@ -140,10 +143,11 @@ class Measure:
         return self._inputs[value]
 
 
-def _positions(shape: tuple[int, ...], axes: Sequence[str | int], positions: Positions | Rows) -> np.ndarray:
+def _positions(shape: tuple[int, ...], axes: Axes, positions: Positions | Rows) -> np.ndarray:
     """An array of this shape with positions [batch, seq, axes], or [seq, axes] in every row."""
     table = np.asarray(positions, np.int64)
     table = table if table.ndim == 3 else table[None]
+    table = table.swapaxes(0, 1) if is_token_first(axes) else table
     if AXES not in axes:
         return np.broadcast_to(table[..., 0] if len(shape) > 1 else table[0, :, 0], shape)
     if axes.index(AXES) == 0:

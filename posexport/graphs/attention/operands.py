@@ -33,7 +33,10 @@ def sizes_of(probe: Probe, product: Product, batch: int) -> tuple[int, int, int,
     if heads is None:
         heads, left = divmod(rows, batch)
         if left or not heads:
-            raise Declined("heads", f"{shown(product.node.name or '')} has {rows} heads for {batch} rows")
+            text = f"{shown(product.node.name or '')} has {rows} products for {batch} rows, which is no number of heads"
+            raise Declined(
+                "heads", f"{text}: if tokens come before rows in inputs, name their dimensions seq and batch"
+            )
         rows = batch
     return rows, heads, dims["s"], dims["t"], dims_of(probe, product.left, product.axes[0])["d"]
 

@@ -24,6 +24,7 @@ from posexport.graphs.attention.turned_parts import turned_parts
 from posexport.graphs.attention.weights import check_weights
 
 _WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
+_WEIGHT_OPS |= {"Div"}
 """What may stand between a softmax and the product with values."""
 
 _OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Flatten"}

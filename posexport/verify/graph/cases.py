@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from posexport.errors import RequestError, check_known, located, shown
-from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ, SLOTS, TOTAL
+from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ, SLOTS, TOTAL, is_token_first
 from posexport.graphs.cases import cases_of
 from posexport.graphs.roles import Role
 from posexport.runtimes.base import Arrays
@@ -111,7 +111,11 @@ def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: M
                     raise RequestError(f"{shown(name)} has {size} of {shown(dim)}, and {shown(other)} has {known}.")
             ready[name] = _converted(name, array, dtype)
     sizes, visible = _sizes_of(ready, roles), {}
-    masks = [ready[name] for name, role in roles.items() if role.kind == "attention_mask" and ready[name].ndim == 2]
+    masks = [
+        ready[name].T if is_token_first(role.axes) else ready[name]
+        for name, role in roles.items()
+        if role.kind == "attention_mask" and ready[name].ndim == 2
+    ]
     if masks and TOTAL not in sizes:
         sizes[TOTAL] = masks[0].shape[1]
     if masks and masks[0].dtype.kind in "bif" and BATCH in sizes and SEQ in sizes:

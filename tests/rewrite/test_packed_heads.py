@@ -1,0 +1,100 @@
+"""Attention whose heads share an axis of its products: with rows where tokens come before rows, [seq, batch, width], as
+in torch's MultiheadAttention, or with tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from rewrite_helpers import rewritten_model
+from small_graphs import Graph, causal, run
+
+from posexport.rewrite.rewriter import KEPT, REWRITTEN
+
+WIDTH, HEADS, SIZE = 32, 4, 8
+
+
+def packed(tokens: str, rows: str, mask: bool) -> onnx.ModelProto:
+    """Queries, keys and values [rows * HEADS, tokens, SIZE], with a mask [rows, tokens] of keys that are padding."""
+    g = Graph()
+    count = g.op("Mul", g.length("x", 1), g.constant([HEADS]))
+    shape = g.op("Concat", g.constant([-1]), count, g.constant([SIZE]), axis=0)
+    q, k, v = (
+        g.op("Transpose", g.op("Reshape", g.op("MatMul", "x", g.random(name, WIDTH, WIDTH)), shape), perm=[1, 0, 2])
+        for name in "qkv"
+    )
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1])), g.constant(SIZE**-0.5, np.float32))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [tokens, rows, WIDTH])]
+    if mask:
+        inputs.append(helper.make_tensor_value_info("key_padding_mask", TensorProto.BOOL, [rows, tokens]))
+        wide = g.op("Unsqueeze", "key_padding_mask", g.constant([1]))
+        wide = g.op("Expand", wide, g.op("Concat", g.length("x", 1), g.constant([HEADS]), g.length("x", 0), axis=0))
+        wide = g.op("Reshape", wide, g.op("Concat", count, g.constant([1, -1]), axis=0))
+        scores = g.op("Where", wide, g.constant(-1e30, np.float32), scores)
+    out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[1, 0, 2])
+    back = g.op("Concat", g.op("Shape", "x", start=0, end=2), g.constant([WIDTH]), axis=0)
+    g.op("Reshape", out, back, name="y")
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [tokens, rows, WIDTH])]
+    graph = helper.make_graph(g.nodes, "main_graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("names", "mask"), [(("seq", "batch"), True), (("seq", "batch"), False), (("s0", "s1"), True)], ids=str
+)
+def test_heads_are_told_from_rows(names: tuple[str, str], mask: bool) -> None:
+    model = packed(*names, mask)
+    done, after = rewritten_model(model, form="native", target="ort")
+    (site,) = done.sites
+    assert (site.state, site.attention.num_heads) == (REWRITTEN, HEADS), site.reason  # type: ignore[union-attr]
+    rng = np.random.default_rng(0)
+    for seq, batch in ((1, 1), (9, 2), (3, 5), (40, 3)):
+        arrays = {"x": rng.standard_normal((seq, batch, WIDTH)).astype(np.float32)}
+        if mask:
+            arrays["key_padding_mask"] = np.arange(seq) >= rng.integers(1, seq + 1, (batch, 1))
+        for before, now in zip(run(model, arrays).values(), run(after, arrays).values(), strict=True):
+            np.testing.assert_allclose(now, before, atol=2e-5)
+
+
+def test_names_are_asked_for_where_nothing_tells() -> None:
+    done, _ = rewritten_model(packed("s0", "s1", mask=False), form="native", target="ort")
+    (site,) = done.sites
+    assert site.state == KEPT and site.reason is not None
+    assert "name their dimensions seq and batch" in site.reason.text
+
+
+def folded() -> onnx.ModelProto:
+    """Queries [rows, HEADS * tokens, SIZE] of one head of keys, whose scores are by heads before a causal mask."""
+    g = Graph()
+    queries = g.op("Reshape", g.op("MatMul", "x", g.random("q", WIDTH, WIDTH)), g.constant([0, 0, HEADS, SIZE]))
+    queries = g.op("Reshape", g.op("Transpose", queries, perm=[0, 2, 1, 3]), g.constant([0, -1, SIZE]))
+    k, v = (g.op("MatMul", "x", g.random(name, WIDTH, SIZE)) for name in "kv")
+    scores = g.op("MatMul", queries, g.op("Transpose", k, perm=[0, 2, 1]))
+    tokens = g.length("x", 1)
+    by_heads = g.op("Concat", g.constant([0, HEADS]), tokens, tokens, axis=0)
+    seen = g.op("Unsqueeze", g.op("Cast", "attention_mask", to=TensorProto.BOOL), g.constant([1, 2]))
+    scores = g.op("Reshape", scores, by_heads)
+    scores = g.op("Where", g.op("And", seen, causal(g, scores)), scores, g.constant(-1e30, np.float32))
+    weights = g.op("Softmax", scores, axis=-1)
+    weights = g.op("Reshape", weights, g.op("Concat", g.constant([0, -1]), tokens, axis=0))
+    out = g.op(
+        "Reshape",
+        g.op("MatMul", weights, v),
+        g.op("Concat", g.constant([0, HEADS]), tokens, g.constant([SIZE]), axis=0),
+    )
+    g.op("Reshape", g.op("Transpose", out, perm=[0, 2, 1, 3]), g.constant([0, 0, WIDTH]), name="y")
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", WIDTH]),
+        helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "seq"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", WIDTH])]
+    graph = helper.make_graph(g.nodes, "main_graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_a_replacement_that_cannot_be_computed_is_a_sentence() -> None:
+    done, _ = rewritten_model(folded(), form="native", target="ort")
+    (site,) = done.sites
+    assert site.state == KEPT and site.reason is not None
+    assert "posexport/" not in site.reason.text and "float64[" not in site.reason.text, site.reason

@@ -73,6 +73,12 @@ class Tensors:
                 )
         return path
 
+    def check_complete(self) -> None:
+        """RequestError for a file of tensors that is missing or can't be read."""
+        for file in sorted({*self._files.values()}):
+            with self._open(file):
+                pass
+
     def refuse_unread(self, path: str, model_type: str, ignored: Collection[str]) -> None:
         """RequestError for the first tensor of the module at `path` that was not looked up, unless its name in the
         module is `ignored` (patterns): it would change what the module computes. So would one that stands in another

@@ -1,0 +1,126 @@
+"""Whole models of transformers as modules whose inputs and outputs are tensors by the names that loaders expect.
+
+A decoder takes `input_ids`, `attention_mask`, `position_ids` where it has them, and the keys and values of
+`past_key_values`; it gives `logits` and those of `present`. These are the names of Hugging Face's optimum and of
+onnxruntime-genai.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from posexport.errors import RequestError
+
+Caches = list[dict[str, Tensor]]
+"""A table of `key` and `value` [batch, key heads, tokens, size] for each layer that has a cache."""
+
+BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
+"""Names of dimensions that vary: rows, new tokens, cached ones, and both."""
+
+TRACED = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8}
+"""Sizes of the inputs that a model is traced with. No two are equal, and none is 1."""
+
+
+class Decoder(nn.Module):
+    """A causal language model with its caches as inputs and outputs; `cached` are the layers that have one."""
+
+    def __init__(self, model: nn.Module, cached: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.cached = cached
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: Caches | None = None,
+    ) -> dict[str, Any]:
+        """`logits` [batch, sequence, vocabulary], and `present` where the model has caches."""
+        from transformers import DynamicCache
+
+        options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if position_ids is not None:
+            options["position_ids"] = position_ids
+        if self.cached is None:
+            return {"logits": self.model(**options, use_cache=False).logits}
+        cache = DynamicCache()
+        for layer, past in zip(self.cached, past_key_values or [], strict=True):
+            cache.update(past["key"], past["value"], layer)
+        layers = self.model(**options, past_key_values=cache, use_cache=True)
+        present = [{"key": cache.layers[at].keys, "value": cache.layers[at].values} for at in self.cached]
+        return {"logits": layers.logits, "present": present}
+
+
+def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int, int]]:
+    """Key heads, size of keys and size of values of the cache of each layer, by its index; empty where a model has no
+    cache of keys and values alone.
+
+    RequestError for a model whose layers remember something else.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+    sizes = {}
+    for index, layer in enumerate(cache.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None:
+            continue
+        if keys.dim() != 4 or values.dim() != 4 or keys.shape[2] != input_ids.shape[1]:
+            raise RequestError(
+                f"{type(model).__name__} has caches of the shape {list(keys.shape)}: only those of keys and values "
+                "[batch, heads, tokens, size] are exported."
+            )
+        sizes[index] = (keys.shape[1], keys.shape[3], values.shape[3])
+    return sizes
+
+
+@attrs.frozen(kw_only=True)
+class Signature:
+    """Inputs and outputs of a module by name, with shapes of sizes and names, and dtypes of torch; `example` is what
+    the module is traced with, by argument."""
+
+    inputs: Mapping[str, tuple[int | str, ...]]
+    outputs: Mapping[str, tuple[int | str, ...]]
+    example: Mapping[str, Any]
+    shapes: Mapping[str, Any]
+
+
+def decoder_signature(
+    module: Decoder, sizes: Mapping[int, tuple[int, int, int]], vocabulary: int, dtype: torch.dtype
+) -> Signature:
+    """The inputs and outputs of a decoder."""
+    tokens, total = (BATCH, SEQUENCE), TOTAL if sizes else SEQUENCE
+    inputs: dict[str, tuple[int | str, ...]] = {"input_ids": tokens, "attention_mask": (BATCH, total)}
+    if module.takes_positions:
+        inputs["position_ids"] = tokens
+    outputs: dict[str, tuple[int | str, ...]] = {"logits": (*tokens, vocabulary)}
+    rows, new, past = TRACED[BATCH], TRACED[SEQUENCE], TRACED[PAST]
+    length = TRACED[total]
+    example: dict[str, Any] = {
+        "input_ids": torch.zeros(rows, new, dtype=torch.int64),
+        "attention_mask": torch.ones(rows, length, dtype=torch.int64),
+        "position_ids": torch.arange(length - new, length).expand(rows, new).contiguous(),
+    }
+    example = {name: value for name, value in example.items() if name in inputs}
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes: dict[str, Any] = {name: {0: dynamic, 1: dynamic} for name in inputs}
+    if sizes:
+        example["past_key_values"], shapes["past_key_values"] = [], []
+    for index, (heads, *widths) in sizes.items():
+        for kind, width in zip(("key", "value"), widths, strict=True):
+            inputs[f"past_key_values.{index}.{kind}"] = (BATCH, heads, PAST, width)
+            outputs[f"present.{index}.{kind}"] = (BATCH, heads, TOTAL, width)
+        made = [torch.zeros(rows, heads, past, width, dtype=dtype) for width in widths]
+        example["past_key_values"].append(dict(zip(("key", "value"), made, strict=True)))
+        shapes["past_key_values"].append({kind: {0: dynamic, 2: dynamic} for kind in ("key", "value")})
+    return Signature(inputs=inputs, outputs=outputs, example=example, shapes=shapes)

@@ -30,9 +30,10 @@ KERNELS = ("sdpa", "eager")
 
 @attrs.frozen(kw_only=True)
 class Pretrained:
-    """A model in evaluation mode; its `weights` by name, in the dtypes of the checkpoint, are mapped files."""
+    """A model in evaluation mode; its `weights` by name, in the dtypes of the checkpoint, are its mapped `files`."""
 
     folder: Path
+    files: tuple[str, ...]
     model: nn.Module
     weights: dict[str, Tensor]
 
@@ -57,7 +58,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     transformers = _transformers()
     if not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is no folder: give that of a checkpoint, with config.json and weights.")
-    Tensors(folder).check_complete()
+    files = Tensors(folder).files()
     known = _known_class(folder, transformers)
     model, problem = None, ""
     with quiet(transformers):
@@ -82,7 +83,8 @@ def open_pretrained(folder: Path) -> Pretrained:
         model.set_experts_implementation(EXPERTS)
     model.eval().requires_grad_(False)
     weights = dict(model.named_parameters(remove_duplicate=False))
-    return Pretrained(folder=folder, model=model, weights={name: weight.data for name, weight in weights.items()})
+    values = {name: weight.data for name, weight in weights.items()}
+    return Pretrained(folder=folder, files=files, model=model, weights=values)
 
 
 def _transformers() -> Any:

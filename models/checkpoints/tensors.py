@@ -73,11 +73,13 @@ class Tensors:
                 )
         return path
 
-    def check_complete(self) -> None:
-        """RequestError for a file of tensors that is missing or can't be read."""
-        for file in sorted({*self._files.values()}):
-            with self._open(file):
+    def files(self) -> tuple[str, ...]:
+        """The names of all files of tensors; RequestError for one that is missing or can't be read."""
+        names = tuple(sorted({*self._files.values()}))
+        for name in names:
+            with self._open(name):
                 pass
+        return names
 
     def refuse_unread(self, path: str, model_type: str, ignored: Collection[str]) -> None:
         """RequestError for the first tensor of the module at `path` that was not looked up, unless its name in the

@@ -97,7 +97,8 @@ class WeightSource:
     """The key `weights` of a manifest. What doesn't belong to its `source` is None and is not written.
 
     random: `seed`. file: the name and sha256 of the .safetensors `file`. checkpoint: the name of its `folder`, the
-    sha256 of its config.json, and the first `layer` that was taken.
+    sha256 of its config.json, and the first `layer` that was taken; of a whole model, which has no `layer`, the sha256
+    of each file of weights, by name.
     """
 
     source: Literal["random", "file", "checkpoint"]
@@ -107,13 +108,14 @@ class WeightSource:
     folder: str | None = attrs.field(default=None, metadata={OMITTED: True})
     config_sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
     layer: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    files: Mapping[str, str] | None = attrs.field(default=None, metadata={OMITTED: True})
 
     def __str__(self) -> str:
         if self.source == "random":
             return f"random, seed {self.seed}"
         if self.source == "file":
             return f"file {self.file}"
-        return f"checkpoint {self.folder}, layer {self.layer}"
+        return f"checkpoint {self.folder}" + ("" if self.layer is None else f", layer {self.layer}")
 
 
 def file_weights(path: Path) -> WeightSource:
@@ -125,6 +127,13 @@ def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
     """The weights of a checkpoint in a folder, from `layer` on."""
     name, config = real_path(folder).name, sha256_of(folder / "config.json")
     return WeightSource(source="checkpoint", folder=name, config_sha256=config, layer=layer)
+
+
+def model_weights(folder: Path, files: Iterable[str]) -> WeightSource:
+    """The weights of a whole model in these files of a folder, which are read to hash them."""
+    hashes = {name: sha256_of(folder / name) for name in sorted(files)}
+    config = sha256_of(folder / "config.json")
+    return WeightSource(source="checkpoint", folder=real_path(folder).name, config_sha256=config, files=hashes)
 
 
 @attrs.frozen(kw_only=True)

@@ -20,6 +20,7 @@ from posexport.cli.options import (
 )
 from posexport.errors import RequestError
 from posexport.export.layer_pattern import parameters_of
+from posexport.export.model_request import ModelOptions, model_options, write_model
 from posexport.export.module_request import ModuleOptions, module_options, write_module
 from posexport.export.request import Request, read_request, write
 from posexport.files import check_output
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @click.command()
 @module_option
 @click.option("--example", metavar="FILE", help="with --module, example inputs by parameter, a .npz")
+@click.option("--model", "whole", is_flag=True, help="with --from FOLDER, the whole model of the checkpoint")
 @source_options
 @encoding_option
 @field_options([field.name for field in attrs.fields(Spec)])
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 def export(
     module: str | None,
     example: str | None,
+    whole: bool,
     config: str | None,
     preset: str | None,
     parameters: tuple[str, ...],
@@ -55,11 +58,15 @@ def export(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Write an attention block, or a torch module, as an ONNX file, with its manifest <file>.json."""
+    """Write an attention block, a torch module or a whole model as an ONNX file, with its manifest <file>.json."""
     key = signing_key(sign)
     if module is not None:
         beside = {"config": config, "preset": preset, "parameters": parameters}
         _export_module(module_options({"module": module, "example": example, **given, **beside}), key, as_json)
+        return
+    if whole:
+        beside = {"config": config, "preset": preset, "set": parameters, "example": example}
+        _export_model(model_options({**given, **beside}), key, as_json)
         return
     if example is not None:
         raise RequestError("--example was given without --module: give --module FILE.py:NAME too, or drop it.")
@@ -128,6 +135,28 @@ def _export_module(options: ModuleOptions, key: SigningKey | None, as_json: bool
             f"{', '.join(exported.fixed)} can't vary, because the example has the size 1 there: give one with larger "
             "sizes, or dynamic_shapes."
         )
+
+
+def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) -> None:
+    check_output(options.path, ".onnx")
+    with console.steps("loading torch") as progress:
+        exported, manifest = write_model(options, progress, key)
+    left = exported.left()
+    if as_json:
+        console.show_json({**unstructure(manifest), "attentions": list(exported.attentions)})
+    else:
+        count = len(exported.attentions)
+        _show_files(
+            options.path,
+            manifest,
+            [
+                ("model", f"{exported.architecture} of {options.checkpoint}"),
+                ("form", f"{options.form}, opset {manifest.opset}"),
+                ("attention", f"{count - len(left)} of {count} in the form" if count else "none found"),
+            ],
+        )
+    for one in left:
+        console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
 
 
 def _weights(request: Request) -> str:

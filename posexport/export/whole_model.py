@@ -47,6 +47,7 @@ class ExportedModel:
     `cases`: where `like` names another one, that was tested, whose layer is of the same kind."""
 
     model: ir.Model
+    architecture: str
     attentions: tuple[Mapping[str, Any], ...]
 
     def left(self) -> list[Mapping[str, Any]]:
@@ -126,7 +127,7 @@ class _Export:
             model.metadata_props["posexport.target"] = self.target
         model.producer_name, model.producer_version = "posexport", __version__
         onnx_file.check(model)
-        return ExportedModel(model=model, attentions=tuple(_records(rewritten, layers)))
+        return ExportedModel(model=model, architecture=self.pretrained.architecture, attentions=tuple(_records(rewritten, layers)))
 
     def _captured(self, layers: Layers | None) -> ir.Model:
         from contextlib import nullcontext

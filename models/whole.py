@@ -8,7 +8,8 @@ onnxruntime-genai.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -124,3 +125,12 @@ def decoder_signature(
         example["past_key_values"].append(dict(zip(("key", "value"), made, strict=True)))
         shapes["past_key_values"].append({kind: {0: dynamic, 2: dynamic} for kind in ("key", "value")})
     return Signature(inputs=inputs, outputs=outputs, example=example, shapes=shapes)
+
+
+_CACHE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)")
+
+
+def cached_layers(names: Iterable[str]) -> list[int]:
+    """The layers whose caches are among the inputs of these names."""
+    matches = (_CACHE.fullmatch(name) for name in names)
+    return sorted({int(match[1]) for match in matches if match is not None})

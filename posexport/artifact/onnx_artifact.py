@@ -116,6 +116,15 @@ def module_metadata(source: ModuleSource) -> dict[str, str]:
     return {_MODULE: json.dumps(unstructure(source), separators=(",", ":"), sort_keys=True)}
 
 
+def is_whole_model(graph: GraphFile) -> bool:
+    """Whether posexport made the file of a whole model of a checkpoint."""
+    try:
+        origin = structure(parse_json(graph.metadata().get(_ORIGIN, "{}")), Origin)
+    except (ValueError, RecursionError, RequestError):
+        return False
+    return origin.weights is not None and origin.weights.files is not None
+
+
 def write_onnx(
     model: ir.Model,
     path: Path,

@@ -68,6 +68,8 @@ class Decoder:
         lacking += [name for name in ("logits", *presents) if name not in outputs]
         if lacking:
             raise RequestError(f"the file has no {shown(lacking[0])}: give a decoder with logits, and caches or none.")
+        size = next(value.shape[-1] for value in session.get_outputs() if value.name == "logits")
+        self.vocabulary = size if isinstance(size, int) else None
         self.is_shared = any(BUFFER in self.inputs[name].shape for name in self.pasts)
         self._caches: dict[str, Any] = {}
         self._seen = np.zeros((0, 0), np.int64)
@@ -124,6 +126,9 @@ def generate(
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
     """Tokens behind each prompt; `told` gets the token of each row, None for rows that have stopped, as they come."""
+    largest = max(map(max, prompts))
+    if decoder.vocabulary is not None and largest >= decoder.vocabulary:
+        raise RequestError(f"the token {largest} is none of the model's: give ids from 0 to {decoder.vocabulary - 1}.")
     longest, rows = max(map(len, prompts)), len(prompts)
     tokens, mask = np.zeros((rows, longest), np.int64), np.zeros((rows, longest), np.int64)
     for row, prompt in enumerate(prompts):

@@ -65,9 +65,7 @@ def open_pretrained(folder: Path) -> Pretrained:
         for kernel in KERNELS:
             try:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
-                model, loaded = known.from_pretrained(
-                    str(folder), dtype="auto", output_loading_info=True, **options
-                )
+                model, loaded = known.from_pretrained(str(folder), dtype="auto", output_loading_info=True, **options)
                 break
             except Exception as error:  # of a class that has no such kernel, or of a damaged checkpoint
                 problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

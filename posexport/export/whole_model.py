@@ -1,8 +1,8 @@
 """A whole model of a Hugging Face checkpoint becomes an ONNX model, its attention in one of the forms.
 
 transformers builds the model, torch exports it, posexport.rewrite recognises its attention and gives it the form. One
-layer of each kind is traced and rewritten, and copied for the others (posexport.export.repeated_layers). Weights have no
-values until the model is written: their tensors are the checkpoint's files, mapped.
+layer of each kind is traced and rewritten, and copied for the others (posexport.export.repeated_layers). Weights have
+no values until the model is written: their tensors are the checkpoint's files, mapped.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
 from posexport.artifact.onnx_artifact import module_metadata
-from posexport.errors import RequestError
 from posexport.export import complex_numbers, exporter, support
-from posexport.export.repeated_layers import (
-    Layers,
-    LayersDifferError,
-    copy_layers,
-    find_layers,
-    only_traced,
-    without_markers,
-)
+from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
+from posexport.export.repeated_layers import copy_layers, only_traced, without_markers
 from posexport.graphs.function_bodies import Functions
 from posexport.models.pretrained import Pretrained, main_dtype, without_values
-from posexport.models.whole import TRACED, SEQUENCE, Decoder, Signature, cache_sizes, decoder_signature
+from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature
 from posexport.progress import Progress, silent
 from posexport.rewrite.result import ALREADY, KEPT, site_record
 from posexport.rewrite.rewriter import Rewritten, rewrite_model
+
+_PADDED = {
+    "input_ids": torch.zeros(2, 4, dtype=torch.int64),
+    "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
+}
+"""A batch with padding, so that masks are made, which models leave out where nothing is hidden."""
 
 _CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\..+")
 
@@ -67,13 +66,13 @@ def export_decoder(
 ) -> ExportedModel:
     """A causal language model with its caches as inputs and outputs.
 
-    `dtype` is that of the weights, None for the checkpoint's; `kv_cache` "none", "concat" (grown) or "shared" (buffers).
-    RequestError for a model that torch can't export, and for what the form can't express.
+    `dtype` is that of the weights, None for the checkpoint's; `kv_cache` is "none", "concat" (grown) or "shared"
+    (buffers). RequestError for a model that torch can't export, and for what the form can't express.
     """
     opset = support.checked_opset(None, form, target, opset)
     temporary.usual_parent()
     model, config = pretrained.model, pretrained.text_config
-    layers = find_layers(model, config.num_hidden_layers)
+    layers = find_layers(model, config.num_hidden_layers, (pretrained.config, config))
     dtype = dtype or main_dtype(pretrained)
     with without_values(pretrained, dtype):
         sizes: dict[int, tuple[int, int, int]] = {}
@@ -82,12 +81,15 @@ def export_decoder(
             sizes = cache_sizes(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
         module = Decoder(model, tuple(sizes) if sizes else None)
         signature = decoder_signature(module, sizes, config.vocab_size, dtype)
-        exporting = _Export(pretrained, module, signature, Functions(opset, form, target), form, target, dtype, progress)
+        exporting = _Export(
+            pretrained, module, signature, Functions(opset, form, target), form, target, dtype, progress
+        )
         try:
-            exported = exporting.run(layers, kv_cache)
+            if layers is not None:
+                check_alike(model, layers, lambda: model(**_PADDED, use_cache=False))
+            return exporting.run(layers, kv_cache)
         except LayersDifferError:
-            exported = exporting.run(None, kv_cache)
-    return exported
+            return exporting.run(None, kv_cache)
 
 
 @attrs.frozen
@@ -114,9 +116,7 @@ class _Export:
         self._fill(model)
         progress("looking for attention")
         shared = "shared" if kv_cache == "shared" else None
-        rewritten = rewrite_model(
-            model, form=form, target=self.target, opset=self.functions.opset, kv_cache=shared
-        )
+        rewritten = rewrite_model(model, form=form, target=self.target, opset=self.functions.opset, kv_cache=shared)
         model = rewritten.model
         if layers is not None and boundaries is not None:
             copy_layers(model, layers, boundaries, self._tensor)
@@ -127,7 +127,9 @@ class _Export:
             model.metadata_props["posexport.target"] = self.target
         model.producer_name, model.producer_version = "posexport", __version__
         onnx_file.check(model)
-        return ExportedModel(model=model, architecture=self.pretrained.architecture, attentions=tuple(_records(rewritten, layers)))
+        return ExportedModel(
+            model=model, architecture=self.pretrained.architecture, attentions=tuple(_records(rewritten, layers))
+        )
 
     def _captured(self, layers: Layers | None) -> ir.Model:
         from contextlib import nullcontext
@@ -222,13 +224,13 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
 
 def _records(rewritten: Rewritten, layers: Layers | None) -> list[Mapping[str, Any]]:
     """A record of each attention of all layers."""
-    sites = [
+    sites: list[Mapping[str, Any]] = [
         site_record({"name": site.attention.name}, site.state, site.reason, site.evidence) for site in rewritten.sites
     ]
     if layers is None or len(sites) != len(layers.traced):
         return sites
     by_layer = dict(zip(layers.traced, sites, strict=True))
-    records = []
+    records: list[Mapping[str, Any]] = []
     for index, kind in enumerate(layers.stands_for):
         name = by_layer[kind]["name"]
         like = {} if index == kind else {"like": f"layers.{kind}.{name}"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,13 +107,16 @@ Make = Callable[[str, ir.Value], ir.TensorProtocol]
 """Gives the tensor of a weight by its name, shaped as another."""
 
 
-def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, make: Make) -> None:
-    """Add the layers that were not traced, as copies of those that stand for them."""
-    _Copier(model.graph, layers, boundaries, make).run()
+def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make) -> None:
+    """Add the layers that were not traced, as copies of those that stand for them. `weights` are the names of all
+    weights; other initializers, which are constants, serve all layers of a kind."""
+    _Copier(model.graph, layers, boundaries, weights, make).run()
 
 
 class _Copier:
-    def __init__(self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, make: Make) -> None:
+    def __init__(
+        self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
+    ) -> None:
         self.graph, self.layers, self.make = graph, layers, make
         self.weight = re.compile(rf"(?P<before>.*\b{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
         self.cache = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
@@ -127,17 +130,17 @@ class _Copier:
         self.weights: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
         self.inputs: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
         self.outputs: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
-        self._divide()
+        self._divide([value for name, value in graph.initializers.items() if name in weights])
 
     def _layer(self, pattern: re.Pattern[str], value: ir.Value) -> int | None:
         match = pattern.fullmatch(str(value.name))
         return None if match is None else int(match["layer"])
 
-    def _divide(self) -> None:
+    def _divide(self, weights: Sequence[ir.Value]) -> None:
         """Which node, weight, input and output belongs to which traced layer."""
         owner: dict[ir.Value, int] = {}
         for pattern, values, held in (
-            (self.weight, self.graph.initializers.values(), self.weights),
+            (self.weight, weights, self.weights),
             (self.cache, self.graph.inputs, self.inputs),
             (self.cache, self.graph.outputs, self.outputs),
         ):

@@ -74,7 +74,7 @@ class Decoder(nn.Module):
         cache = DynamicCache()
         if self.cached is not None:
             for layer, past in zip(self.cached, past_key_values or [], strict=True):
-                cache.update(past["key"], past["value"], layer)
+                fill(cache, layer, past)
             options["past_key_values"] = cache
         with last_hidden_states(self.model) as hidden:
             made: dict[str, Any] = {"logits": self.model(**options, use_cache=self.cached is not None).logits}
@@ -84,6 +84,13 @@ class Decoder(nn.Module):
             layers = cache.layers
             made["present"] = [{"key": layers[at].keys, "value": layers[at].values} for at in self.cached]
         return made
+
+
+def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
+    """Give an empty cache the keys and values of a layer. They are its own afterwards, not a concatenation of them and
+    of nothing, which is what `update` leaves in the graph."""
+    cache.update(past["key"], past["value"], layer)
+    cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
 
 
 def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int, int]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, takes
+from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, takes
 from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
 
 SOURCE = "encoder_sequence"
@@ -65,9 +65,8 @@ class CrossDecoder(nn.Module):
         """`logits` [batch, sequence, vocabulary], and `present` of each layer's own cache."""
         cache = _cache()
         for index, past in enumerate(past_key_values):
-            own, cross = past["decoder"], past["encoder"]
-            cache.self_attention_cache.update(own["key"], own["value"], index)
-            cache.cross_attention_cache.update(cross["key"], cross["value"], index)
+            fill(cache.self_attention_cache, index, past["decoder"])
+            fill(cache.cross_attention_cache, index, past["encoder"])
             cache.is_updated[index] = True
         key = past_key_values[0]["encoder"]["key"]
         unread = torch.zeros(key.shape[0], key.shape[2], self.width, dtype=key.dtype)  # the cache stands for them

@@ -1,4 +1,4 @@
-"""`posexport export --from CHECKPOINT --model`: what is written beside the model, and what is refused, in a sentence."""
+"""`posexport export --from CHECKPOINT --model`: what stands beside the model, and what is refused in one sentence."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import attrs
 from posexport.artifact.rewrite_record import RewriteRecord
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError, shown
-from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, real_path, renewed, sha256_of, staged
+from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
 from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
@@ -116,24 +116,6 @@ class WeightSource:
         if self.source == "file":
             return f"file {self.file}"
         return f"checkpoint {self.folder}" + ("" if self.layer is None else f", layer {self.layer}")
-
-
-def file_weights(path: Path) -> WeightSource:
-    """The weights in a .safetensors file, which is read to hash it."""
-    return WeightSource(source="file", file=path.name, sha256=sha256_of(path))
-
-
-def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
-    """The weights of a checkpoint in a folder, from `layer` on."""
-    name, config = real_path(folder).name, sha256_of(folder / "config.json")
-    return WeightSource(source="checkpoint", folder=name, config_sha256=config, layer=layer)
-
-
-def model_weights(folder: Path, files: Iterable[str]) -> WeightSource:
-    """The weights of a whole model in these files of a folder, which are read to hash them."""
-    hashes = {name: sha256_of(folder / name) for name in sorted(files)}
-    config = sha256_of(folder / "config.json")
-    return WeightSource(source="checkpoint", folder=real_path(folder).name, config_sha256=config, files=hashes)
 
 
 @attrs.frozen(kw_only=True)

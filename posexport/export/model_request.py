@@ -105,8 +105,8 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
     progress("loading torch")
     import torch
 
-    from posexport.artifact.manifest import model_weights
     from posexport.artifact.onnx_artifact import write_onnx
+    from posexport.artifact.weight_source import model_weights
     from posexport.export.whole_model import HowToExport, export_whole
     from posexport.models.pretrained import open_pretrained
 

@@ -73,6 +73,14 @@ class Tensors:
                 )
         return path
 
+    def files(self) -> tuple[str, ...]:
+        """The names of all files of tensors; RequestError for one that is missing or can't be read."""
+        names = tuple(sorted({*self._files.values()}))
+        for name in names:
+            with self._open(name):
+                pass
+        return names
+
     def refuse_unread(self, path: str, model_type: str, ignored: Collection[str]) -> None:
         """RequestError for the first tensor of the module at `path` that was not looked up, unless its name in the
         module is `ignored` (patterns): it would change what the module computes. So would one that stands in another

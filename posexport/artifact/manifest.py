@@ -16,7 +16,7 @@ import attrs
 from posexport.artifact.rewrite_record import RewriteRecord
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError, shown
-from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, real_path, renewed, sha256_of, staged
+from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
 from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
@@ -97,7 +97,8 @@ class WeightSource:
     """The key `weights` of a manifest. What doesn't belong to its `source` is None and is not written.
 
     random: `seed`. file: the name and sha256 of the .safetensors `file`. checkpoint: the name of its `folder`, the
-    sha256 of its config.json, and the first `layer` that was taken.
+    sha256 of its config.json, and the first `layer` that was taken; of a whole model, which has no `layer`, the sha256
+    of each file of weights, by name.
     """
 
     source: Literal["random", "file", "checkpoint"]
@@ -107,24 +108,14 @@ class WeightSource:
     folder: str | None = attrs.field(default=None, metadata={OMITTED: True})
     config_sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
     layer: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    files: Mapping[str, str] | None = attrs.field(default=None, metadata={OMITTED: True})
 
     def __str__(self) -> str:
         if self.source == "random":
             return f"random, seed {self.seed}"
         if self.source == "file":
             return f"file {self.file}"
-        return f"checkpoint {self.folder}, layer {self.layer}"
-
-
-def file_weights(path: Path) -> WeightSource:
-    """The weights in a .safetensors file, which is read to hash it."""
-    return WeightSource(source="file", file=path.name, sha256=sha256_of(path))
-
-
-def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
-    """The weights of a checkpoint in a folder, from `layer` on."""
-    name, config = real_path(folder).name, sha256_of(folder / "config.json")
-    return WeightSource(source="checkpoint", folder=name, config_sha256=config, layer=layer)
+        return f"checkpoint {self.folder}" + ("" if self.layer is None else f", layer {self.layer}")
 
 
 @attrs.frozen(kw_only=True)
@@ -190,12 +181,14 @@ class Manifest:
 @attrs.frozen(kw_only=True)
 class OnnxManifest(Manifest):
     """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it,
-    `module` the torch module of the user that it is the export of, `rewrite` how it came from another file."""
+    `module` the torch module that it is the export of, `rewrite` how it came from another file. `attentions` are those
+    of a whole model, with the keys of `posexport rewrite --json`."""
 
     request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
     tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
     module: ModuleSource | None = attrs.field(default=None, metadata={OMITTED: True})
     rewrite: RewriteRecord | None = attrs.field(default=None, metadata={OMITTED: True})
+    attentions: tuple[Mapping[str, Any], ...] = attrs.field(default=(), metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)

@@ -26,13 +26,14 @@ from posexport.temporary import registered, remove_since
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
-    "export": "write a block as an ONNX file",
+    "export": "write a block, a torch module or a whole model as an ONNX file",
     "rewrite": "write any ONNX file anew with its attention in a form",
     "build": "make what a project ships and is out of date",
     "compile": "build an ONNX file into a TensorRT plan",
     "verify": "prove that artifacts compute what the torch block computes",
     "matrix": "measure what works where: every encoding, form, dtype and runtime",
     "positions": "write the positions of a grid of patches",
+    "generate": "make tokens with an exported decoder",
     "bench": "time an artifact beside torch",
     "tune": "find the fastest way to write a block, prove it and write it",
     "plot": "draw what encodings look like, and how exact their angles are",

@@ -39,6 +39,11 @@ _STATE_STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+def write_part(text: str) -> None:
+    """Write a part of a line to stdout, and show it at once."""
+    click.echo(plain(text, kept="\n"), nl=False)
+
+
 def write(line: str = "", err: bool = False) -> None:
     """One line on stdout or stderr. Names from files, which may hold anything, can't control the terminal here."""
     click.echo(plain(line, kept=""), err=err)

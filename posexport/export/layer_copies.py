@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from posexport.spec.spec import Spec
 
-_DOMAIN, _MARKER = "posexport.trace", "Enter"
+TRACE_DOMAIN, MARKER = "posexport.trace", "Enter"
 _NAMED = re.compile(r"layers\.(?P<layer>\d+)\.(?P<weight>.+)|(?P<role>(?:past|present)_(?:key|value))\.(?P<cache>\d+)")
 _TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 
@@ -30,12 +30,12 @@ Make = Callable[[str], ir.TensorProtocol]
 
 
 @torch.library.custom_op("posexport_trace::enter", mutates_args=())
-def _enter(x: Tensor, layer: int, role: str) -> Tensor:
+def enter(x: Tensor, layer: int, role: str) -> Tensor:
     """A copy of `x`, which is the "hidden", "past_key" or "past_value" of a layer."""
     return x.clone()
 
 
-@_enter.register_fake
+@enter.register_fake
 def _(x: Tensor, layer: int, role: str) -> Tensor:
     return torch.empty_like(x)
 
@@ -44,21 +44,21 @@ def mark(layers: nn.ModuleList) -> None:
     """Make the inputs of each layer pass through markers."""
     for index, layer in enumerate(layers):
 
-        def enter(_: nn.Module, inputs: Any, index: int = index) -> Any:
+        def entering(_: nn.Module, inputs: Any, index: int = index) -> Any:
             hidden, shared, past = inputs
             if past is not None:
-                past = tuple(_enter(x, index, role) for x, role in zip(past, ("past_key", "past_value"), strict=True))
-            return _enter(hidden, index, "hidden"), shared, past
+                past = tuple(enter(x, index, role) for x, role in zip(past, ("past_key", "past_value"), strict=True))
+            return enter(hidden, index, "hidden"), shared, past
 
-        layer.register_forward_pre_hook(enter)
+        layer.register_forward_pre_hook(entering)
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """How torch's exporter writes markers: rows of its custom_translation_table."""
     make = onnx.defs.OpSchema
     schema = make(
-        _MARKER,
-        _DOMAIN,
+        MARKER,
+        TRACE_DOMAIN,
         1,
         inputs=[make.FormalParameter("x", "T")],
         outputs=[make.FormalParameter("y", "T")],
@@ -67,7 +67,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     )
 
     def translate(x: Any, layer: int, role: str) -> Any:
-        return Op(Opset(_DOMAIN, 1), _MARKER, schema)(x, layer=layer, role=role)
+        return Op(Opset(TRACE_DOMAIN, 1), MARKER, schema)(x, layer=layer, role=role)
 
     return {torch.ops.posexport_trace.enter.default: translate}
 
@@ -84,7 +84,7 @@ def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> N
     `weights` holds the public names of all weights; `make` gives the tensors of the copied layers.
     """
     graph = model.graph
-    markers = [node for node in graph if node.domain == _DOMAIN]
+    markers = [node for node in graph if node.domain == TRACE_DOMAIN]
     kinds = _kinds(graph, markers, weights)
     for index, kind in enumerate(kinds):
         for node in kind.nodes:
@@ -102,7 +102,7 @@ def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> N
     for node in markers:
         node.outputs[0].replace_all_uses_with(_entering(node))
         graph.remove(node, safe=True)
-    model.opset_imports.pop(_DOMAIN, None)
+    model.opset_imports.pop(TRACE_DOMAIN, None)
     for name in [name for name in graph.initializers if name not in weights]:
         graph.initializers[name] = graph.initializers.pop(name)  # constants follow the weights of all layers
 
@@ -139,7 +139,7 @@ def _kinds(graph: ir.Graph, markers: list[ir.Node], weights: set[str]) -> list[_
             kinds[int(match["layer"])].enter[match["weight"]] = value
     for node in graph:
         owners = {owner[value] for value in node.inputs if value in owner}
-        if node.domain == _DOMAIN or not owners:
+        if node.domain == TRACE_DOMAIN or not owners:
             continue
         (index,) = owners  # values of other layers reach it through markers only
         owner.update(dict.fromkeys(node.outputs, index))

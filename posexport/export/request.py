@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.manifest import OnnxManifest, WeightSource, checkpoint_weights, file_weights
+from posexport.artifact.manifest import OnnxManifest, WeightSource
+from posexport.artifact.weight_source import checkpoint_weights, file_weights
 from posexport.export import support
 from posexport.export.block_options import HERE, BlockOptions, checkpoint_of, merge_options, spec_of, weights_of
 from posexport.progress import Progress, silent

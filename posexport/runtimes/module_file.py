@@ -43,6 +43,11 @@ class UserModule:
     module: torch.nn.Module
     file: ModuleType
 
+    @property
+    def label(self) -> str:
+        """What ran, for people."""
+        return f"{self.path.name}:{self.name}"
+
     def setting(self, name: str) -> Any:
         """What the module, or else the file, says under this name; called where it can be, None where there is nothing.
 

@@ -170,8 +170,18 @@ def session_options(threads: int | None = None, level: str = "all") -> onnxrunti
 
 
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
-    """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
-    RuntimeMissingError where the CUDA provider can't start."""
+    """Open the `.onnx` file at `path`; raises what `open_session` raises."""
+    session, stream = open_session(path, options)
+    provider, cuda_graph = options.get("provider", "CPU"), bool(options.get("cuda_graph"))
+    return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"), options.get("shared"))
+
+
+def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.InferenceSession, Any]:
+    """A session of the `.onnx` file at `path`, and torch's stream that it runs in, None on the CPU.
+
+    Raises what ONNX Runtime raises, RequestError for wrong options, and RuntimeMissingError where the CUDA provider
+    can't start.
+    """
     check_onnx_file("onnxruntime", path, options, _OPTIONS)
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
     check_known("provider of onnxruntime", provider, _DEVICES)
@@ -197,4 +207,4 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
             f"onnxruntime {onnxruntime.__version__} could not start {name}: "
             "install onnxruntime-gpu with the CUDA and cuDNN libraries that it was built for."
         )
-    return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"), options.get("shared"))
+    return session, stream

@@ -1,6 +1,7 @@
-"""The user's own torch module, with inputs and outputs by the names of an ONNX file that was made of it.
+"""A torch module, with inputs and outputs by the names of an ONNX file that was made of it.
 
-Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run; `wide` (default true): in float64,
+Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint, whose
+whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
 whatever dtypes the module names, as a reference; `dtype`: that of its weights where it is not `wide`, by default its
 own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do.
 
@@ -27,12 +28,15 @@ from posexport.artifact.graph_file import read_graph
 from posexport.errors import RequestError, check_known, shown
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays, check_onnx_file
+from posexport.runtimes.checkpoint_module import CheckpointModule, load_checkpoint
 from posexport.runtimes.module_file import UserModule, load_module
 from posexport.runtimes.module_values import Bound, bind, outputs_of, replaced, tensors_of
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.runtimes.torch_eager import last_bits_changed, timed
 
 OPTIONS = ("module", "wide", "dtype", "last_bits")
+
+Module = UserModule | CheckpointModule
 
 _WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 _WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
@@ -70,7 +74,7 @@ class ModuleRunner:
     """A module whose inputs and outputs have the names of a file."""
 
     def __init__(
-        self, user: UserModule, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype | None, wide: bool
+        self, user: Module, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype | None, wide: bool
     ) -> None:
         self._user, self._outputs, self._wide = user, outputs, wide
         self._bound = bind(user.module, _template(user, inputs))
@@ -95,7 +99,7 @@ class ModuleRunner:
         return timed(lambda: self._user.module(*bound.args, **bound.kwargs), torch.device("cpu"))
 
     def describe(self) -> dict[str, str]:
-        engine = f"torch, {self._user.path.name}:{self._user.name}" + (" in float64" if self._wide else "")
+        engine = f"torch, {self._user.label}" + (" in float64" if self._wide else "")
         return {"engine": engine, "version": str(torch.__version__), "device": f"CPU ({platform.machine()})"}
 
     def _filled(self, inputs: Arrays) -> Bound:
@@ -108,7 +112,7 @@ class ModuleRunner:
         return Bound(self._bound.signature, arguments)
 
 
-def _template(user: UserModule, names: Sequence[str]) -> Any:
+def _template(user: Module, names: Sequence[str]) -> Any:
     """Inputs of the structure that the module takes: its example, or else a tensor for each parameter that it needs."""
     example = user.setting("example_inputs")
     if example is not None:
@@ -131,7 +135,7 @@ def paired(who: str, own: Iterable[str], what: str, names: Sequence[str]) -> lis
     raise RequestError(f"{who} {listed[0]}, and the file has the {what} {listed[1]}: both must be the same.")
 
 
-_kept: dict[tuple[object, ...], UserModule] = {}
+_kept: dict[tuple[object, ...], Module] = {}
 """The module that was loaded last, and its copies in other dtypes: cases come one by one."""
 
 
@@ -150,7 +154,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     kind = None if dtype is None else getattr(torch, TORCH_DTYPES[dtype])
     if (reference, None, None) not in _kept:
         _kept.clear()
-        _kept[reference, None, None] = load_module(reference)
+        _kept[reference, None, None] = _load(reference, path)
     key = (reference, dtype, seed)
     user = _kept[key] if key in _kept else _copied(_kept[reference, None, None], kind, seed)
     if seed is None:
@@ -159,7 +163,12 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     return ModuleRunner(user, list(graph.inputs()), list(graph.outputs()), kind, dtype == "fp64")
 
 
-def _copied(user: UserModule, dtype: torch.dtype | None, seed: int | None) -> UserModule:
+def _load(reference: str, path: Path) -> Module:
+    """The module that a reference names."""
+    return load_checkpoint(Path(reference), read_graph(path)) if Path(reference).is_dir() else load_module(reference)
+
+
+def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module:
     """A copy of a module in a dtype, or with weights whose last bits are changed."""
     with user.running("copying"):
         module = copy.deepcopy(user.module)

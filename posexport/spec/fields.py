@@ -85,6 +85,12 @@ def positive(default: float | None, help: str) -> Any:
     return parsed(help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), default, typed=True)
 
 
+def number(default: float, help: str, *, at_least: float, at_most: float) -> Any:
+    """A number between bounds."""
+    allowed = f"a number from {at_least:g} to {at_most:g}"
+    return parsed(help, allowed, lambda value: _number(value, float, at_least, at_most), default, typed=True)
+
+
 def numbers(help: str, *, whole: bool = False) -> Any:
     """A list of numbers above 0, or with `whole` of whole numbers from 0; None means "not given". Text has commas."""
 

@@ -10,7 +10,7 @@ import attrs
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.loaded import load_artifact
-from posexport.artifact.onnx_artifact import ForeignFileError
+from posexport.artifact.onnx_artifact import ForeignFileError, is_whole_model
 from posexport.errors import Reason, RequestError
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
@@ -59,6 +59,7 @@ class JobMaker:
         if self.roles:
             raise RequestError(f"{str(file)!r} is posexport's own, so the roles of its inputs are known: drop --input.")
         if self.original is not None:
+            self.original.check()
             artifact = submission.held_against(artifact, self.original)
         drawn = submission.draw_cases(artifact, self.inputs, self.arrays, self.seed, self.reach, self.more)
         tried = self.properties and artifact.contract_violation is None
@@ -76,7 +77,10 @@ class JobMaker:
         )
 
     def _of_graph(self, graph: GraphFile, settings: VerifyOverrides) -> GraphJob:
-        for option, given in (("--properties", self.properties), ("--weights or --from", self.original is not None)):
+        module, original = self.module, self.original
+        if original is not None and original.checkpoint is not None and is_whole_model(graph):
+            module, original = str(original.checkpoint), None
+        for option, given in (("--properties", self.properties), ("--weights or --from", original is not None)):
             if given:
                 raise RequestError(
                     f"{str(graph.path)!r} is verified without a spec, and {option} needs one: drop it, or give an "
@@ -84,7 +88,7 @@ class JobMaker:
                 )
         request = GraphRequest(
             against=self.against,
-            module=self.module,
+            module=module,
             roles=self.roles,
             inputs=self.inputs,
             arrays=self.arrays,

@@ -70,7 +70,7 @@ def verify(
     artifacts; `step` is told what is done next. Raises RequestError where `paths` name no artifact, or where `inputs`
     or the original can't be read; inputs that don't fit an artifact make it unreadable.
     """
-    if original is not None:
+    if original is not None and original.weights is not None:
         original.check()
     if module is not None:
         module_parts(module)

@@ -135,7 +135,7 @@ def test_the_oracle_stands_apart() -> None:
 def test_engines_load_in_functions_only_where_start_up_counts() -> None:
     """The table of encodings, the table of runtimes and the commands import no engine at their top."""
     for name, path in modules().items():
-        encodings = r"posexport\.models\.(?!(attention|block|weights)$).*"
+        encodings = r"posexport\.models\.(?!(attention|block|weights|pretrained|whole\w*)$).*"
         start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
         if name.startswith(("posexport.cli", "posexport.models.checkpoints")) or start or re.fullmatch(encodings, name):
             body = ast.parse(path.read_text()).body
@@ -205,7 +205,8 @@ FLAGS: dict[str, list[str]] = {
     "list": ["--presets", "--roles", "--json"],
     "inspect": ["--input", "--attention/--no-attention", "--json", "FILE"],
     "export": [
-        "--module", "--example", "--config", "--preset", "--from", "--layer", "--encoding", "--set",
+        "--module", "--example", "--model", "--hidden-states", "--require-all",
+        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
         "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",

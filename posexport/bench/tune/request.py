@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.manifest import WeightSource, checkpoint_weights, file_weights
+from posexport.artifact.manifest import WeightSource
+from posexport.artifact.weight_source import checkpoint_weights, file_weights
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.tune.space import Limits, Request
 from posexport.errors import RequestError

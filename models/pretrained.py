@@ -1,0 +1,188 @@
+"""A whole model of a Hugging Face checkpoint as a torch module, built by transformers, its weights mapped from disk.
+
+Only transformers' own classes are used: code that a checkpoint brings with it is never run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from posexport.errors import RequestError, shown
+from posexport.jsondata import read_json
+from posexport.models.checkpoints.config import FILE
+from posexport.models.checkpoints.tensors import Tensors
+
+EXPERTS = "batched_mm"
+"""How experts of a mixture are computed: the one way of transformers that has a translation to ONNX."""
+
+ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
+"""What a model is for: features or logits, next tokens, or next tokens of a text or sound that was read before."""
+
+KERNELS = ("sdpa", "eager")
+"""Implementations of attention in transformers, in the order in which they are tried."""
+
+
+@attrs.frozen(kw_only=True)
+class Pretrained:
+    """A model in evaluation mode; its `weights` by name, in the dtypes of the checkpoint, are its mapped `files`."""
+
+    folder: Path
+    files: tuple[str, ...]
+    model: nn.Module
+    weights: dict[str, Tensor]
+
+    @property
+    def config(self) -> Any:
+        """The configuration that transformers made of config.json."""
+        return self.model.config
+
+    @property
+    def text_config(self) -> Any:
+        """That of the part of the model that reads tokens."""
+        return self.config.get_text_config()
+
+    @property
+    def kind(self) -> str:
+        """ENCODER, DECODER or TRANSLATOR, as transformers lists its class."""
+        from transformers.models.auto import modeling_auto as lists
+
+        decoders = lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        translators = (
+            lists.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            lists.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        )
+        if getattr(self.config, "is_encoder_decoder", False):
+            return TRANSLATOR if any(self._is_among(names) for names in translators) else ENCODER
+        return DECODER if self._is_among(decoders) else ENCODER
+
+    def _is_among(self, names: Any) -> bool:
+        """Whether the class is in one of transformers' lists, which have a name or several for each kind of config."""
+        return any(self.architecture in ((one,) if isinstance(one, str) else one) for one in names.values())
+
+    @property
+    def architecture(self) -> str:
+        """The name of its class in transformers."""
+        return type(self.model).__name__
+
+
+def open_pretrained(folder: Path) -> Pretrained:
+    """The model of a checkpoint folder; RequestError for a folder that transformers can't make a model of."""
+    transformers = _transformers()
+    if not folder.is_dir():
+        raise RequestError(f"{str(folder)!r} is no folder: give that of a checkpoint, with config.json and weights.")
+    files = Tensors(folder).files()
+    known = _known_class(folder, transformers)
+    model, problem = None, ""
+    with quiet(transformers):
+        for kernel in KERNELS:
+            try:
+                options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
+                options["ignore_mismatched_sizes"] = True  # they are listed, and refused below
+                model, loaded = known.from_pretrained(str(folder), dtype="auto", output_loading_info=True, **options)
+                break
+            except Exception as error:  # of a class that has no such kernel, or of a damaged checkpoint
+                problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if model is None:
+        raise RequestError(f"transformers can't make a {known.__name__} of {str(folder)!r} ({problem[:300]}).")
+    for what, names in (
+        ("no tensor for", {*loaded["missing_keys"]}),
+        ("a tensor of another shape for", {name for name, *_ in loaded["mismatched_keys"]}),
+    ):
+        if names:
+            raise RequestError(
+                f"{str(folder)!r} has {what} {shown(min(names))} of {known.__name__}"
+                f"{f' and {len(names) - 1} others' if len(names) > 1 else ''}: give a checkpoint of such a model."
+            )
+    if hasattr(model.config, "_experts_implementation"):
+        model.set_experts_implementation(EXPERTS)
+    model.eval().requires_grad_(False)
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    values = {name: weight.data for name, weight in weights.items()}
+    return Pretrained(folder=folder, files=files, model=model, weights=values)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise RequestError(
+            "whole models are built by transformers, which is not installed: pip install 'posexport[transformers]'."
+        ) from None
+    return transformers
+
+
+def _known_class(folder: Path, transformers: Any) -> Any:
+    """The class that config.json names; RequestError for one that transformers doesn't have."""
+    try:
+        data = read_json(folder / FILE)
+    except (OSError, ValueError):
+        data = None
+    if not isinstance(data, dict):
+        raise RequestError(f"{str(folder / FILE)!r} can't be read as JSON: give the folder of a checkpoint.")
+    names = data.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    known = getattr(transformers, name, None) if name is not None and name.isidentifier() else None
+    if not (isinstance(known, type) and issubclass(known, transformers.PreTrainedModel)):
+        code = " Code that a checkpoint brings with it is not run." if "auto_map" in data else ""
+        raise RequestError(
+            f"{str(folder / FILE)!r} names the architecture {shown(name)}, which transformers "
+            f"{transformers.__version__} doesn't have: give a checkpoint of one that it has.{code}"
+        )
+    return known
+
+
+@contextlib.contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Without the progress bars, warnings and logs of transformers."""
+    before = logging.root.manager.disable
+    bars = transformers.logging.is_progress_bar_enabled()
+    logging.disable(logging.WARNING)
+    transformers.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """The model with weights that have shapes but no values, in `dtype` where the checkpoint's main one was: tracing
+    and trial runs then read nothing."""
+    main = main_dtype(pretrained)
+    parameters = list(pretrained.model.named_parameters())
+    kept = {*pretrained.model.state_dict()}  # others, such as frequencies, have the dtype that they are computed in
+    named = pretrained.model.named_buffers()
+    buffers = {name: buffer for name, buffer in named if name in kept and buffer.dtype == main}
+    for name, parameter in parameters:
+        own = dtype or main if pretrained.weights[name].dtype == main else parameter.dtype
+        parameter.data = torch.zeros((), dtype=own).expand(parameter.shape)
+    for buffer in buffers.values():
+        buffer.data = buffer.data.to(dtype or main)
+    try:
+        yield
+    finally:
+        for name, parameter in parameters:
+            parameter.data = pretrained.weights[name]
+        for buffer in buffers.values():
+            buffer.data = buffer.data.to(main)
+
+
+def main_dtype(pretrained: Pretrained) -> torch.dtype:
+    """The dtype of most weights."""
+    sizes: dict[torch.dtype, int] = {}
+    for weight in pretrained.weights.values():
+        sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype])

@@ -1,0 +1,133 @@
+"""`posexport generate`: tokens from an exported decoder, to try a file in one command."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from posexport.artifact.paths import check_onnx
+from posexport.cli import console
+from posexport.errors import RequestError, shown
+from posexport.files import not_a_file
+from posexport.runtimes import ORT, RUNTIMES, runtime
+from posexport.runtimes.tokens import read_tokenizer, stop_tokens
+
+if TYPE_CHECKING:
+    from posexport.runtimes.generation import Generated
+    from posexport.runtimes.tokens import Tokenizer
+
+_RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
+
+
+@click.command()
+@click.argument("file")
+@click.option("--prompt", metavar="TEXT", multiple=True, help="a text to go on with; repeatable: rows of one batch")
+@click.option("--prompt-ids", metavar="1,2,3", multiple=True, help="the same as token ids, without a tokenizer")
+@click.option("--max-new-tokens", metavar="N", help="the most tokens that are made  [default: 64]")
+@click.option("--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]")
+@click.option("--top-k", metavar="N", help="draw from so many of the likeliest  [default: all]")
+@click.option("--top-p", metavar="X", help="draw from those that have this probability together  [default: 1]")
+@click.option("--seed", metavar="N", help="seed of what is drawn  [default: 0]")
+@click.option("--ignore-eos", is_flag=True, help="go on behind tokens that end a text")
+@click.option("--runtime", "name", metavar="NAME", default="ort-cpu", help=f"one of: {', '.join(_RUNTIMES)}")
+@click.option("--json", "as_json", is_flag=True, help="print tokens and times as JSON")
+def generate(
+    file: str,
+    prompt: tuple[str, ...],
+    prompt_ids: tuple[str, ...],
+    ignore_eos: bool,
+    name: str,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Make tokens with a decoder that `export --model` wrote, and say how fast.
+
+    Text needs the tokenizer's files beside the file; ids need nothing.
+    """
+    path = Path(file)
+    if path.suffix != ".onnx" or (problem := not_a_file(path)):
+        raise RequestError(f"{file!r} is {problem if path.suffix == '.onnx' else 'no .onnx'}: give an ONNX file.")
+    if bool(prompt) == bool(prompt_ids):
+        raise RequestError("give a prompt, either --prompt TEXT or --prompt-ids 1,2,3.")
+    row = runtime(name)
+    if row.name not in _RUNTIMES:
+        raise RequestError(f"--runtime is {shown(name)}: tokens are made by {', '.join(_RUNTIMES)}.")
+    check_onnx(path)
+    from posexport.runtimes.generation import GenerationOptions
+    from posexport.runtimes.generation_process import generate_in_child
+
+    stop = () if ignore_eos else stop_tokens(path.parent)
+    options = GenerationOptions(stop=stop, **{key: value for key, value in given.items() if value is not None})
+    tokenizer = read_tokenizer(path.parent) if prompt else None
+    prompts = [_ids(text) for text in prompt_ids] if tokenizer is None else [tokenizer.encode(text) for text in prompt]
+    if not all(prompts):
+        raise RequestError("a prompt has no tokens: give at least one.")
+    stream = _Stream(tokenizer, len(prompts), silent=as_json)
+    made = generate_in_child(path, row.options, prompts, options, stream.told)
+    if as_json:
+        console.show_json(_as_json(file, row.name, prompts, made, tokenizer))
+    else:
+        stream.end(made)
+    return 0
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        ids = [-1]
+    if min(ids) < 0:
+        raise RequestError(f"--prompt-ids is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3.")
+    return ids
+
+
+class _Stream:
+    """Shows tokens as they come; of several rows, each one at the end."""
+
+    def __init__(self, tokenizer: Tokenizer | None, rows: int, silent: bool) -> None:
+        self._tokenizer, self._rows, self._silent = tokenizer, rows, silent
+        self._ids: list[int] = []
+        self._written = ""
+
+    def told(self, tokens: list[int | None]) -> None:
+        if self._silent or self._rows > 1 or tokens[0] is None:
+            return
+        self._ids.append(tokens[0])
+        text = self._text(self._ids)
+        if not text.endswith("\ufffd"):  # half of a character, whose other tokens are to come
+            console.write_part(text[len(self._written) :])
+            self._written = text
+
+    def _text(self, ids: list[int]) -> str:
+        return ",".join(map(str, ids)) if self._tokenizer is None else self._tokenizer.decode(ids)
+
+    def end(self, made: Generated) -> None:
+        if self._rows == 1:
+            console.write(self._text([*made.tokens[0]])[len(self._written) :])
+        else:
+            for number, row in enumerate(made.tokens, 1):
+                console.write(f"{number}: {self._text([*row])}")
+        facts = [("prompt", f"{made.prompt_seconds * 1e3:.1f} ms")]
+        if made.step_seconds:
+            facts.append(("step", f"{statistics.median(made.step_seconds) * 1e3:.2f} ms, {_speed(made):.1f} tokens/s"))
+        console.show_facts(f"{sum(map(len, made.tokens))} tokens", facts)
+
+
+def _speed(made: Generated) -> float:
+    """Tokens per second of a row."""
+    return len(made.step_seconds) / sum(made.step_seconds)
+
+
+def _as_json(
+    file: str, runtime: str, prompts: list[list[int]], made: Generated, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    rows = [
+        {"prompt": prompt, "tokens": [*tokens], **({} if tokenizer is None else {"text": tokenizer.decode([*tokens])})}
+        for prompt, tokens in zip(prompts, made.tokens, strict=True)
+    ]
+    seconds = {"prompt_seconds": made.prompt_seconds, "step_seconds": [*made.step_seconds]}
+    speed = _speed(made) if made.step_seconds else None
+    return {"kind": "generate", "file": file, "runtime": runtime, "rows": rows, **seconds, "tokens_per_second": speed}

@@ -1,0 +1,257 @@
+"""The layers of a model that is not posexport's: one of each kind is traced, and its nodes are copied for the others.
+
+While one of each kind is traced, the others hand their hidden states on unchanged, so that every layer keeps its index.
+Hidden states that enter a traced layer, and those behind the last one, are marked.
+
+A node that depends on them, on a layer's weights or on its cache belongs to the layer. Sizes don't: those of one layer
+are those of all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import onnx_ir as ir
+from torch import Tensor, nn
+
+from posexport.export.layer_copies import TRACE_DOMAIN, enter
+from posexport.export.layer_kinds import Layers, LayersDifferError, hidden_of
+
+END = -1
+"""The layer that the marker behind the last layer names."""
+
+
+class _Skipped(nn.Module):
+    """In the place of a layer: hands its hidden states on, as the layers return them that are traced."""
+
+    def __init__(self, returned: list[int | None]) -> None:
+        super().__init__()
+        self._returned = returned
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        behind = self._returned[-1]
+        return hidden_states if behind is None else (hidden_states, *[None] * behind)
+
+
+@contextmanager
+def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
+    """The model with the traced layers alone, which are marked."""
+    modules = model.get_submodule(layers.path)
+    assert isinstance(modules, nn.ModuleList)
+    before = list(modules)
+    returned: list[int | None] = []
+    handles = []
+
+    def entering(index: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args:
+                return (enter(args[0], index, "hidden"), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"], index, "hidden")}
+
+        return hook
+
+    def behind(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        returned.append(hidden_of(output)[1])
+
+    def leaving(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        marked = enter(hidden_of(output)[0], END, "hidden")
+        return marked if isinstance(output, Tensor) else (marked, *output[1:])
+
+    try:
+        for index, layer in enumerate(before):
+            if index in layers.traced:
+                handles.append(layer.register_forward_pre_hook(entering(index), with_kwargs=True))
+                handles.append(layer.register_forward_hook(behind))
+            else:
+                modules[index] = _Skipped(returned)
+        handles.append(modules[len(before) - 1].register_forward_hook(leaving))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for index, layer in enumerate(before):
+            modules[index] = layer
+
+
+@attrs.frozen
+class Boundaries:
+    """The names of the values that enter the traced layers, by layer, and of the one behind the last."""
+
+    enter: Mapping[int, str]
+    end: str
+
+
+def without_markers(model: ir.Model, layers: Layers) -> Boundaries:
+    """Remove the markers; the values that they marked get names of their own."""
+    names: dict[int, str] = {}
+    for node in [node for node in model.graph if node.domain == TRACE_DOMAIN]:
+        index, value = node.attributes["layer"].as_int(), node.inputs[0]
+        assert value is not None
+        node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+        if not value.is_graph_input():
+            value.name = f"hidden_states.{index if index != END else len(layers.stands_for)}"
+        names[index] = value.name or ""
+        model.graph.remove(node, safe=True)
+    model.opset_imports.pop(TRACE_DOMAIN, None)
+    if {*names} != {*layers.traced, END}:
+        raise LayersDifferError("hidden states do not go through all layers")
+    return Boundaries({index: name for index, name in names.items() if index != END}, names[END])
+
+
+Make = Callable[[str, ir.Value], ir.TensorProtocol]
+"""Gives the tensor of a weight by its name, shaped as another."""
+
+
+def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make) -> None:
+    """Add the layers that were not traced, as copies of those that stand for them. `weights` are the names of all
+    weights; other initializers, which are constants, serve all layers of a kind."""
+    _Copier(model.graph, layers, boundaries, weights, make).run()
+
+
+class _Copier:
+    def __init__(
+        self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
+    ) -> None:
+        self.graph, self.layers, self.make = graph, layers, make
+        self.weight = re.compile(rf"(?P<before>.*\b{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
+        self.cache = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
+        values = {value.name: value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}
+        missing = [name for name in (*boundaries.enter.values(), boundaries.end) if name not in values]
+        if missing:
+            raise LayersDifferError(f"the value {missing[0]!r} is gone")
+        self.enter = {index: values[name] for index, name in boundaries.enter.items()}
+        self.end = values[boundaries.end]
+        self.nodes: dict[int, list[ir.Node]] = {index: [] for index in layers.traced}
+        self.weights: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
+        self.inputs: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
+        self.outputs: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
+        self._divide([value for name, value in graph.initializers.items() if name in weights])
+
+    def _layer(self, pattern: re.Pattern[str], value: ir.Value) -> int | None:
+        match = pattern.fullmatch(str(value.name))
+        return None if match is None else int(match["layer"])
+
+    def _divide(self, weights: Sequence[ir.Value]) -> None:
+        """Which node, weight, input and output belongs to which traced layer."""
+        owner: dict[ir.Value, int] = {}
+        for pattern, values, held in (
+            (self.weight, weights, self.weights),
+            (self.cache, self.graph.inputs, self.inputs),
+            (self.cache, self.graph.outputs, self.outputs),
+        ):
+            for value in values:
+                index = self._layer(pattern, value)
+                if index is not None:
+                    held[index].append(value)
+                    if held is not self.outputs:
+                        owner[value] = index
+        owner |= {value: index for index, value in self.enter.items()}
+        bounds = {*self.enter.values(), self.end}
+        self.graph.sort()
+        for node in self.graph:
+            read = [value for value in _values_read(node) if value in owner]
+            if not read or (node.op_type in ("Shape", "Size") and node.domain == ""):
+                continue
+            index = max(owner[value] for value in read)
+            owner.update((value, index) for value in node.outputs if value not in bounds)
+            self.nodes[index].append(node)
+
+    def run(self) -> None:
+        traced = self.layers.traced
+        leave = {index: self.enter[behind] for index, behind in itertools.pairwise(traced)}
+        leave[traced[-1]] = self.end
+        owned = {node for nodes in self.nodes.values() for node in nodes}
+        behind = [use.node for use in self.end.uses() if use.node not in owned]
+        hidden = self.enter[0]
+        entering: dict[int, ir.Value] = {}
+        inputs, outputs = dict(self.inputs), dict(self.outputs)
+        for index in range(len(self.layers.stands_for)):
+            kind = self.layers.stands_for[index]
+            if index == kind:
+                entering[index], hidden = hidden, leave[index]
+            else:
+                copies = self._copy(kind, index, hidden)
+                hidden = copies[leave[kind]]
+                inputs[index] = [copies[value] for value in self.inputs[kind]]
+                outputs[index] = [copies[value] for value in self.outputs[kind]]
+        for kind, value in entering.items():
+            if value is not self.enter[kind]:
+                for node in self.nodes[kind]:
+                    _replace(node, self.enter[kind], value)
+        for node in behind:
+            _replace(node, self.end, hidden)
+        _insert(self.graph.inputs, inputs)
+        _insert(self.graph.outputs, outputs)
+        for kind in traced:
+            for node in self.nodes[kind]:
+                node.name = f"layers.{kind}.{node.name}"
+        self.graph.sort()
+
+    def _copy(self, kind: int, index: int, hidden: ir.Value) -> dict[ir.Value, ir.Value]:
+        copies: dict[ir.Value, ir.Value] = {self.enter[kind]: hidden}
+        for value in self.weights[kind]:
+            name = self._renamed(self.weight, value, index)
+            tensor = self.make(name, value)
+            copies[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
+            self.graph.register_initializer(copies[value])
+        for value in self.inputs[kind]:
+            name = self._renamed(self.cache, value, index)
+            copies[value] = ir.Value(name=name, type=value.type, shape=value.shape)
+        results = {value: self._renamed(self.cache, value, index) for value in self.outputs[kind]}
+        for node in self.nodes[kind]:
+            made = []
+            for value in node.outputs:
+                name = results.get(value, f"layers.{index}.{value.name}" if value.name else "")
+                copies[value] = ir.Value(name=name, type=value.type, shape=value.shape)
+                made.append(copies[value])
+            self.graph.append(
+                ir.Node(
+                    node.domain,
+                    node.op_type,
+                    [copies.get(value, value) if value is not None else None for value in node.inputs],
+                    node.attributes.values(),
+                    overload=node.overload,
+                    outputs=made,
+                    version=node.version,
+                    name=f"layers.{index}.{node.name}",
+                )
+            )
+        return copies
+
+    def _renamed(self, pattern: re.Pattern[str], value: ir.Value, index: int) -> str:
+        match = pattern.fullmatch(str(value.name))
+        assert match is not None
+        return f"{match['before']}{index}{match['behind']}"
+
+
+def _values_read(node: ir.Node) -> Iterator[ir.Value]:
+    """The inputs of a node; LayersDifferError for one with graphs of its own, which are not copied."""
+    if any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
+    ):
+        raise LayersDifferError(f"{node.name} holds a graph")
+    yield from (value for value in node.inputs if value is not None)
+
+
+def _replace(node: ir.Node, old: ir.Value, new: ir.Value) -> None:
+    for at, value in enumerate(node.inputs):
+        if value is old:
+            node.replace_input_with(at, new)
+
+
+def _insert(values: Any, by_layer: Mapping[int, Sequence[ir.Value]]) -> None:
+    """Put the values of all layers, in the order of the layers, where the first of them stands."""
+    known = {value for each in by_layer.values() for value in each}
+    if not known:
+        return
+    before = list(values)
+    first = next(at for at, value in enumerate(before) if value in known)
+    others = [value for value in before if value not in known]
+    ordered = [value for index in sorted(by_layer) for value in by_layer[index]]
+    values.clear()
+    values.extend([*others[:first], *ordered, *others[first:]])

@@ -37,7 +37,7 @@ class CheckpointModule:
 
 
 def load_checkpoint(folder: Path, graph: GraphFile) -> CheckpointModule:
-    """The model of the checkpoint, with the inputs and outputs of the file; RequestError for one that can't be opened."""
+    """The model of the checkpoint, with the inputs and outputs of the file; RequestError where it can't be opened."""
     pretrained = open_pretrained(folder)
     cached = cached_layers(graph.inputs())
     sizes = cache_sizes(pretrained.model, torch.zeros(1, 1, dtype=torch.int64)) if cached else {}

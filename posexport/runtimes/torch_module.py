@@ -1,7 +1,7 @@
 """A torch module, with inputs and outputs by the names of an ONNX file that was made of it.
 
-Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint, whose
-whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
+Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint,
+whose whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
 whatever dtypes the module names, as a reference; `dtype`: that of its weights where it is not `wide`, by default its
 own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do.
 

@@ -24,6 +24,9 @@ from posexport.models.checkpoints.tensors import Tensors
 EXPERTS = "batched_mm"
 """How experts of a mixture are computed: the one way of transformers that has a translation to ONNX."""
 
+ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
+"""What a model is for: features or logits, next tokens, or next tokens of a text or sound that was read before."""
+
 KERNELS = ("sdpa", "eager")
 """Implementations of attention in transformers, in the order in which they are tried."""
 
@@ -48,6 +51,24 @@ class Pretrained:
         return self.config.get_text_config()
 
     @property
+    def kind(self) -> str:
+        """ENCODER, DECODER or TRANSLATOR, as transformers lists its class."""
+        from transformers.models.auto import modeling_auto as lists
+
+        decoders = lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        translators = (
+            lists.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            lists.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        )
+        if getattr(self.config, "is_encoder_decoder", False):
+            return TRANSLATOR if any(self._is_among(names) for names in translators) else ENCODER
+        return DECODER if self._is_among(decoders) else ENCODER
+
+    def _is_among(self, names: Any) -> bool:
+        """Whether the class is in one of transformers' lists, which have a name or several for each kind of config."""
+        return any(self.architecture in ((one,) if isinstance(one, str) else one) for one in names.values())
+
+    @property
     def architecture(self) -> str:
         """The name of its class in transformers."""
         return type(self.model).__name__
@@ -65,9 +86,7 @@ def open_pretrained(folder: Path) -> Pretrained:
         for kernel in KERNELS:
             try:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
-                model, loaded = known.from_pretrained(
-                    str(folder), dtype="auto", output_loading_info=True, **options
-                )
+                model, loaded = known.from_pretrained(str(folder), dtype="auto", output_loading_info=True, **options)
                 break
             except Exception as error:  # of a class that has no such kernel, or of a damaged checkpoint
                 problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
+
+_ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+"""The kinds of layers, as configurations list them, whose caches are keys and values."""
 
 Caches = list[dict[str, Tensor]]
 """A table of `key` and `value` [batch, key heads, tokens, size] for each layer that has a cache."""
@@ -28,14 +32,30 @@ TRACED = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8}
 """Sizes of the inputs that a model is traced with. No two are equal, and none is 1."""
 
 
-class Decoder(nn.Module):
-    """A causal language model with its caches as inputs and outputs; `cached` are the layers that have one."""
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether a model has an input of this name."""
+    return name in inspect.signature(model.forward).parameters
 
-    def __init__(self, model: nn.Module, cached: Sequence[int] | None = None) -> None:
+
+@contextmanager
+def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The hidden states that the model gives to its head, each time it runs."""
+    states: list[Tensor] = []
+    hook = model.base_model.register_forward_hook(lambda _, __, made: states.append(made[0]))  # type: ignore[union-attr,operator]
+    try:
+        yield states
+    finally:
+        hook.remove()
+
+
+class Decoder(nn.Module):
+    """A causal language model with its caches as inputs and outputs; `cached` are the layers that have one, and
+    `hidden` asks for the hidden states that enter the head too."""
+
+    def __init__(self, model: nn.Module, cached: Sequence[int] | None = None, hidden: bool = False) -> None:
         super().__init__()
-        self.model = model
-        self.cached = cached
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.model, self.cached, self.hidden = model, cached, hidden
+        self.takes_positions = takes(model, "position_ids")
 
     def forward(
         self,
@@ -44,30 +64,44 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         past_key_values: Caches | None = None,
     ) -> dict[str, Any]:
-        """`logits` [batch, sequence, vocabulary], and `present` where the model has caches."""
+        """`logits` [batch, sequence, vocabulary], `last_hidden_state` [batch, sequence, size] if it is asked for, and
+        `present` where the model has caches."""
         from transformers import DynamicCache
 
         options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
             options["position_ids"] = position_ids
-        if self.cached is None:
-            return {"logits": self.model(**options, use_cache=False).logits}
         cache = DynamicCache()
-        for layer, past in zip(self.cached, past_key_values or [], strict=True):
-            cache.update(past["key"], past["value"], layer)
-        layers = self.model(**options, past_key_values=cache, use_cache=True)
-        present = [{"key": cache.layers[at].keys, "value": cache.layers[at].values} for at in self.cached]
-        return {"logits": layers.logits, "present": present}
+        if self.cached is not None:
+            for layer, past in zip(self.cached, past_key_values or [], strict=True):
+                cache.update(past["key"], past["value"], layer)
+            options["past_key_values"] = cache
+        with last_hidden_states(self.model) as hidden:
+            made: dict[str, Any] = {"logits": self.model(**options, use_cache=self.cached is not None).logits}
+        if self.hidden:
+            made["last_hidden_state"] = hidden[-1]
+        if self.cached is not None:
+            layers = cache.layers
+            made["present"] = [{"key": layers[at].keys, "value": layers[at].values} for at in self.cached]
+        return made
 
 
 def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int, int]]:
-    """Key heads, size of keys and size of values of the cache of each layer, by its index; empty where a model has no
-    cache of keys and values alone.
+    """Key heads, size of keys and size of values of the cache of each layer, by its index.
 
-    RequestError for a model whose layers remember something else.
+    RequestError for a model whose layers remember something else than keys and values.
     """
     from transformers import DynamicCache
 
+    name = type(model).__name__
+    refusal = RequestError(
+        f"{name} doesn't remember keys and values alone, as caches of a file do: give --kv-cache none for the model "
+        "without caches."
+    )
+    config: Any = model.config
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    if getattr(model, "_is_stateful", False) or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
+        raise refusal
     cache = DynamicCache()
     with torch.no_grad():
         model(input_ids=input_ids, past_key_values=cache, use_cache=True)
@@ -78,20 +112,22 @@ def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int
             continue
         if keys.dim() != 4 or values.dim() != 4 or keys.shape[2] != input_ids.shape[1]:
             raise RequestError(
-                f"{type(model).__name__} has caches of the shape {list(keys.shape)}: only those of keys and values "
-                "[batch, heads, tokens, size] are exported."
+                f"{name} has caches of the shape {list(keys.shape)}: only those of keys and values [batch, heads, "
+                "tokens, size] are exported, so give --kv-cache none for the model without caches."
             )
         sizes[index] = (keys.shape[1], keys.shape[3], values.shape[3])
+    if not sizes:
+        raise refusal
     return sizes
 
 
 @attrs.frozen(kw_only=True)
 class Signature:
-    """Inputs and outputs of a module by name, with shapes of sizes and names, and dtypes of torch; `example` is what
-    the module is traced with, by argument."""
+    """Inputs and outputs of a module by name, with shapes of sizes and names; those of outputs are None where they
+    follow from tracing. The module is traced with `example`, by argument, whose axes vary as `shapes` says."""
 
     inputs: Mapping[str, tuple[int | str, ...]]
-    outputs: Mapping[str, tuple[int | str, ...]]
+    outputs: Mapping[str, tuple[int | str, ...] | None]
     example: Mapping[str, Any]
     shapes: Mapping[str, Any]
 
@@ -104,7 +140,9 @@ def decoder_signature(
     inputs: dict[str, tuple[int | str, ...]] = {"input_ids": tokens, "attention_mask": (BATCH, total)}
     if module.takes_positions:
         inputs["position_ids"] = tokens
-    outputs: dict[str, tuple[int | str, ...]] = {"logits": (*tokens, vocabulary)}
+    outputs: dict[str, tuple[int | str, ...] | None] = {"logits": (*tokens, vocabulary)}
+    if module.hidden:
+        outputs["last_hidden_state"] = None
     rows, new, past = TRACED[BATCH], TRACED[SEQUENCE], TRACED[PAST]
     length = TRACED[total]
     example: dict[str, Any] = {

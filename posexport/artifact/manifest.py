@@ -199,12 +199,14 @@ class Manifest:
 @attrs.frozen(kw_only=True)
 class OnnxManifest(Manifest):
     """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it,
-    `module` the torch module of the user that it is the export of, `rewrite` how it came from another file."""
+    `module` the torch module that it is the export of, `rewrite` how it came from another file. `attentions` are those
+    of a whole model, with the keys of `posexport rewrite --json`."""
 
     request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
     tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
     module: ModuleSource | None = attrs.field(default=None, metadata={OMITTED: True})
     rewrite: RewriteRecord | None = attrs.field(default=None, metadata={OMITTED: True})
+    attentions: tuple[Mapping[str, Any], ...] = attrs.field(default=(), metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)

@@ -6,11 +6,13 @@ initializers. No path, host or time is written: the same command gives the same 
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -30,7 +32,7 @@ from posexport.artifact.manifest import (
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, shown
-from posexport.files import staged
+from posexport.files import HashingFile, open_file, staged
 from posexport.jsondata import parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 """The packages whose versions decide the bytes of a file; manifests name them."""
+
+MODEL_TOOLS = ("transformers",)
+"""Those that beside them decide the bytes of the file of a whole model."""
 
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
 _ORIGIN, _MODULE = "posexport.origin", "posexport.module"
@@ -131,11 +136,14 @@ def write_onnx(
     external_from: int = onnx_file.EXTERNAL_FROM,
     weights: WeightSource | None = None,
     key: SigningKey | None = None,
+    attentions: Sequence[Mapping[str, Any]] = (),
+    beside: Mapping[str, Path] | None = None,
 ) -> OnnxManifest:
     """Write a model that `export` or `export_module` made, and its manifest, signed with a `key`; returns the manifest.
 
     The manifest and the model's metadata, which are set here, say where the `weights` come from, unless they are
-    the caller's own. Weights of `external_from` bytes or more in all go to `<file>.data`; such a file of an earlier
+    the caller's own. `attentions` stand in the manifest of a whole model, and copies of the files `beside` under these
+    names in its folder. Weights of `external_from` bytes or more in all go to `<file>.data`; such a file of an earlier
     artifact is removed where it is no longer needed and that artifact's manifest names it. RequestError where the
     folder can't be written; every file is then as it was.
     """
@@ -143,7 +151,8 @@ def write_onnx(
     if described == [None, None]:
         raise RequestError("the model is none of posexport's: write what 'export' or 'export_module' returned.")
     spec, module = described
-    tools = {name: metadata.version(name) for name in TOOLS}
+    whole = weights is not None and weights.files is not None
+    tools = {name: metadata.version(name) for name in (*TOOLS, *(MODEL_TOOLS if whole else ()))}
     # without the names of builds: those of one version write the same bytes
     origin = unstructure(Origin(weights=weights, tools=released(tools)))
     model.metadata_props[_ORIGIN] = json.dumps(origin, separators=(",", ":"), sort_keys=True)
@@ -174,11 +183,19 @@ def write_onnx(
             domains=dict(sorted(model.opset_imports.items())),
             tools=tools,
             weights=weights,
+            attentions=tuple(attentions),
         )
+        for name, source in (beside or {}).items():
+            files.write(path.with_name(name), functools.partial(_copy, source))
         manifest = add_manifest(files, path, manifest, key)
     if data.name in before and not hashes:
         data.unlink(missing_ok=True)
     return manifest
+
+
+def _copy(source: Path, file: HashingFile) -> None:
+    with open_file(source) as opened:
+        shutil.copyfileobj(opened, file)
 
 
 def read_onnx(path: Path, expected: str | None = None) -> Artifact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from posexport.cli.options import (
     signing_key,
     source_options,
 )
-from posexport.errors import RequestError
+from posexport.errors import FieldError
 from posexport.export.layer_pattern import parameters_of
 from posexport.export.model_request import ModelOptions, model_options, write_model
 from posexport.export.module_request import ModuleOptions, module_options, write_module
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 @module_option
 @click.option("--example", metavar="FILE", help="with --module, example inputs by parameter, a .npz")
 @click.option("--model", "whole", is_flag=True, help="with --from FOLDER, the whole model of the checkpoint")
+@click.option("--hidden-states", is_flag=True, help="with --model, the states that enter the head are an output too")
+@click.option("--require-all", is_flag=True, help="with --model, write nothing and exit 1 if an attention is left")
 @source_options
 @encoding_option
 @field_options([field.name for field in attrs.fields(Spec)])
@@ -57,19 +60,18 @@ def export(
     sign: str | None,
     as_json: bool,
     **given: Any,
-) -> None:
+) -> int:
     """Write an attention block, a torch module or a whole model as an ONNX file, with its manifest <file>.json."""
     key = signing_key(sign)
     if module is not None:
         beside = {"config": config, "preset": preset, "parameters": parameters}
         _export_module(module_options({"module": module, "example": example, **given, **beside}), key, as_json)
-        return
+        return 0
     if whole:
         beside = {"config": config, "preset": preset, "set": parameters, "example": example}
-        _export_model(model_options({**given, **beside}), key, as_json)
-        return
-    if example is not None:
-        raise RequestError("--example was given without --module: give --module FILE.py:NAME too, or drop it.")
+        return _export_model(model_options({**given, **beside}), key, as_json)
+    _refuse_others({"example": example, **given})
+    given = {name: value for name, value in given.items() if name not in _WITH_MODEL}
     with console.steps("reading the options") as progress:
         request = read_request(config, preset, parameters_of(parameters), given, progress=progress)
     name = preset or request.spec.encoding.name
@@ -81,6 +83,21 @@ def export(
         console.show_json(unstructure(manifest))
     else:
         _show(request, path, manifest)
+        if request.checkpoint is not None:
+            console.say("This is one layer of the checkpoint: give --model for the whole model.")
+    return 0
+
+
+_WITH_MODEL = ("hidden_states", "require_all")
+
+
+def _refuse_others(given: Mapping[str, Any]) -> None:
+    """RequestError for an option that goes with --module or --model alone."""
+    needed = {"example": "module FILE.py:NAME", **dict.fromkeys(_WITH_MODEL, "model")}
+    for name, other in needed.items():
+        if given[name]:
+            with_other = other.partition(" ")[0]
+            raise FieldError(name, f"was given without --{with_other}: give --{other} too, or drop it.")
 
 
 def _show(request: Request, path: Path, manifest: OnnxManifest) -> None:
@@ -137,26 +154,33 @@ def _export_module(options: ModuleOptions, key: SigningKey | None, as_json: bool
         )
 
 
-def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) -> None:
-    check_output(options.path, ".onnx")
+def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) -> int:
     with console.steps("loading torch") as progress:
-        exported, manifest = write_model(options, progress, key)
-    left = exported.left()
+        written = write_model(options, progress, key)
     if as_json:
-        console.show_json({**unstructure(manifest), "attentions": list(exported.attentions)})
-    else:
-        count = len(exported.attentions)
-        _show_files(
-            options.path,
-            manifest,
-            [
-                ("model", f"{exported.architecture} of {options.checkpoint}"),
-                ("form", f"{options.form}, opset {manifest.opset}"),
-                ("attention", f"{count - len(left)} of {count} in the form" if count else "none found"),
-            ],
+        console.show_json(
+            {
+                "kind": "model",
+                "manifests": [unstructure(manifest) for manifest in written.manifests],
+                "attentions": unstructure(written.attentions),
+                "beside": list(written.beside),
+            }
         )
-    for one in left:
+    for exported, manifest in zip(written.exported, () if as_json else written.manifests, strict=False):
+        count = len(exported.attentions)
+        facts = [
+            ("model", f"{exported.architecture} of {options.checkpoint}"),
+            ("form", f"{options.form}, opset {manifest.opset}"),
+            ("attention", f"{count - len(exported.left())} of {count} in the form" if count else "none found"),
+        ]
+        _show_files(options.path_of(exported.part), manifest, facts)
+    if written.beside and not as_json:
+        console.say(f"beside it: {', '.join(written.beside)}")
+    for one in written.left:
         console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
+    if not written.manifests:
+        return console.fail(f"{options.path} is not written: an attention is left, and --require-all was given.", 1)
+    return 0
 
 
 def _weights(request: Request) -> str:

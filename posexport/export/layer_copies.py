@@ -44,13 +44,13 @@ def mark(layers: nn.ModuleList) -> None:
     """Make the inputs of each layer pass through markers."""
     for index, layer in enumerate(layers):
 
-        def enter(_: nn.Module, inputs: Any, index: int = index) -> Any:
+        def entering(_: nn.Module, inputs: Any, index: int = index) -> Any:
             hidden, shared, past = inputs
             if past is not None:
                 past = tuple(enter(x, index, role) for x, role in zip(past, ("past_key", "past_value"), strict=True))
             return enter(hidden, index, "hidden"), shared, past
 
-        layer.register_forward_pre_hook(enter)
+        layer.register_forward_pre_hook(entering)
 
 
 def translations() -> dict[Any, Callable[..., Any]]:

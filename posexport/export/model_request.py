@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import RequestError
+from posexport.errors import FieldError, RequestError
 from posexport.export import support
+from posexport.export.side_files import side_files
+from posexport.files import check_output
 from posexport.models.weights import TORCH_DTYPES
 from posexport.progress import Progress, silent
-from posexport.spec.fields import choice, integer, parsed, text
+from posexport.spec.fields import choice, flag, integer, parsed, text
 
 if TYPE_CHECKING:
     from posexport.artifact.manifest import OnnxManifest
@@ -42,6 +44,9 @@ class ModelOptions:
     opset: int | None = integer(None, "ONNX opset")
     dtype: str | None = parsed("dtype of the weights", f"one of {', '.join(DTYPES)}", _one_of(*DTYPES))
     kv_cache: str = choice("concat", ("none", "concat", "shared"), "how a decoder's caches are")
+    angles: str | None = parsed("how angles are computed", "exact, or not given", _one_of("exact"))
+    hidden_states: bool = flag(False, "whether the states that enter the head are an output")
+    require_all: bool = flag(False, "write nothing where an attention is left")
     output: str | None = text(None, "the file to write")
 
     @property
@@ -49,48 +54,81 @@ class ModelOptions:
         """The file to write."""
         return Path(f"{Path(self.checkpoint).resolve().name}.onnx" if self.output is None else self.output)
 
+    def path_of(self, part: str) -> Path:
+        """The file of a part of the model: `encoder_model.onnx` of an encoder where `model.onnx` is to be written."""
+        return self.path.with_name(f"{part}_{self.path.name}") if part else self.path
+
+
+@attrs.frozen(kw_only=True)
+class WrittenModel:
+    """A whole model in one file, or two of an encoder-decoder; `manifests` is empty where nothing was written, because
+    an attention was left and that was not allowed."""
+
+    exported: tuple[ExportedModel, ...]
+    manifests: tuple[OnnxManifest, ...]
+    beside: tuple[str, ...]
+
+    @property
+    def attentions(self) -> list[Mapping[str, Any]]:
+        """The records of all attentions."""
+        return [one for each in self.exported for one in each.attentions]
+
+    @property
+    def left(self) -> list[Mapping[str, Any]]:
+        """The records of those that are not in the form."""
+        return [one for each in self.exported for one in each.left()]
+
 
 def model_options(given: Mapping[str, Any]) -> ModelOptions:
-    """The options of a command line, of which None and () are not given; RequestError for what the checkpoint
+    """The options of a command line, of which None, False and () are not given; RequestError for what the checkpoint
     decides."""
-    chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+    chosen = {name: value for name, value in given.items() if value is not None and value is not False and value != ()}
     chosen = {"checkpoint" if name == "from" else name: value for name, value in chosen.items()}
     if "checkpoint" not in chosen:
         raise RequestError("--model was given without --from: give the folder of a checkpoint too.")
     names = {field.name for field in attrs.fields(ModelOptions)}
     for name in chosen:
         if name not in names:
-            option = f"--{name.replace('_', '-')}"
-            raise RequestError(f"{option} was given with --model: the checkpoint decides it, so drop {option}.")
+            raise FieldError(name, "was given with --model: the checkpoint decides it, so drop it.")
     options = ModelOptions(**chosen)
     support.checked_opset(None, options.form, options.target, options.opset)
     return options
 
 
-def write_model(
-    options: ModelOptions, progress: Progress = silent, key: SigningKey | None = None
-) -> tuple[ExportedModel, OnnxManifest]:
-    """Export the model of the checkpoint and write it with its manifest, which is signed with a `key`."""
+def write_model(options: ModelOptions, progress: Progress = silent, key: SigningKey | None = None) -> WrittenModel:
+    """Export the model of the checkpoint and write it with its manifest, which is signed with a `key`, and with the
+    checkpoint's configurations and tokenizer beside it."""
+    check_output(options.path, ".onnx")
+    checkpoint = Path(options.checkpoint)
+    beside = side_files(checkpoint, options.path)
     progress("loading torch")
     import torch
 
     from posexport.artifact.manifest import model_weights
     from posexport.artifact.onnx_artifact import write_onnx
-    from posexport.export.whole_model import export_decoder
+    from posexport.export.whole_model import HowToExport, export_whole
     from posexport.models.pretrained import open_pretrained
 
     progress("opening the checkpoint")
-    pretrained = open_pretrained(Path(options.checkpoint))
-    dtype = None if options.dtype is None else getattr(torch, TORCH_DTYPES[options.dtype])
-    exported = export_decoder(
-        pretrained,
+    pretrained = open_pretrained(checkpoint)
+    how = HowToExport(
         form=options.form,
         target=options.target,
         opset=options.opset,
-        dtype=dtype,
+        dtype=None if options.dtype is None else getattr(torch, TORCH_DTYPES[options.dtype]),
         kv_cache=options.kv_cache,
-        progress=progress,
+        angles=options.angles,
+        hidden_states=options.hidden_states,
     )
-    progress(f"writing {options.path.name}")
+    exported = tuple(export_whole(pretrained, how, progress))
+    if options.require_all and any(one.left() for one in exported):
+        return WrittenModel(exported=exported, manifests=(), beside=())
+    progress("reading the weights")
     source = model_weights(pretrained.folder, pretrained.files)
-    return exported, write_onnx(exported.model, options.path, weights=source, key=key)
+    manifests = []
+    for number, one in enumerate(exported):
+        path = options.path_of(one.part)
+        progress(f"writing {path.name}")
+        files = {} if number else beside
+        manifests.append(write_onnx(one.model, path, weights=source, key=key, attentions=one.attentions, beside=files))
+    return WrittenModel(exported=exported, manifests=tuple(manifests), beside=tuple(beside))

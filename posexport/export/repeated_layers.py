@@ -1,8 +1,7 @@
 """The layers of a model that is not posexport's: one of each kind is traced, and its nodes are copied for the others.
 
-A layer of a Hugging Face model is of the kind of another where both are the same module but for the values of their
-weights and for their index. While one of each kind is traced, the others hand their hidden states on unchanged, so
-that every layer keeps its index. Hidden states that enter a traced layer, and those behind the last one, are marked.
+While one of each kind is traced, the others hand their hidden states on unchanged, so that every layer keeps its index.
+Hidden states that enter a traced layer, and those behind the last one, are marked.
 
 A node that depends on them, on a layer's weights or on its cache belongs to the layer. Sizes don't: those of one layer
 are those of all.
@@ -10,76 +9,33 @@ are those of all.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import onnx_ir as ir
-import torch
 from torch import Tensor, nn
 
-from posexport.errors import RequestError
-from posexport.export.layer_copies import MARKER, TRACE_DOMAIN, enter
-
-INDEX = ("layer_idx", "layer_index", "layer_id", "idx")
-"""Names of attributes that hold the index of a layer."""
+from posexport.export.layer_copies import TRACE_DOMAIN, enter
+from posexport.export.layer_kinds import Layers, LayersDifferError, hidden_of
 
 END = -1
 """The layer that the marker behind the last layer names."""
 
 
-class LayersDifferError(Exception):
-    """The traced layers can't stand for the others: all are to be traced."""
-
-
-@attrs.frozen
-class Layers:
-    """The list of layers of a model: the `path` of the module in it, and for each layer the one that is traced for
-    it."""
-
-    path: str
-    stands_for: tuple[int, ...]
-
-    @property
-    def traced(self) -> tuple[int, ...]:
-        """The layers that are traced, one of each kind."""
-        return tuple(dict.fromkeys(self.stands_for))
-
-
-def find_layers(model: nn.Module, count: int) -> Layers | None:
-    """The list of `count` layers of a model, by kind; None where there is no such list, or no two layers are alike."""
-    lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
-    lists = [(path, each) for path, each in lists if len(each) == count and not path.rpartition(".")[0].isdigit()]
-    if len(lists) != 1:
-        return None
-    path, layers = lists[0]
-    first: dict[Any, int] = {}
-    stands_for = tuple(first.setdefault(_kind(layer), index) for index, layer in enumerate(layers))
-    return Layers(path, stands_for) if len(first) < count else None
-
-
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What two layers have in common that are alike: classes, settings but for the index, shapes and dtypes."""
-    found: list[Any] = []
-    for path, module in layer.named_modules():
-        settings = tuple(
-            (name, value)
-            for name, value in sorted(vars(module).items())
-            if name not in INDEX and isinstance(value, bool | int | float | str | tuple | type(None))
-        )
-        found.append((path, type(module), settings))
-    for kind in (layer.named_parameters, layer.named_buffers):
-        found.append(tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in kind()))
-    return tuple(found)
-
-
 class _Skipped(nn.Module):
-    """In the place of a layer: hands its hidden states on."""
+    """In the place of a layer: hands its hidden states on, as the layers return them that are traced."""
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden_states
+    def __init__(self, returned: list[int | None]) -> None:
+        super().__init__()
+        self._returned = returned
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        behind = self._returned[-1]
+        return hidden_states if behind is None else (hidden_states, *[None] * behind)
 
 
 @contextmanager
@@ -88,6 +44,7 @@ def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
     modules = model.get_submodule(layers.path)
     assert isinstance(modules, nn.ModuleList)
     before = list(modules)
+    returned: list[int | None] = []
     handles = []
 
     def entering(index: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]:
@@ -98,22 +55,20 @@ def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
 
         return hook
 
-    def leaving(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        if not isinstance(output, Tensor):
-            raise LayersDifferError("a layer returns more than its hidden states")
-        return enter(output, END, "hidden")
+    def behind(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        returned.append(hidden_of(output)[1])
 
-    def plain(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        if not isinstance(output, Tensor):
-            raise LayersDifferError("a layer returns more than its hidden states")
+    def leaving(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        marked = enter(hidden_of(output)[0], END, "hidden")
+        return marked if isinstance(output, Tensor) else (marked, *output[1:])
 
     try:
         for index, layer in enumerate(before):
             if index in layers.traced:
-                handles += [layer.register_forward_pre_hook(entering(index), with_kwargs=True)]
-                handles += [layer.register_forward_hook(plain)]
+                handles.append(layer.register_forward_pre_hook(entering(index), with_kwargs=True))
+                handles.append(layer.register_forward_hook(behind))
             else:
-                modules[index] = _Skipped()
+                modules[index] = _Skipped(returned)
         handles.append(modules[len(before) - 1].register_forward_hook(leaving))
         yield
     finally:
@@ -152,13 +107,16 @@ Make = Callable[[str, ir.Value], ir.TensorProtocol]
 """Gives the tensor of a weight by its name, shaped as another."""
 
 
-def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, make: Make) -> None:
-    """Add the layers that were not traced, as copies of those that stand for them."""
-    _Copier(model.graph, layers, boundaries, make).run()
+def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make) -> None:
+    """Add the layers that were not traced, as copies of those that stand for them. `weights` are the names of all
+    weights; other initializers, which are constants, serve all layers of a kind."""
+    _Copier(model.graph, layers, boundaries, weights, make).run()
 
 
 class _Copier:
-    def __init__(self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, make: Make) -> None:
+    def __init__(
+        self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
+    ) -> None:
         self.graph, self.layers, self.make = graph, layers, make
         self.weight = re.compile(rf"(?P<before>.*\b{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
         self.cache = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
@@ -172,17 +130,17 @@ class _Copier:
         self.weights: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
         self.inputs: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
         self.outputs: dict[int, list[ir.Value]] = {index: [] for index in layers.traced}
-        self._divide()
+        self._divide([value for name, value in graph.initializers.items() if name in weights])
 
     def _layer(self, pattern: re.Pattern[str], value: ir.Value) -> int | None:
         match = pattern.fullmatch(str(value.name))
         return None if match is None else int(match["layer"])
 
-    def _divide(self) -> None:
+    def _divide(self, weights: Sequence[ir.Value]) -> None:
         """Which node, weight, input and output belongs to which traced layer."""
         owner: dict[ir.Value, int] = {}
         for pattern, values, held in (
-            (self.weight, self.graph.initializers.values(), self.weights),
+            (self.weight, weights, self.weights),
             (self.cache, self.graph.inputs, self.inputs),
             (self.cache, self.graph.outputs, self.outputs),
         ):
@@ -205,7 +163,7 @@ class _Copier:
 
     def run(self) -> None:
         traced = self.layers.traced
-        leave = {index: self.enter[behind] for index, behind in zip(traced, traced[1:], strict=False)}
+        leave = {index: self.enter[behind] for index, behind in itertools.pairwise(traced)}
         leave[traced[-1]] = self.end
         owned = {node for nodes in self.nodes.values() for node in nodes}
         behind = [use.node for use in self.end.uses() if use.node not in owned]
@@ -273,7 +231,9 @@ class _Copier:
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:
     """The inputs of a node; LayersDifferError for one with graphs of its own, which are not copied."""
-    if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+    if any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
+    ):
         raise LayersDifferError(f"{node.name} holds a graph")
     yield from (value for value in node.inputs if value is not None)
 

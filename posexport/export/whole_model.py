@@ -1,14 +1,15 @@
-"""A whole model of a Hugging Face checkpoint becomes an ONNX model, its attention in one of the forms.
+"""A whole model of a Hugging Face checkpoint becomes ONNX models, its attention in one of the forms.
 
 transformers builds the model, torch exports it, posexport.rewrite recognises its attention and gives it the form. One
-layer of each kind is traced and rewritten, and copied for the others (posexport.export.repeated_layers). Weights have no
-values until the model is written: their tensors are the checkpoint's files, mapped.
+layer of each kind is traced and rewritten, and copied for the others (posexport.export.repeated_layers). Weights have
+no values until the model is written: their tensors are the checkpoint's files, mapped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -21,38 +22,78 @@ from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
 from posexport.artifact.onnx_artifact import module_metadata
-from posexport.errors import RequestError
+from posexport.errors import FieldError
 from posexport.export import complex_numbers, exporter, support
-from posexport.export.repeated_layers import (
-    Layers,
-    LayersDifferError,
-    copy_layers,
-    find_layers,
-    only_traced,
-    without_markers,
-)
+from posexport.export.attention_heads import with_equal_heads
+from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
+from posexport.export.model_errors import exporting
+from posexport.export.repeated_layers import copy_layers, only_traced, without_markers
+from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
-from posexport.models.pretrained import Pretrained, main_dtype, without_values
-from posexport.models.whole import TRACED, SEQUENCE, Decoder, Signature, cache_sizes, decoder_signature
+from posexport.graphs.inspection import described_one
+from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
+from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature
+from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
+from posexport.rewrite.angles.rewriter import rewrite_exactly
+from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, site_record
-from posexport.rewrite.rewriter import Rewritten, rewrite_model
+from posexport.rewrite.rewriter import Rewritten, rewrite_as
+
+_PADDED = {
+    "input_ids": torch.zeros(2, 4, dtype=torch.int64),
+    "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
+}
+"""A batch with padding, so that masks are made, which models leave out where nothing is hidden."""
 
 _CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\..+")
 
 
 @attrs.frozen(kw_only=True)
 class ExportedModel:
-    """A whole model; `attentions` is a record of each attention, with `name`, `layer`, `state`, `reason`, `error` and
-    `cases`: where `like` names another one, that was tested, whose layer is of the same kind."""
+    """A whole model, or the `part` "encoder" or "decoder" of one; `attentions` is a record of each attention as
+    `posexport rewrite --json` has it: where `like` names another one, that was tested, whose layer is of the same
+    kind."""
 
     model: ir.Model
     architecture: str
     attentions: tuple[Mapping[str, Any], ...]
+    part: str = ""
 
     def left(self) -> list[Mapping[str, Any]]:
         """The records of those that are not in the form."""
         return [one for one in self.attentions if one["state"] == KEPT and one["reason"]["code"] != ALREADY]
+
+
+@attrs.frozen(kw_only=True)
+class HowToExport:
+    """How the model is written. `dtype` is that of the weights, None for the checkpoint's; `kv_cache` is "none",
+    "concat" (grown) or "shared" (buffers); `angles` is "exact" or None; `hidden_states` adds the states that enter the
+    head to the outputs."""
+
+    form: str = "decomposed"
+    target: str = "portable"
+    opset: int | None = None
+    dtype: torch.dtype | None = None
+    kv_cache: str = "concat"
+    angles: str | None = None
+    hidden_states: bool = False
+
+
+def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = silent) -> list[ExportedModel]:
+    """The model of a checkpoint, or the encoder and the decoder of an encoder-decoder.
+
+    RequestError for a model that torch can't export, and for what the form can't express.
+    """
+    how = attrs.evolve(how, opset=support.checked_opset(None, how.form, how.target, how.opset))
+    temporary.usual_parent()
+    dtype = how.dtype or main_dtype(pretrained)
+    with without_values(pretrained, dtype):
+        progress("running the model")
+        with exporting(pretrained.architecture):
+            parts = _parts(pretrained, how, dtype)
+        return [_exported(pretrained, part, how, progress) for part in parts]
 
 
 def export_decoder(
@@ -65,85 +106,126 @@ def export_decoder(
     kv_cache: str = "concat",
     progress: Progress = silent,
 ) -> ExportedModel:
-    """A causal language model with its caches as inputs and outputs.
-
-    `dtype` is that of the weights, None for the checkpoint's; `kv_cache` "none", "concat" (grown) or "shared" (buffers).
-    RequestError for a model that torch can't export, and for what the form can't express.
-    """
-    opset = support.checked_opset(None, form, target, opset)
-    temporary.usual_parent()
-    model, config = pretrained.model, pretrained.text_config
-    layers = find_layers(model, config.num_hidden_layers)
-    dtype = dtype or main_dtype(pretrained)
-    with without_values(pretrained, dtype):
-        sizes: dict[int, tuple[int, int, int]] = {}
-        if kv_cache != "none":
-            progress("running the model")
-            sizes = cache_sizes(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
-        module = Decoder(model, tuple(sizes) if sizes else None)
-        signature = decoder_signature(module, sizes, config.vocab_size, dtype)
-        exporting = _Export(pretrained, module, signature, Functions(opset, form, target), form, target, dtype, progress)
-        try:
-            exported = exporting.run(layers, kv_cache)
-        except LayersDifferError:
-            exported = exporting.run(None, kv_cache)
+    """As `export_whole`, of a model that is one file."""
+    how = HowToExport(form=form, target=target, opset=opset, dtype=dtype, kv_cache=kv_cache)
+    (exported,) = export_whole(pretrained, how, progress)
     return exported
+
+
+@attrs.frozen(kw_only=True)
+class _Part:
+    """A module that becomes a file; `run` calls the model with a batch that has padding."""
+
+    name: str = ""
+    module: nn.Module
+    signature: Signature
+    layers: Layers | None = None
+    run: Callable[[], Any] | None = None
+
+
+def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list[_Part]:
+    model: Any = pretrained.model
+    config = pretrained.text_config
+    configs = (pretrained.config, config)
+    if pretrained.kind not in (ENCODER, DECODER):
+        for option, given in (("kv_cache", how.kv_cache != "concat"), ("hidden_states", how.hidden_states)):
+            if given:
+                complaint = "an encoder-decoder, whose caches grow and whose encoder gives its hidden states: drop it."
+                raise FieldError(option, f"was given for {pretrained.architecture}, {complaint}")
+        modules = translator_of(model, dtype)
+        return [_Part(name=name, module=module, signature=one) for name, (module, one) in modules.items()]
+    if pretrained.kind == ENCODER:
+        if how.kv_cache != "concat":
+            raise FieldError("kv_cache", f"was given for {pretrained.architecture}, which has no caches: drop it.")
+        encoder, signature = encoder_of(model, dtype, how.hidden_states)
+        layers = find_layers(model, getattr(pretrained.config, "num_hidden_layers", 0), configs)
+        padded = {**signature.example}
+        if "attention_mask" in padded:
+            padded["attention_mask"] = padded["attention_mask"].clone()
+            padded["attention_mask"][0, -1] = 0
+        return [_Part(module=encoder, signature=signature, layers=layers, run=lambda: encoder(**padded))]
+    sizes: dict[int, tuple[int, int, int]] = {}
+    if how.kv_cache != "none":
+        sizes = cache_sizes(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
+    module = Decoder(model, tuple(sizes) if sizes else None, how.hidden_states)
+    signature = decoder_signature(module, sizes, config.vocab_size, dtype)
+    layers = find_layers(model, config.num_hidden_layers, configs)
+    return [_Part(module=module, signature=signature, layers=layers, run=lambda: model(**_PADDED, use_cache=False))]
+
+
+def _exported(pretrained: Pretrained, part: _Part, how: HowToExport, progress: Progress) -> ExportedModel:
+    export = _Export(pretrained, part, how, Functions(how.opset, how.form, how.target), progress)
+    if part.layers is not None and part.run is not None:
+        try:
+            check_alike(pretrained.model, part.layers, part.run)
+            return export.run(part.layers)
+        except LayersDifferError:
+            pass
+    return export.run(None)
 
 
 @attrs.frozen
 class _Export:
     pretrained: Pretrained
-    module: nn.Module
-    signature: Signature
+    part: _Part
+    how: HowToExport
     functions: Functions
-    form: str
-    target: str
-    dtype: torch.dtype
     progress: Progress
 
-    def run(self, layers: Layers | None, kv_cache: str) -> ExportedModel:
+    def run(self, layers: Layers | None) -> ExportedModel:
         """The model; with `layers`, one of each kind is traced."""
-        progress, form = self.progress, self.form
+        progress, how, signature = self.progress, self.how, self.part.signature
         model = self._captured(layers)
-        _name_values(model, self.signature)
+        _name_values(model, signature)
         if layers is not None:
             _drop_untraced(model, layers)
-        exporter.finish(model, form)
+        exporter.finish(model, how.form)
         boundaries = None if layers is None else without_markers(model, layers)
-        _name_dimensions(model, self.signature)
+        _name_dimensions(model, signature)
         self._fill(model)
         progress("looking for attention")
-        shared = "shared" if kv_cache == "shared" else None
-        rewritten = rewrite_model(
-            model, form=form, target=self.target, opset=self.functions.opset, kv_cache=shared
-        )
+        rewritten = self._rewritten(model)
         model = rewritten.model
         if layers is not None and boundaries is not None:
-            copy_layers(model, layers, boundaries, self._tensor)
+            buffers = (f"model.{name}" for name, _ in self.pretrained.model.named_buffers())
+            copy_layers(model, layers, boundaries, {*self.pretrained.weights, *buffers}, self._tensor)
         RemoveUnusedOpsetsPass()(model)
         origin = module_metadata(ModuleSource(name=self.pretrained.architecture))
-        model.metadata_props.update({"posexport.form": form, "posexport.version": __version__, **origin})
-        if rewritten.changed and self.target != "portable":
-            model.metadata_props["posexport.target"] = self.target
+        model.metadata_props.update({"posexport.form": how.form, "posexport.version": __version__, **origin})
+        if rewritten.changed and how.target != "portable":
+            model.metadata_props["posexport.target"] = how.target
         model.producer_name, model.producer_version = "posexport", __version__
         onnx_file.check(model)
-        return ExportedModel(model=model, architecture=self.pretrained.architecture, attentions=tuple(_records(rewritten, layers)))
+        records = attention_records(rewritten, layers)
+        return ExportedModel(
+            model=model, architecture=self.pretrained.architecture, attentions=tuple(records), part=self.part.name
+        )
+
+    def _rewritten(self, model: ir.Model) -> Rewritten:
+        how = self.how
+        options = RewriteOptions(
+            form=how.form,
+            target=how.target,
+            opset=how.opset,
+            kv_cache="shared" if how.kv_cache == "shared" else None,
+            angles=how.angles,
+        )
+        return rewrite_as(model, options) if how.angles is None else rewrite_exactly(model, options)
 
     def _captured(self, layers: Layers | None) -> ir.Model:
-        from contextlib import nullcontext
-
-        model = self.pretrained.model
-        with torch.no_grad(), exporter.quiet(), nullcontext() if layers is None else only_traced(model, layers):
+        model, signature = self.pretrained.model, self.part.signature
+        alone = nullcontext() if layers is None else only_traced(model, layers)
+        with torch.no_grad(), exporter.quiet(), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
             program = torch.export.export(
-                self.module,
+                self.part.module,
                 (),
-                dict(self.signature.example),
-                dynamic_shapes=dict(self.signature.shapes),
+                dict(signature.example),
+                dynamic_shapes=dict(signature.shapes),
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            program = complex_numbers.without_complex_operators(program)
+            program = with_equal_heads(complex_numbers.without_complex_operators(program))
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
 
@@ -199,13 +281,31 @@ def _name_values(model: ir.Model, signature: Signature) -> None:
 
 
 def _name_dimensions(model: ir.Model, signature: Signature) -> None:
-    """The shapes of inputs and outputs as they are declared; those between, which name other sizes, are dropped."""
+    """The shapes of inputs and outputs as they are declared, or as torch traced them where it fixed a size or where
+    they follow from tracing; those between, which name other sizes, are dropped."""
+    outputs = {value.name: value.shape for value in model.graph.outputs}
     for node in model.graph.all_nodes():
         for value in node.outputs:
             value.shape = None
-    for values, shapes in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
-        for value in values:
-            value.shape = ir.Shape(shapes[str(value.name)])
+    names: dict[str, str] = {}
+    for value in model.graph.inputs:
+        traced = list(value.shape or ())
+        declared = signature.inputs[str(value.name)]
+        shape = [size if isinstance(size, int) else name for size, name in zip(traced, declared, strict=True)]
+        names.update(
+            (str(size.value), str(name)) for size, name in zip(traced, shape, strict=True) if not isinstance(size, int)
+        )
+        value.shape = ir.Shape(shape)
+    for value in model.graph.outputs:
+        declared_output = signature.outputs[str(value.name)]
+        traced = list(outputs[value.name] or ())
+        value.shape = ir.Shape(
+            declared_output
+            or [
+                size if isinstance(size, int) else names.get(str(size.value), f"{value.name}_{axis}")
+                for axis, size in enumerate(traced)
+            ]
+        )
 
 
 def _drop_untraced(model: ir.Model, layers: Layers) -> None:
@@ -220,15 +320,19 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
         values.extend(kept)
 
 
-def _records(rewritten: Rewritten, layers: Layers | None) -> list[Mapping[str, Any]]:
+def attention_records(rewritten: Rewritten, layers: Layers | None) -> list[Mapping[str, Any]]:
     """A record of each attention of all layers."""
-    sites = [
-        site_record({"name": site.attention.name}, site.state, site.reason, site.evidence) for site in rewritten.sites
-    ]
+    describer = None if rewritten.view is None else Describer(rewritten.view)
+    sites: list[Mapping[str, Any]] = []
+    for site in rewritten.sites:
+        description = {"name": site.attention.name}
+        if describer is not None:
+            description = described_one(describer, site.attention)
+        sites.append(site_record(description, site.state, site.reason, site.evidence, site.angles))
     if layers is None or len(sites) != len(layers.traced):
         return sites
     by_layer = dict(zip(layers.traced, sites, strict=True))
-    records = []
+    records: list[Mapping[str, Any]] = []
     for index, kind in enumerate(layers.stands_for):
         name = by_layer[kind]["name"]
         like = {} if index == kind else {"like": f"layers.{kind}.{name}"}

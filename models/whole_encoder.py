@@ -1,0 +1,143 @@
+"""Models without caches as modules: text, images or sound in, features or logits out, by transformers' own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posexport.errors import RequestError
+from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes
+
+OUTPUTS = (
+    *("logits", "start_logits", "end_logits", "prediction_logits", "seq_relationship_logits"),
+    *("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "pred_boxes", "predicted_depth"),
+)
+"""The outputs of transformers' models that a file has, where the model has them."""
+
+HIDDEN = "last_hidden_state"
+
+Dimensions = tuple[int | str, ...]
+
+
+class Encoder(nn.Module):
+    """A model whose `outputs` are named tensors; `hidden` adds the last hidden states before its head."""
+
+    def __init__(self, model: nn.Module, outputs: Sequence[str], hidden: bool = False) -> None:
+        super().__init__()
+        self.model, self.outputs, self.hidden = model, tuple(outputs), hidden
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
+        input_features: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The outputs by name. Only the inputs that the model has are given."""
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "pixel_values": pixel_values,
+            "input_values": input_values,
+            "input_features": input_features,
+        }
+        with last_hidden_states(self.model) as hidden:
+            made = self.model(**{name: value for name, value in given.items() if value is not None}, return_dict=True)
+        outputs = {name: made[name] for name in self.outputs}
+        return {**outputs, HIDDEN: hidden[-1]} if self.hidden and HIDDEN not in outputs else outputs
+
+
+def encoder_of(model: nn.Module, dtype: torch.dtype, hidden: bool = False) -> tuple[Encoder, Signature]:
+    """The module of a model without caches, and its inputs and outputs; the model is run once for the names of these.
+
+    Sizes that the architecture fixes, such as those of images, are numbers. RequestError for a model that reads or
+    gives something else than is known here.
+    """
+    inputs = encoder_inputs(model)
+    example = encoder_example(inputs, dtype)
+    with torch.no_grad():
+        made = model(**example, return_dict=True)
+    names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]
+    if not names:
+        raise RequestError(
+            f"{type(model).__name__} gives {', '.join(made)}, and a file has one of {', '.join(OUTPUTS[:-2])}: give a "
+            "checkpoint of another class."
+        )
+    module = Encoder(model, names, hidden)
+    outputs = [*names, *([HIDDEN] if hidden and HIDDEN not in names else [])]
+    shapes = {
+        name: {axis: torch.export.Dim.AUTO for axis, size in enumerate(shape) if isinstance(size, str)}
+        for name, shape in inputs.items()
+    }
+    return module, Signature(inputs=inputs, outputs=dict.fromkeys(outputs), example=example, shapes=shapes)
+
+
+def encoder_inputs(model: nn.Module) -> dict[str, Dimensions]:
+    """The inputs of a model by name, with sizes and names of dimensions."""
+    config: Any = model.config
+    parts = {
+        name for name in ("text_config", "vision_config", "audio_config") if getattr(config, name, None) is not None
+    }
+    if len(parts) > 1:
+        raise RequestError(
+            f"{type(model).__name__} reads {' and '.join(sorted(name.removesuffix('_config') for name in parts))} "
+            "together: give a checkpoint of one of its parts."
+        )
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if main not in _SHAPES:
+        raise RequestError(f"{type(model).__name__} reads {main}: only models of {', '.join(_SHAPES)} are exported.")
+    inputs = {main: _SHAPES[main](config)}
+    if main == "input_ids":
+        if takes(model, "attention_mask"):
+            inputs["attention_mask"] = (BATCH, SEQUENCE)
+        if takes(model, "token_type_ids") and (getattr(config, "type_vocab_size", None) or 0) > 1:
+            inputs["token_type_ids"] = (BATCH, SEQUENCE)
+    return inputs
+
+
+def _image(config: Any) -> Dimensions:
+    config = getattr(config, "vision_config", None) or config
+    size = getattr(config, "image_size", None) or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return (BATCH, getattr(config, "num_channels", 3), int(height), int(width))
+
+
+def _sound(config: Any) -> Dimensions:
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length") and hasattr(config, "patch_size"):
+        return (BATCH, config.max_length, config.num_mel_bins)  # a spectrogram of fixed length
+    return (BATCH, "samples")
+
+
+def _features(config: Any) -> Dimensions:
+    if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
+        return (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+    return (BATCH, "frames", getattr(config, "feature_projection_input_dim", None) or config.num_mel_bins)
+
+
+_SHAPES: Mapping[str, Any] = {
+    "input_ids": lambda _: (BATCH, SEQUENCE),
+    "pixel_values": _image,
+    "input_values": _sound,
+    "input_features": _features,
+}
+"""The dimensions of the main input of a model, by its name, of the configuration."""
+
+_TRACED = {**TRACED, "samples": 4000, "frames": 40}
+
+
+def encoder_example(inputs: Mapping[str, Dimensions], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Inputs to trace with, whose floating-point ones have this dtype."""
+    return {name: _example(name, shape, dtype) for name, shape in inputs.items()}
+
+
+def _example(name: str, shape: Dimensions, dtype: torch.dtype) -> Tensor:
+    sizes = [_TRACED[size] if isinstance(size, str) else size for size in shape]
+    if name in ("input_ids", "token_type_ids"):
+        return torch.zeros(sizes, dtype=torch.int64)
+    return torch.ones(sizes, dtype=torch.int64 if name == "attention_mask" else dtype)

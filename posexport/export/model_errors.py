@@ -1,0 +1,45 @@
+"""What goes wrong where a model of transformers runs or is exported, in one sentence that names the architecture and,
+where it is known, the operator.
+
+The operator is that of the node at which torch's exporter stopped, which its frames hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from posexport.errors import RequestError
+from posexport.export.layer_kinds import LayersDifferError
+from posexport.runtimes.trace_errors import chain_of, said
+
+
+@contextmanager
+def exporting(architecture: str) -> Iterator[None]:
+    """transformers and torch work inside on a model: what they raise becomes a RequestError."""
+    try:
+        yield
+    except (RequestError, LayersDifferError, MemoryError):
+        raise
+    except Exception as error:
+        chain = chain_of(error)
+        operators = [found for each in chain if (found := _operator(each)) is not None]
+        where = f" because of the operator {operators[-1]}" if operators else ""
+        raise RequestError(
+            f"torch can't export {architecture} as a whole{where} ({said(chain[-1])}): give --layer in place of "
+            "--model for one layer of it."
+        ) from error
+
+
+def _operator(error: BaseException) -> str | None:
+    """The operator of the node that torch's exporter translated, by the innermost frame that holds one."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        node: Any = trace.tb_frame.f_locals.get("node")
+        if isinstance(node, torch.fx.Node) and node.op == "call_function":
+            found = str(node.target)
+        trace = trace.tb_next
+    return found

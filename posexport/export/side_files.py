@@ -1,0 +1,38 @@
+"""Files of a checkpoint that loaders expect beside its model: configurations, tokenizers and preprocessors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from posexport.errors import RequestError
+from posexport.files import is_there, not_a_file, sha256_of
+
+NAMES = (
+    *("config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "normalizer.json"),
+    *("source.spm", "target.spm", "chat_template.jinja", "chat_template.json"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+)
+"""The names of these files in checkpoints."""
+
+
+def side_files(checkpoint: Path, output: Path) -> Mapping[str, Path]:
+    """The files of a checkpoint that are to stand beside the output, by name.
+
+    RequestError where another file has such a name there: it may belong to another model.
+    """
+    files = {}
+    for name in NAMES:
+        source, target = checkpoint / name, output.parent / name
+        if not_a_file(source):
+            continue
+        if not is_there(target):
+            files[name] = source
+        elif not_a_file(target) or sha256_of(target) != sha256_of(source):
+            raise RequestError(
+                f"{str(target)!r} is there and is not that of {str(checkpoint)!r}, which belongs beside the model: "
+                "give a folder of its own to --output, or remove the file."
+            )
+    return files

@@ -177,14 +177,16 @@ def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 tensor.data = last_bits_changed(tensor.data, generator)
-    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype))
+    kept = user.constants if dtype != torch.float64 else frozenset()
+    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype, kept))
 
 
-def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The module with floating-point weights in a dtype. Complex ones are complex128 for float64 and complex64 for all
-    others: `module.to` would leave out their imaginary parts."""
+def _in_dtype(module: torch.nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> torch.nn.Module:
+    """The module with floating-point weights in a dtype, but for buffers that are `kept`. Complex ones are complex128
+    for float64 and complex64 for all others: `module.to` would leave out their imaginary parts."""
     parts = torch.complex128 if dtype == torch.float64 else torch.complex64
-    for tensor in (*module.parameters(), *module.buffers()):
+    buffers = [buffer for name, buffer in module.named_buffers() if name not in kept]
+    for tensor in (*module.parameters(), *buffers):
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.data = tensor.data.to(parts if tensor.is_complex() else dtype)
     return module

@@ -25,7 +25,7 @@ COUNT = 24
 FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "grown": ("Llama", (), "grown"),
     "buffers": ("Llama", ("--kv-cache", "shared", "--form", "native", "--opset", "24"), "buffers"),
-    "contrib buffers": ("Llama", ("--kv-cache", "shared", "--form", "contrib", "--target", "ort"), "buffers"),
+    "contrib": ("Llama", ("--form", "contrib", "--target", "ort"), "grown"),
     "fp16": ("Llama", ("--dtype", "fp16", "--form", "native"), "grown"),
     "no caches": ("Llama", ("--kv-cache", "none"), "none"),
     "learned": ("GPT2", ("--form", "native"), "grown"),

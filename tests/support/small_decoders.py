@@ -16,7 +16,13 @@ VOCABULARY, TRAINED = 60, 96
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3, 44, 21, 8, 30), (11, 2), (50, 9, 33, 27))
 """Three prompts of different lengths."""
 
-_SHARED = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+_SHARED = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
 _SIZES = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "max_position_embeddings": TRAINED},

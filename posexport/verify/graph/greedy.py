@@ -8,27 +8,35 @@ tokens. Where float64 has another that is likelier by no more than the limit of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
 from posexport.errors import PosexportError, Reason
+from posexport.graphs.axes import BATCH, PAST, SEQ
+from posexport.graphs.draw import draw_inputs
+from posexport.graphs.roles import Role
 from posexport.runtimes import ORT, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.generation import GenerationOptions, left_padded
 from posexport.runtimes.generation_process import generate_in_child
 from posexport.runtimes.pool import Pool
 from posexport.verify.graph.parity import tolerance_of
-from posexport.verify.graph.reference import Reference
 from posexport.verify.graph.subject import GraphSubject
-from posexport.verify.result import FAILED, NOT_RUN, OTHER_TOKENS, PASSED, REFERENCE_FAILED, Verdict
+from posexport.verify.graph.truth import module_reference
+from posexport.verify.result import (
+    FAILED,
+    GENERATION,
+    NO_LOOP,
+    NOT_RUN,
+    OTHER_TOKENS,
+    PASSED,
+    REFERENCE_FAILED,
+    Verdict,
+)
 
 Array = np.ndarray[Any, Any]
-
-GENERATION = "generation"
-"""The check of its verdicts."""
 
 TOKENS = 64
 """New tokens of each row."""
@@ -40,6 +48,13 @@ LISTED = 3
 """Places that a note names; it counts the others."""
 
 
+def is_decoder(subject: GraphSubject) -> bool:
+    """Whether a file of a whole model decodes tokens by itself: it has caches or positions, unlike an encoder."""
+    named = {*subject.inputs}
+    needed = {"input_ids", "attention_mask"} <= named and "logits" in subject.outputs
+    return needed and bool(named & {"position_ids", "past_key_values.0.key"})
+
+
 @attrs.frozen(kw_only=True)
 class GreedyCheck:
     """The check of a decoder's file against the `module`, a folder of a checkpoint; its model was trained for so many
@@ -47,6 +62,7 @@ class GreedyCheck:
 
     pool: Pool
     subject: GraphSubject
+    roles: Mapping[str, Role]
     module: str
     trained_length: int | None
     seed: int
@@ -70,7 +86,7 @@ class GreedyCheck:
         except PosexportError as error:
             return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, str(error).rstrip(".")), check=GENERATION)
         rows = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made, strict=True)]
-        evaluation = Reference(self.pool, self.subject.path, [self._inputs(rows)], module=self.module).evaluation(0)
+        evaluation = module_reference(self.pool, self.subject, [self._inputs(rows)], self.module).evaluation(0)
         if evaluation.failure is not None:
             reason = Reason(REFERENCE_FAILED, f"float64 can't be evaluated: {evaluation.failure.text.rstrip('.')}")
             return Verdict.of(path, row.name, NOT_RUN, reason, check=GENERATION)
@@ -106,7 +122,7 @@ class GreedyCheck:
             "cases": 1,
             "notes": tuple(notes),
             "measured": f"{int(same.sum())} of {made.size} tokens are those of float64",
-            "limit_text": f"{made.size - len(open_places)} whose margin is above {limit:.2e}",
+            "limit_text": f"{made.size - len(open_places)}, as many as have a margin above {limit:.2e}",
         }
         return Verdict.of(str(self.subject.path), row.name, PASSED if reason is None else FAILED, reason, **fields)
 
@@ -116,12 +132,10 @@ class GreedyCheck:
         return [rng.integers(0, width if isinstance(width, int) else 2, length).tolist() for length in LENGTHS]
 
     def _inputs(self, rows: list[list[int]]) -> Arrays:
-        """Those of one pass over whole rows, by the file's names; caches are empty, or have room for all."""
+        """Those of one pass over whole rows, by the file's names; caches are empty."""
         ids, mask = left_padded(rows)
-        given = {"input_ids": ids, "attention_mask": mask, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
-        for name, (shape, dtype) in self.subject.inputs.items():
-            if name not in given:
-                given[name] = _empty(shape, dtype, len(rows), ids.shape[1])
-        return {name: given[name] for name in self.subject.inputs}
-
-
+        places = np.maximum(mask.cumsum(1) - 1, 0)
+        given = {"token_ids": ids, "attention_mask": mask, "position_ids": places}
+        sizes = {BATCH: len(rows), SEQ: ids.shape[1], PAST: 0}
+        drawn = draw_inputs(self.roles, sizes, np.random.default_rng(self.seed)).arrays
+        return {name: given.get(role.kind, drawn[name]).astype(drawn[name].dtype) for name, role in self.roles.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -61,6 +62,12 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items()}
 
 
+def module_reference(pool: Pool, subject: GraphSubject, arrays: Sequence[Arrays], module: str) -> Reference:
+    """The evaluations of a module; that of a checkpoint rounds as the file does, whose dtype may be another."""
+    dtype = subject.dtype if Path(module).is_dir() else None
+    return Reference(pool, subject.path, arrays, module=module, dtype=dtype)
+
+
 class Truth:
     """The evaluations of a file, or of the file or `module` that it is held `against`, on all cases, under way from the
     start."""
@@ -78,7 +85,7 @@ class Truth:
         self._coarser = against is not None and coarser(subject.dtype, against.dtype) != against.dtype
         self._itself: Reference | None = None
         if module is not None:
-            self._reference = Reference(pool, subject.path, arrays, module=module)
+            self._reference = module_reference(pool, subject, arrays, module)
             self._itself = Reference(pool, subject.path, arrays, own=False)
         elif against is None:
             self._reference = Reference(pool, subject.path, arrays)

@@ -46,7 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
         if name not in known:
             kind, options, _ = FILES[name]
             model = small_checkpoint(folder / kind, kind)
-            known[name] = exported_model(folder / kind, folder / f"{len(known)}.onnx", *options), model
+            (folder / str(len(known))).mkdir()
+            known[name] = exported_model(folder / kind, folder / str(len(known)) / "model.onnx", *options), model
         return known[name]
 
     return make

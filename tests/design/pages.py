@@ -147,8 +147,9 @@ def _checkpoint() -> Path:
     )
     folder = Path(tempfile.mkdtemp(prefix="posexport-docs-"))
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    words = ["<unk>", "<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "and", "slept"]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(11))), unk_token="<unk>"))
+    words = ("<unk>", "<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "and", "slept")
+    ids = {word: number for number, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder

@@ -244,7 +244,9 @@ class GraphJob:
         difference = None if self.module is None or self.truth is None else self.truth.difference
         if difference is None or difference.of_rounding <= 1:
             return None
-        return "the file and the module are different functions in float64, so it is the graph, not the runtime"
+        text = "the file and the module are different functions in float64, so it is the graph, not the runtime"
+        layer = self.truth.first_layer if self.truth is not None else None
+        return text if layer is None else f"{text}; the first cache that departs is that of layer {layer}"
 
     def _outputs(self, row: Runtime) -> _Outcome:
         """A runtime's outputs on the cases that float64 can evaluate.

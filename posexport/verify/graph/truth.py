@@ -7,6 +7,7 @@ coarser dtype that is held against another may have its own rounding error as we
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -207,16 +208,31 @@ class Truth:
         """
         if self._itself is None:
             return None
-        worst = Difference()
+        return max((Difference(), *self._differences), key=lambda one: one.of_rounding)
+
+    @property
+    def first_layer(self) -> int | None:
+        """Of a whole model that is another function than the module: the first layer whose cache differs in float64;
+        None where no cache does."""
+        differ = {one.output for one in self._differences if one.of_rounding > 1}
+        layers = (re.fullmatch(r"present\.(\d+)\..+", name) for name in differ)
+        return min((int(match[1]) for match in layers if match is not None), default=None)
+
+    @cached_property
+    def _differences(self) -> list[Difference]:
+        """How far each output on each case is from that of the other file, both in float64."""
+        itself = self._itself
+        if itself is None:
+            return []
+        found = []
         for index in self.tried:
-            mine = self._itself.evaluation(index).exact
+            mine = itself.evaluation(index).exact
             for each in self.expected(index):
                 if each.name in mine and mine[each.name].shape == each.exact.shape:
                     share = own_error_share(attrs.evolve(each, own=[mine[each.name]]))
                     rounding = max(ROUNDING * own_error_share(each), each.tolerance.floor)
-                    found = Difference(share, share / rounding, each.name, self.cases[index].name)
-                    worst = max(worst, found, key=lambda one: one.of_rounding)
-        return worst
+                    found.append(Difference(share, share / rounding, each.name, self.cases[index].name))
+        return found
 
 
 def _rounded(name: str, exact: Array, itself: Evaluation | None) -> list[Array]:

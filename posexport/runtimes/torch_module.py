@@ -152,11 +152,12 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
         check_known("dtype of the module", dtype, tuple(TORCH_DTYPES))
     dtype = "fp64" if dtype is None and options.get("wide", True) else dtype
     kind = None if dtype is None else getattr(torch, TORCH_DTYPES[dtype])
-    if (reference, None, None) not in _kept:
+    source = (reference, path if Path(reference).is_dir() else None)  # a checkpoint has a module for each of its files
+    if (source, None, None) not in _kept:
         _kept.clear()
-        _kept[reference, None, None] = _load(reference, path)
-    key = (reference, dtype, seed)
-    user = _kept[key] if key in _kept else _copied(_kept[reference, None, None], kind, seed)
+        _kept[source, None, None] = _load(reference, path)
+    key = (source, dtype, seed)
+    user = _kept[key] if key in _kept else _copied(_kept[source, None, None], kind, seed)
     if seed is None:
         _kept[key] = user
     graph = read_graph(path)

@@ -199,7 +199,7 @@ def generate(
     choose = _chooser(options)
     made: list[list[int]] = [[] for _ in prompts]
     running = [True] * len(prompts)
-    seconds = []
+    seconds: list[float] = []
     while any(running) and len(seconds) < options.max_new_tokens:
         begin = time.perf_counter()
         chosen = choose(decoder.step(tokens, mask))

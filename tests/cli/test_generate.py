@@ -165,7 +165,7 @@ def test_bad_input_is_one_sentence(name: str) -> None:
     result = cli("generate", *arguments)
     assert result.exit_code == 2, result.output
     assert said in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert [line[:7] for line in result.stderr.splitlines() if "still running" not in line] == ["Error: "]
     assert "Traceback" not in result.stderr
 
 
@@ -173,4 +173,4 @@ def test_bad_input_is_one_sentence(name: str) -> None:
 def test_a_runtime_that_is_not_there() -> None:
     result = cli("generate", "model.onnx", "--prompt-ids", "1", "--runtime", "ort-cuda")
     assert result.exit_code == 3
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert [line[:7] for line in result.stderr.splitlines() if "still running" not in line] == ["Error: "]

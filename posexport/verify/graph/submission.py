@@ -15,13 +15,14 @@ from posexport.graphs.load import model_of
 from posexport.graphs.roles import Role
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.pool import Pool
+from posexport.runtimes.pool import Pool, result
 from posexport.runtimes.tokens import trained_length
 from posexport.verify.graph.cases import drawn_cases, given_case
 from posexport.verify.graph.exact_angles import exact_source
 from posexport.verify.graph.greedy import GreedyCheck, is_decoder
 from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.pairing import cache_mismatch, mismatch, shared_roles
+from posexport.verify.graph.reference import evaluate
 from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
 from posexport.verify.result import VerifyOverrides
 
@@ -67,7 +68,10 @@ def make_graph_job(
     else:
         cases = drawn_cases(roles, request.seed, request.reach, request.more)
     greedy = None
-    if request.module is not None and Path(request.module).is_dir() and roles and is_decoder(subject):
+    is_checkpoint = request.module is not None and Path(request.module).is_dir()
+    if is_checkpoint:
+        _check_opens(pool, subject, request)
+    if request.module is not None and is_checkpoint and roles and is_decoder(subject):
         greedy = GreedyCheck(
             pool=pool,
             subject=subject,
@@ -108,6 +112,13 @@ def _roles(
         return _known_roles(subject, request.roles), {}
     roles = _within_training(subject.roles(request.roles), request.module)
     return roles, {} if other is None else other.roles({name: role.kind for name, role in roles.items()})
+
+
+def _check_opens(pool: Pool, subject: GraphSubject, request: GraphRequest) -> None:
+    """RequestError where the checkpoint can't be opened, or is not that of the file, before any case is evaluated."""
+    failure = result(evaluate(pool, subject.path, [], {"module": request.module})).failure
+    if failure is not None:
+        raise RequestError(f"{failure.text.rstrip('.')}.")
 
 
 def _within_training(roles: dict[str, Role], module: str | None) -> dict[str, Role]:

@@ -83,9 +83,7 @@ class JobMaker:
                 option = "--layer" if original.layer else "--prefix-tokens"
                 raise RequestError(f"{str(graph.path)!r} is a whole model, which has no {option}: drop {option}.")
             if not original.checkpoint.is_dir():
-                raise RequestError(
-                    f"{str(original.checkpoint)!r} is no folder: give that of a checkpoint, with config.json and weights."
-                )
+                raise RequestError(f"{str(original.checkpoint)!r} is no folder: give that of a checkpoint.")
             module, original = str(original.checkpoint), None
         for option, given in (("--properties", self.properties), ("--weights or --from", original is not None)):
             if given:

@@ -86,18 +86,22 @@ def open_pretrained(folder: Path) -> Pretrained:
         for kernel in KERNELS:
             try:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
+                options["ignore_mismatched_sizes"] = True  # they are listed, and refused below
                 model, loaded = known.from_pretrained(str(folder), dtype="auto", output_loading_info=True, **options)
                 break
             except Exception as error:  # of a class that has no such kernel, or of a damaged checkpoint
                 problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if model is None:
         raise RequestError(f"transformers can't make a {known.__name__} of {str(folder)!r} ({problem[:300]}).")
-    lost = sorted({*loaded["missing_keys"]}) or sorted(name for name, *_ in loaded["mismatched_keys"])
-    if lost:
-        raise RequestError(
-            f"{str(folder)!r} has no tensor for {shown(lost[0])} of {known.__name__}"
-            f"{f' and {len(lost) - 1} others' if len(lost) > 1 else ''}: give the checkpoint of such a model."
-        )
+    for what, names in (
+        ("no tensor for", {*loaded["missing_keys"]}),
+        ("a tensor of another shape for", {name for name, *_ in loaded["mismatched_keys"]}),
+    ):
+        if names:
+            raise RequestError(
+                f"{str(folder)!r} has {what} {shown(min(names))} of {known.__name__}"
+                f"{f' and {len(names) - 1} others' if len(names) > 1 else ''}: give a checkpoint of such a model."
+            )
     if hasattr(model.config, "_experts_implementation"):
         model.set_experts_implementation(EXPERTS)
     model.eval().requires_grad_(False)

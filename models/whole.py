@@ -41,7 +41,7 @@ def takes(model: nn.Module, name: str) -> bool:
 def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     """The hidden states that the model gives to its head, each time it runs."""
     states: list[Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda _, __, made: states.append(made[0]))  # type: ignore[union-attr,operator]
+    hook = model.base_model.register_forward_hook(lambda _, __, made: states.append(made[0]))  # type: ignore[union-attr]
     try:
         yield states
     finally:

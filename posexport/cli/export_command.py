@@ -68,7 +68,7 @@ def export(
         _export_module(module_options({"module": module, "example": example, **given, **beside}), key, as_json)
         return 0
     if whole:
-        beside = {"config": config, "preset": preset, "set": parameters, "example": example}
+        beside = {"config": config, "preset": preset, "parameters": parameters, "example": example}
         return _export_model(model_options({**given, **beside}), key, as_json)
     _refuse_others({"example": example, **given})
     given = {name: value for name, value in given.items() if name not in _WITH_MODEL}

@@ -15,6 +15,7 @@ from posexport.files import check_output
 from posexport.models.weights import TORCH_DTYPES
 from posexport.progress import Progress, silent
 from posexport.spec.fields import choice, flag, integer, parsed, text
+from posexport.spec.spec import ANGLES
 
 if TYPE_CHECKING:
     from posexport.artifact.manifest import OnnxManifest
@@ -44,7 +45,7 @@ class ModelOptions:
     opset: int | None = integer(None, "ONNX opset")
     dtype: str | None = parsed("dtype of the weights", f"one of {', '.join(DTYPES)}", _one_of(*DTYPES))
     kv_cache: str = choice("concat", ("none", "concat", "shared"), "how a decoder's caches are")
-    angles: str | None = parsed("how angles are computed", "exact, or not given", _one_of("exact"))
+    angles: str = choice("parity", ANGLES, "angles as the model computes them, or exact to position 2^24")
     hidden_states: bool = flag(False, "whether the states that enter the head are an output")
     require_all: bool = flag(False, "write nothing where an attention is left")
     output: str | None = text(None, "the file to write")
@@ -83,9 +84,9 @@ def model_options(given: Mapping[str, Any]) -> ModelOptions:
     """The options of a command line, of which None, False and () are not given; RequestError for what the checkpoint
     decides."""
     chosen = {name: value for name, value in given.items() if value is not None and value is not False and value != ()}
-    chosen = {"checkpoint" if name == "from" else name: value for name, value in chosen.items()}
-    if "checkpoint" not in chosen:
+    if "from" not in chosen:
         raise RequestError("--model was given without --from: give the folder of a checkpoint too.")
+    chosen["checkpoint"] = chosen.pop("from")
     names = {field.name for field in attrs.fields(ModelOptions)}
     for name in chosen:
         if name not in names:
@@ -117,7 +118,7 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         opset=options.opset,
         dtype=None if options.dtype is None else getattr(torch, TORCH_DTYPES[options.dtype]),
         kv_cache=options.kv_cache,
-        angles=options.angles,
+        angles=None if options.angles == "parity" else options.angles,
         hidden_states=options.hidden_states,
     )
     exported = tuple(export_whole(pretrained, how, progress))

@@ -86,14 +86,14 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
 
     RequestError for a model that torch can't export, and for what the form can't express.
     """
-    how = attrs.evolve(how, opset=support.checked_opset(None, how.form, how.target, how.opset))
+    functions = Functions(support.checked_opset(None, how.form, how.target, how.opset), how.form, how.target)
     temporary.usual_parent()
     dtype = how.dtype or main_dtype(pretrained)
     with without_values(pretrained, dtype):
         progress("running the model")
         with exporting(pretrained.architecture):
             parts = _parts(pretrained, how, dtype)
-        return [_exported(pretrained, part, how, progress) for part in parts]
+        return [_exported(_Export(pretrained, part, how, functions, progress)) for part in parts]
 
 
 def export_decoder(
@@ -153,11 +153,11 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
     return [_Part(module=module, signature=signature, layers=layers, run=lambda: model(**_PADDED, use_cache=False))]
 
 
-def _exported(pretrained: Pretrained, part: _Part, how: HowToExport, progress: Progress) -> ExportedModel:
-    export = _Export(pretrained, part, how, Functions(how.opset, how.form, how.target), progress)
+def _exported(export: _Export) -> ExportedModel:
+    part = export.part
     if part.layers is not None and part.run is not None:
         try:
-            check_alike(pretrained.model, part.layers, part.run)
+            check_alike(export.pretrained.model, part.layers, part.run)
             return export.run(part.layers)
         except LayersDifferError:
             pass
@@ -206,7 +206,7 @@ class _Export:
         options = RewriteOptions(
             form=how.form,
             target=how.target,
-            opset=how.opset,
+            opset=self.functions.opset,
             kv_cache="shared" if how.kv_cache == "shared" else None,
             angles=how.angles,
         )

@@ -1,0 +1,104 @@
+"""Encoders and encoder-decoders of transformers as whole files, held to transformers' own models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import Array, checkpoint, error, oracle, session
+
+from posexport.artifact import write_onnx
+from posexport.errors import RequestError
+from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
+from posexport.models.pretrained import open_pretrained
+
+BOUND = 2e-5
+
+
+def exported(name: str, **how: Any) -> list[ExportedModel]:
+    return export_whole(open_pretrained(checkpoint(name)), HowToExport(**how))
+
+
+def drawn(run: Any, sizes: dict[str, int], seed: int = 0) -> dict[str, Array]:
+    """Inputs of a session by name. Rows of tokens have padding on their right, as encoders take them."""
+    random, given = np.random.default_rng(seed), {}
+    for value in run.get_inputs():
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in value.shape]
+        given[value.name] = random.standard_normal(shape).astype(np.float32)
+        if value.name == "input_ids":
+            given[value.name] = random.integers(3, 100, shape)
+        elif value.name.endswith("attention_mask"):
+            given[value.name] = np.ones(shape, np.int64)
+            given[value.name][0, -2:] = 0
+        elif value.name == "token_type_ids":
+            given[value.name] = random.integers(0, 2, shape)
+    return given
+
+
+def results(run: Any, given: dict[str, Array]) -> dict[str, Array]:
+    return dict(zip((value.name for value in run.get_outputs()), run.run(None, given), strict=True))
+
+
+ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
+    "bert": ("native", ["input_ids", "attention_mask", "token_type_ids"], ["logits"]),
+    "vit": ("native", ["pixel_values"], ["logits"]),
+    "wav2vec2": ("native", ["input_values"], ["logits"]),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> None:
+    form, inputs, outputs = ENCODERS[name]
+    (model,) = exported(name, form=form)
+    assert [value.name for value in model.model.graph.inputs] == inputs
+    assert [value.name for value in model.model.graph.outputs] == outputs
+    assert (len(model.attentions), model.left()) == (3, [])
+    write_onnx(model.model, tmp_path / "model.onnx")
+    run = session(tmp_path / "model.onnx")
+    for rows, length in ((2, 9), (1, 5)):
+        given = drawn(run, {"batch": rows, "sequence": length, "samples": 900 + 7 * length})
+        made = results(run, given)
+        wanted = oracle(checkpoint(name))(**{name: torch.from_numpy(value) for name, value in given.items()})
+        for output in outputs:
+            real = given.get("attention_mask")
+            assert error(made[output], wanted[output].numpy(), real) < BOUND
+
+
+@pytest.mark.parametrize("name", ["bart", "whisper"])
+def test_an_encoder_decoder_is_two_files(name: str, tmp_path: Path) -> None:
+    """The encoder gives what the decoder's cross-attention reads; tokens come in three chunks behind the caches."""
+    runs = {}
+    for model in exported(name, form="native"):
+        assert model.attentions and not model.left()
+        write_onnx(model.model, tmp_path / f"{model.part}.onnx")
+        runs[model.part] = session(tmp_path / f"{model.part}.onnx")
+    given = drawn(runs["encoder"], {"batch": 2, "encoder_sequence": 9})
+    read = results(runs["encoder"], given)
+    ids = np.random.default_rng(1).integers(3, 100, (2, 8))
+    tensors = {name: torch.from_numpy(value) for name, value in given.items()}
+    wanted = oracle(checkpoint(name))(**tensors, decoder_input_ids=torch.from_numpy(ids))
+    real = given.get("attention_mask")
+    assert error(read["last_hidden_state"], wanted.encoder_last_hidden_state.numpy(), real) < BOUND
+    caches: dict[str, Array] = {}
+    for value in runs["decoder"].get_inputs():
+        if ".encoder." in value.name:
+            caches[value.name] = read[value.name.replace("past_key_values", "present")]
+        elif ".decoder." in value.name:
+            caches[value.name] = np.zeros((2, value.shape[1], 0, value.shape[3]), np.float32)
+    mask = {"encoder_attention_mask": real} if real is not None else {}
+    start = 0
+    for chunk in (5, 1, 2):
+        new = ids[:, start : start + chunk]
+        made = results(runs["decoder"], {"input_ids": new, **mask, **caches})
+        assert error(made["logits"], wanted.logits[:, start : start + chunk].numpy()) < BOUND
+        caches |= {name.replace("present", "past_key_values"): made[name] for name in made if name != "logits"}
+        start += chunk
+
+
+def test_options_without_a_meaning_are_refused() -> None:
+    for name in ("bert", "bart"):
+        with pytest.raises(RequestError, match="kv_cache was given"):
+            exported(name, kv_cache="shared")

@@ -1,0 +1,171 @@
+"""`posexport export --from CHECKPOINT --model`: what is written beside the model, and what is refused, in a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from helpers import cli, refused, tree
+from tiny_models import checkpoint
+
+from posexport.artifact import read_manifest
+from posexport.artifact.manifest import OnnxManifest
+from posexport.errors import RequestError
+from posexport.export import whole_model
+from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
+from posexport.files import sha256_of
+from posexport.models.pretrained import open_pretrained
+
+
+def copied(name: str, folder: Path) -> Path:
+    return Path(shutil.copytree(checkpoint(name), folder / name))
+
+
+def export(folder: Path, output: Path, *options: str | Path) -> list[str | Path]:
+    return ["export", "--from", folder, "--model", "-o", output, *options]
+
+
+def test_the_checkpoints_files_and_all_attentions_are_beside_the_model(tmp_path: Path) -> None:
+    folder = copied("llama", tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    output = tmp_path / "out" / "model.onnx"
+    output.parent.mkdir()
+    result = cli(*export(folder, output, "--form", "native", "--require-all"))
+    assert result.exit_code == 0, result.output
+    assert set(tree(output.parent)) == {
+        *("model.onnx", "model.onnx.json", "config.json", "generation_config.json", "tokenizer.json")
+    }
+    assert (output.parent / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    manifest = read_manifest(output)
+    assert isinstance(manifest, OnnxManifest) and manifest.weights is not None
+    assert manifest.weights.config_sha256 == sha256_of(folder / "config.json")
+    assert manifest.weights.files == {"model.safetensors": sha256_of(folder / "model.safetensors")}
+    assert "transformers" in manifest.tools
+    assert [one["layer"] for one in manifest.attentions] == [0, 1, 2]
+    for one in manifest.attentions:
+        assert (one["state"], one["num_heads"], one["encoding"]["name"]) == ("rewritten", 4, "rope")
+        assert one["cases"] > 0 and one["error"] < 1e-9
+
+
+def test_an_attention_that_is_left_fails_where_all_are_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = {"code": "softcap", "text": "it has a softcap"}
+    left = {"name": "layers.0.softmax", "state": "kept", "reason": reason}
+    model = ExportedModel(
+        model=ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), architecture="X", attentions=(left,)
+    )
+    monkeypatch.setattr(whole_model, "export_whole", lambda *_: [model])
+    result = cli(*export(checkpoint("llama"), tmp_path / "model.onnx", "--form", "native", "--require-all"))
+    assert result.exit_code == 1
+    assert "layers.0.softmax is not in the form native: it has a softcap" in result.stderr
+    assert "is not written" in result.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_model_s_files_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    result = cli(*export(checkpoint("llama"), tmp_path / "model.onnx"))
+    refused(result, "config.json", "folder of its own")
+    assert set(tree(tmp_path)) == {"config.json"}
+
+
+def test_one_layer_says_that_there_is_a_whole_model(tmp_path: Path) -> None:
+    result = cli("export", "--from", checkpoint("llama"), "-o", tmp_path / "layer.onnx")
+    assert result.exit_code == 0
+    assert "give --model for the whole model" in result.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hidden-size", "64"], "--hidden-size was given with --model"),
+        (["--layer", "1"], "--layer was given with --model"),
+        (["--set", "theta=1"], "--set was given with --model"),
+        (["--encoding", "rope"], "--encoding was given with --model"),
+        (["--seed", "1"], "--seed was given with --model"),
+        (["--preset", "llama3-8b"], "--preset was given with --model"),
+        (["--example", "x.npz"], "--example was given with --model"),
+        (["--kv-cache", "paged"], "unknown kv_cache 'paged'"),
+        (["--dtype", "fp8"], "--dtype is 'fp8'"),
+        (["--form", "nativ"], "did you mean 'native'"),
+    ],
+)
+def test_options_that_the_checkpoint_decides(options: list[str], said: str, tmp_path: Path) -> None:
+    refused(cli(*export(checkpoint("llama"), tmp_path / "model.onnx", *options)), said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_that_need_a_whole_model() -> None:
+    refused(
+        cli("export", "--from", checkpoint("llama"), "--hidden-states"), "--hidden-states was given without --model"
+    )
+    refused(cli("export", "--encoding", "rope", "--require-all"), "--require-all was given without --model")
+    refused(cli("export", "--model"), "--model was given without --from")
+
+
+def test_outputs(tmp_path: Path) -> None:
+    refused(cli(*export(checkpoint("llama"), tmp_path / "model")), "must end in .onnx")
+    refused(cli(*export(checkpoint("llama"), tmp_path / "no" / "model.onnx")), "is not there")
+
+
+def _edited(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _missing_shard(folder: Path) -> None:
+    names = {
+        "model.norm.weight": "model-00001-of-00002.safetensors",
+        "lm_head.weight": "model-00002-of-00002.safetensors",
+    }
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["neither model.safetensors nor"]),
+    "no config": (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
+    "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), ["can't be read as JSON"]),
+    "a truncated shard": (_truncated, ["model.safetensors"]),
+    "a missing shard": (_missing_shard, ["model-00002-of-00002.safetensors"]),
+    "an unknown architecture": (_edited(architectures=["NoSuchModel"]), ["'NoSuchModel'"]),
+    "no architecture": (_edited(architectures=None), ["the architecture None"]),
+    "code of the checkpoint": (
+        _edited(architectures=["Own"], auto_map={"AutoModelForCausalLM": "own.Own"}),
+        ["'Own'", "Code that a checkpoint brings with it is not run"],
+    ),
+    "other sizes": (_edited(intermediate_size=64), ["another shape for", "LlamaForCausalLM"]),
+    "more layers": (_edited(num_hidden_layers=4), ["has no tensor for", "layers.3"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_checkpoints(case: str, tmp_path: Path) -> None:
+    change, said = BROKEN[case]
+    folder = copied("llama", tmp_path)
+    change(folder)
+    refused(cli(*export(folder, tmp_path / "model.onnx")), *said)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    refused(cli(*export(tmp_path / "none", tmp_path / "model.onnx")), "is no folder")
+    refused(cli(*export(tmp_path, tmp_path / "model.onnx")), "neither model.safetensors nor")
+
+
+def test_memories_that_are_no_keys_and_values() -> None:
+    with pytest.raises(RequestError, match="MambaForCausalLM doesn't remember keys and values alone"):
+        export_whole(open_pretrained(checkpoint("mamba")), HowToExport())

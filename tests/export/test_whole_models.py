@@ -1,0 +1,138 @@
+"""Decoders of transformers as whole files: held to transformers' own model, with padding and caches, in the forms."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from tiny_models import checkpoint, decoder_error
+
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.export import repeated_layers
+from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
+from posexport.models.pretrained import open_pretrained
+
+BOUND = {"fp32": 2e-5, "fp16": 2e-2}
+
+
+@cache
+def exported(name: str, stored: str = "float32", **how: Any) -> ExportedModel:
+    """The export of a tiny checkpoint; tests share it."""
+    dtype = how.pop("dtype", None)
+    (model,) = export_whole(open_pretrained(checkpoint(name, stored)), HowToExport(dtype=dtype, **how))
+    return model
+
+
+def written(model: ExportedModel, folder: Path) -> Path:
+    write_onnx(model.model, folder / "model.onnx", attentions=model.attentions)
+    return folder / "model.onnx"
+
+
+ORT = {"form": "contrib", "target": "ort"}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "llama, grown caches": ("llama", {"form": "native"}, {"Attention": 3}),
+    "llama, buffers": ("llama", {**ORT, "kv_cache": "shared"}, {"GroupQueryAttention": 3}),
+    "llama, without caches": ("llama", {"kv_cache": "none"}, {"Softmax": 3}),
+    "tied embeddings, learned positions": ("gpt2", ORT, {"MultiHeadAttention": 3}),
+    "two kinds of layers": ("gemma3", {"form": "native"}, {"Attention": 4}),
+    "experts": ("qwen3_moe", {"form": "native"}, {"Attention": 3}),
+    "no positions": ("bloom", {}, {"Softmax": 3}),
+    "one head of keys": ("falcon", {"form": "native"}, {"Attention": 3}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_decoder_is_the_model_of_transformers(case: str, tmp_path: Path) -> None:
+    name, how, operators = CASES[case]
+    model = exported(name, **how)
+    assert not model.left()
+    kinds = [node.op_type for node in model.model.graph]
+    assert {kind: kinds.count(kind) for kind in operators} == operators
+    path = written(model, tmp_path)
+    assert decoder_error(path, checkpoint(name)) < BOUND["fp32"]
+
+
+def test_names_are_those_that_loaders_expect() -> None:
+    def shapes(values: Any) -> dict[str, list[int | str]]:
+        return {value.name: [dim if isinstance(dim, int) else dim.value for dim in value.shape] for value in values}
+
+    graph = exported("llama", form="native").model.graph
+    caches = {f"{layer}.{kind}" for layer in range(3) for kind in ("key", "value")}
+    assert shapes(graph.inputs) == {
+        "input_ids": ["batch", "sequence"],
+        "attention_mask": ["batch", "total"],
+        "position_ids": ["batch", "sequence"],
+        **{f"past_key_values.{name}": ["batch", 2, "past", 8] for name in sorted(caches)},
+    }
+    assert shapes(graph.outputs) == {
+        "logits": ["batch", "sequence", 100],
+        **{f"present.{name}": ["batch", 2, "total", 8] for name in sorted(caches)},
+    }
+    assert "position_ids" not in {value.name for value in exported("bloom").model.graph.inputs}
+
+
+def test_layers_of_a_kind_are_traced_once() -> None:
+    assert [one.get("like") is None for one in exported("llama", form="native").attentions] == [True, False, False]
+    assert [one.get("like") is None for one in exported("gemma3", form="native").attentions] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_weights_keep_the_names_and_the_bits_of_the_checkpoint(tmp_path: Path) -> None:
+    path = written(exported("llama", "bfloat16", form="native"), tmp_path)
+    from safetensors.torch import load_file
+
+    stored = load_file(checkpoint("llama", "bfloat16") / "model.safetensors")
+    tensors = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
+    for name, value in stored.items():
+        assert tensors[name].data_type == onnx.TensorProto.BFLOAT16
+        assert tensors[name].raw_data == value.contiguous().view(torch.int16).numpy().tobytes(), name
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    path = written(exported("gpt2", **ORT), tmp_path)
+    tables = [tensor.name for tensor in onnx.load(path).graph.initializer if sorted(tensor.dims) == [32, 100]]
+    assert len(tables) == 1
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_half_precision(stored: str, tmp_path: Path) -> None:
+    path = written(exported("llama", stored, form="native", dtype=torch.float16), tmp_path)
+    kinds = {tensor.type.tensor_type.elem_type for tensor in onnx.load(path).graph.output}
+    assert kinds == {onnx.TensorProto.FLOAT16}
+    assert decoder_error(path, checkpoint("llama", stored)) < BOUND["fp16"]
+
+
+def test_hidden_states_are_those_that_enter_the_head(tmp_path: Path) -> None:
+    path = written(exported("gemma3", form="native", hidden_states=True), tmp_path)
+    assert decoder_error(path, checkpoint("gemma3"), "last_hidden_state") < BOUND["fp32"]
+    assert decoder_error(path, checkpoint("gemma3")) < BOUND["fp32"]
+
+
+def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
+    pretrained = open_pretrained(checkpoint("llama"))
+    (again,) = export_whole(pretrained, HowToExport(form="native"))
+    folders = tmp_path / "one", tmp_path / "other"
+    for folder, model in zip(folders, (exported("llama", form="native"), again), strict=True):
+        folder.mkdir()
+        written(model, folder)
+    assert (folders[0] / "model.onnx").read_bytes() == (folders[1] / "model.onnx").read_bytes()
+
+
+def test_the_oracle_sees_a_wrong_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that reads the weights of the layer it was copied of."""
+    monkeypatch.setattr(repeated_layers._Copier, "_renamed", _of_the_first)
+    (model,) = export_whole(open_pretrained(checkpoint("llama")), HowToExport(kv_cache="none"))
+    assert decoder_error(written(model, tmp_path), checkpoint("llama")) > 100 * BOUND["fp32"]
+
+
+def _of_the_first(self: Any, pattern: Any, value: Any, index: int) -> str:
+    name = str(value.name)
+    return name.replace(".0.", f".{index}.") if "q_proj" not in name else name.replace(".0.", ".1.")

@@ -15,6 +15,7 @@ import torch
 from helpers import cli
 from safetensors.torch import load_file, save_file
 from small_decoders import TRAINED, exported_model, small_checkpoint
+from tiny_models import checkpoint
 
 pytestmark = pytest.mark.few_inputs
 
@@ -230,3 +231,15 @@ def test_constants_keep_their_dtype_in_half_precision(folder: Path) -> None:
     kinds = {name: buffer.dtype for name, buffer in half.module.named_buffers()}
     assert {dtype for name, dtype in kinds.items() if "inv_freq" in name} == {torch.float32}
     assert {parameter.dtype for parameter in half.module.parameters()} == {torch.float16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_moe", "bert", "t5"])
+def test_other_architectures(name: str, tmp_path: Path) -> None:
+    """Windows, mixtures of experts, an encoder, and the two files of an encoder-decoder."""
+    exported_model(checkpoint(name), tmp_path / "model.onnx", *NATIVE)
+    result = cli("verify", tmp_path, "--from", checkpoint(name), *HERE, "--json")
+    assert result.exit_code == 0, result.stdout
+    found = json.loads(result.stdout)["verdicts"]
+    checks = 1 if name == "bert" else 2  # decoders have tokens too, and an encoder-decoder two files
+    assert [verdict["state"] for verdict in found] == ["passed"] * checks

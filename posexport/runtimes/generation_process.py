@@ -64,11 +64,26 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     provider = request["session"].get("provider", "CPU")
     if provider == "CPU":  # CUDA maps far more than it takes
         machine.limit_to_what_is_free()
-    session, _ = open_session(Path(request["path"]), request["session"])
+    path, prompts = Path(request["path"]), request["prompts"]
+    if len({len(prompt) for prompt in prompts}) > 1 and _counts_from_the_left(path):
+        raise RequestError(
+            "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
+            "many tokens."
+        )
+    session, _ = open_session(path, request["session"])
     decoder = Decoder(session, "cpu" if provider == "CPU" else "cuda", request["trained_length"])
     options = structure(request["options"], GenerationOptions)
-    generated = generate(decoder, request["prompts"], options, lambda tokens: report(json.dumps(tokens)))
+    generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
     return {"generated": unstructure(generated)}
+
+
+def _counts_from_the_left(path: Path) -> bool:
+    """Whether the attention of a file counts keys from the left, whatever the mask says."""
+    from posexport.artifact.graph_file import read_graph
+
+    model = read_graph(path).model
+    nodes = (*model.graph.node, *(node for function in model.functions for node in function.node))
+    return any(node.op_type == "GroupQueryAttention" for node in nodes)
 
 
 if __name__ == "__main__":

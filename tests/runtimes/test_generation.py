@@ -263,6 +263,15 @@ def test_the_child_process_gives_the_same(made: Callable[[str], Made]) -> None:
     assert [list(row) for row in zip(*found.tokens, strict=True)] == steps
 
 
+def test_attention_that_counts_from_the_left_takes_no_padding_on_the_left(tmp_path: Path) -> None:
+    path = decoder(tmp_path / "grouped.onnx")
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("GroupQueryAttention", ["zero"], ["unused"], domain="com.microsoft"))
+    onnx.save(model, path)
+    with pytest.raises(RequestError, match="takes no padding on the left: give one prompt, or several of as many"):
+        generate_in_child(path, {}, [[1, 2], [3]], GenerationOptions())
+
+
 def test_torch_is_not_needed() -> None:
     """To generate, ONNX Runtime is enough."""
     import subprocess

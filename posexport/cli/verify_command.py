@@ -22,7 +22,7 @@ from posexport.cli.options import (
 from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
-from posexport.verify.result import NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
+from posexport.verify.result import GENERATION, NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
 from posexport.workflows.project.file import find_project
 
 if TYPE_CHECKING:
@@ -184,8 +184,9 @@ def _show_report(report: Report, head: str) -> None:
     idle = _idle_runtimes(report)
     table = rows([verdict for verdict in report.verdicts if verdict.check != PARITY or verdict.runtime not in idle])
     if table:
-        properties = any(verdict.check != PARITY and verdict.runtime != PROJECT for verdict in report.verdicts)
-        title = f"{head} in float64{', and properties' if properties else ''}"
+        checks = {verdict.check for verdict in report.verdicts if verdict.runtime != PROJECT}
+        tokens, properties = GENERATION in checks, bool(checks - {PARITY, GENERATION})
+        title = f"{head} in float64{', and tokens' if tokens else ''}{', and properties' if properties else ''}"
         console.show_table(title, COLUMNS, table, right=("error", "torch error", "limit"))
     for name, reason in idle.items():
         console.write(f"not run: {name} ({reason})")

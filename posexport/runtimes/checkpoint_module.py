@@ -8,41 +8,121 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor, nn
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.models.pretrained import main_dtype, open_pretrained
-from posexport.models.whole import Decoder, cache_sizes, cached_layers, decoder_signature
+from posexport.errors import RequestError, shown
+from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, open_pretrained
+from posexport.models.whole import Caches, Decoder, Signature, cache_sizes, cached_layers, decoder_signature
+from posexport.models.whole_encoder import HIDDEN, encoder_of
+from posexport.models.whole_translator import translator_of
+from posexport.runtimes.generation import BUFFER
+from posexport.spec.contract import Values
 
 
 @attrs.frozen(kw_only=True)
 class CheckpointModule:
-    """As posexport.runtimes.module_file.UserModule, of the checkpoint in the folder `reference`."""
+    """As posexport.runtimes.module_file.UserModule, of the checkpoint in the folder `reference`.
+
+    `constants` are the names of buffers that are computed, not stored, such as frequencies: they keep their dtype where
+    the weights get another.
+    """
 
     reference: str
-    module: torch.nn.Module
+    module: nn.Module
+    name: str
+    signature: Signature
+    constants: frozenset[str]
 
     @property
     def label(self) -> str:
         """What ran, for people."""
-        return f"{type(self.module.model).__name__} of transformers"
+        return f"{self.name} of transformers"
 
     def setting(self, name: str) -> Any:
         """The module's own example inputs and names of outputs."""
-        value = getattr(self.module, name, None)
-        return value() if callable(value) else value
+        values = {"example_inputs": dict(self.signature.example), "output_names": list(self.signature.outputs)}
+        return values.get(name)
 
     def running(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Nothing of the user's runs, so nothing is caught."""
         return contextlib.nullcontext()
 
 
+class BufferDecoder(nn.Module):
+    """A decoder whose caches are buffers: places behind the tokens that the mask counts are not read, and stay zero."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: Caches | None = None,
+    ) -> dict[str, Any]:
+        """As the decoder's, with `present` of the size of `past_key_values`."""
+        pasts = past_key_values or []
+        length = attention_mask.shape[1] - input_ids.shape[1]
+        held: Caches = [{kind: cache[:, :, :length] for kind, cache in past.items()} for past in pasts]
+        made: dict[str, Any] = self.decoder(input_ids, attention_mask, position_ids, held)
+        for present, past in zip(made["present"], pasts, strict=True):
+            for kind, cache in present.items():
+                present[kind] = nn.functional.pad(cache, (0, 0, 0, past[kind].shape[2] - cache.shape[2]))
+        return made
+
+
 def load_checkpoint(folder: Path, graph: GraphFile) -> CheckpointModule:
-    """The model of the checkpoint, with the inputs and outputs of the file; RequestError for one that can't be opened."""
+    """The model of the checkpoint, with the inputs and outputs of the file.
+
+    RequestError where it can't be opened, and for a file of a model of other sizes.
+    """
     pretrained = open_pretrained(folder)
-    cached = cached_layers(graph.inputs())
-    sizes = cache_sizes(pretrained.model, torch.zeros(1, 1, dtype=torch.int64)) if cached else {}
-    module = Decoder(pretrained.model, tuple(sizes) if cached else None)
-    signature = decoder_signature(module, sizes, pretrained.text_config.vocab_size, main_dtype(pretrained))
-    module.example_inputs = lambda: dict(signature.example)  # type: ignore[assignment]
-    module.output_names = lambda: list(signature.outputs)  # type: ignore[assignment]
-    return CheckpointModule(reference=str(folder), module=module.eval())
+    inputs, outputs = graph.inputs(), graph.outputs()
+    module, signature = _module(pretrained, inputs, outputs)
+    for name, shape in signature.inputs.items():
+        _check_sizes(folder, name, shape, inputs)
+    for name, dims in signature.outputs.items():
+        _check_sizes(folder, name, dims, outputs)
+    stored = {*module.state_dict()}
+    return CheckpointModule(
+        reference=str(folder),
+        module=module.eval(),
+        name=pretrained.architecture,
+        signature=signature,
+        constants=frozenset(name for name, _ in module.named_buffers() if name not in stored),
+    )
+
+
+def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn.Module, Signature]:
+    """The part of the model that a file with these inputs and outputs is."""
+    model, dtype = pretrained.model, main_dtype(pretrained)
+    if pretrained.kind == ENCODER:
+        return encoder_of(model, dtype, HIDDEN in outputs)
+    if pretrained.kind != DECODER:
+        parts = translator_of(model, dtype)
+        return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]
+    cached = bool(cached_layers(inputs))
+    sizes = cache_sizes(model, torch.zeros(1, 1, dtype=torch.int64)) if cached else {}
+    decoder = Decoder(model, tuple(sizes) if cached else None, HIDDEN in outputs)
+    signature = decoder_signature(decoder, sizes, pretrained.text_config.vocab_size, dtype)
+    buffers = any(BUFFER in shape for shape, _ in inputs.values())
+    return BufferDecoder(decoder) if buffers else decoder, signature
+
+
+def _check_sizes(folder: Path, name: str, own: tuple[int | str, ...] | None, values: Values) -> None:
+    """RequestError where the file has another size than the checkpoint's model."""
+    shape = values[name][0] if name in values else None
+    if own is None or shape is None:  # names are compared with those of what is run
+        return
+    if len(own) != len(shape) or any(
+        size != other
+        for size, other in zip(own, shape, strict=True)
+        if isinstance(size, int) and isinstance(other, int)
+    ):
+        raise RequestError(
+            f"{shown(name)} of the file is {list(shape)}, and {list(own)} of the model in {str(folder)!r}: give the "
+            "checkpoint that the file was exported from"
+        )

@@ -1,14 +1,14 @@
 """Tokens from a decoder in ONNX Runtime, one step after the other, with its caches bound where it runs.
 
-The file has the inputs and outputs of posexport.models.whole. Its caches are grown, or buffers of a fixed length that
-are written in place. Rows of a batch may have prompts of different lengths: shorter ones are padded on the left.
+The file has the inputs and outputs of posexport.models.whole, which are those of optimum's decoders too. Its caches are
+grown, or buffers of a fixed length that are written in place; without caches, each step computes all tokens again.
+Rows of a batch may have prompts of different lengths: shorter ones are padded on the left.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -26,17 +26,30 @@ BUFFER = "max_sequence_length"
 LENGTH = "past_sequence_length"
 """The input that says how many tokens buffers hold, where nothing else does."""
 
-_DTYPES = {
+_PAST, _PRESENT = "past_key_values.", "present."
+
+_DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(double)": np.dtype(np.float64),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(int32)": np.dtype(np.int32),
 }
+
+_NEEDED = ("input_ids", "attention_mask")
+
+_UNKNOWN = {
+    "use_cache_branch": "it is a merged decoder of two graphs: give the file of one of them",
+    "encoder_hidden_states": "it decodes for an encoder, whose output is not there: give a decoder that stands alone",
+    "inputs_embeds": "it takes vectors in place of tokens: give a decoder that takes input_ids",
+}
+"""Inputs of other people's decoders that have none of the values here, with what is wrong."""
 
 
 @attrs.frozen(kw_only=True)
 class GenerationOptions:
     """How tokens are chosen. With a `temperature` of 0 the likeliest is; else one is drawn by `seed` from the `top_k`
-    likeliest (0: all) that have `top_p` of the probability together."""
+    likeliest (0: all) that have `top_p` of the probability together. `stop` are the ids behind which a row ends."""
 
     max_new_tokens: int = integer(64, "the most tokens that are made", at_least=1)
     temperature: float = number(0.0, "0 for the likeliest token, more for more chance", at_least=0, at_most=100)
@@ -48,75 +61,124 @@ class GenerationOptions:
 
 @attrs.frozen(kw_only=True)
 class Generated:
-    """The new tokens of each row, up to and with the one that stopped it, and seconds of the prompt and of each step."""
+    """The new tokens of each row, up to and with the one that stopped it; seconds of the prompt and of each step.
+
+    `cache` is "grown", "buffers" or "none".
+    """
 
     tokens: tuple[tuple[int, ...], ...]
     prompt_seconds: float
     step_seconds: tuple[float, ...]
+    cache: str
 
 
 class Decoder:
-    """A file in a session of ONNX Runtime, with the caches of the sequences under way."""
+    """A file in a session of ONNX Runtime, with the caches of the sequences under way.
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: str = "cpu") -> None:
-        self._session, self._device = session, device
-        self.inputs = {value.name: value for value in session.get_inputs()}
-        outputs = [value.name for value in session.get_outputs()]
-        self.pasts = [name for name in self.inputs if name.startswith("past_key_values.")]
-        presents = [name.replace("past_key_values", "present", 1) for name in self.pasts]
-        lacking = [name for name in ("input_ids", "attention_mask") if name not in self.inputs]
-        lacking += [name for name in ("logits", *presents) if name not in outputs]
+    `trained_length` is how many positions the model was trained for, None where that is not known. RequestError for a
+    file whose inputs and outputs are not those of a decoder.
+    """
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, device: str = "cpu", trained_length: int | None = None
+    ) -> None:
+        self._session, self._device, self._trained_length = session, device, trained_length
+        self._inputs = {value.name: value for value in session.get_inputs()}
+        outputs = {value.name: value for value in session.get_outputs()}
+        self._outputs = list(outputs)
+        self._present = {name: _PRESENT + name[len(_PAST) :] for name in self._inputs if name.startswith(_PAST)}
+        for name in self._inputs:
+            if name not in (*self._present, *_NEEDED, "position_ids", LENGTH):
+                text = _UNKNOWN.get(name, "decoders that can be run here have no such input: give one without it")
+                raise RequestError(f"the file has the input {shown(name)}, {text}.")
+        lacking = [f"input {shown(name)}" for name in _NEEDED if name not in self._inputs]
+        lacking += [f"output {shown(name)}" for name in ("logits", *self._present.values()) if name not in outputs]
         if lacking:
-            raise RequestError(f"the file has no {shown(lacking[0])}: give a decoder with logits, and caches or none.")
-        size = next(value.shape[-1] for value in session.get_outputs() if value.name == "logits")
-        self.vocabulary = size if isinstance(size, int) else None
-        self.is_shared = any(BUFFER in self.inputs[name].shape for name in self.pasts)
+            raise RequestError(f"the file has no {lacking[0]}, which decoders have: give a file of a decoder.")
+        for value in (*(self._inputs[name] for name in self._present), outputs["logits"]):
+            if value.type not in _DTYPES:
+                raise RequestError(f"{shown(value.name)} is {value.type}: give a decoder in fp32 or fp16.")
+        width = outputs["logits"].shape[-1]
+        self.vocabulary: int | None = width if isinstance(width, int) else None
+        lengths = [self._inputs[name].shape[2] for name in self._present]
+        self._has_buffers = any(length == BUFFER or isinstance(length, int) for length in lengths)
+        self._capacity = min((length for length in lengths if isinstance(length, int)), default=None)
         self._caches: dict[str, Any] = {}
-        self._seen = np.zeros((0, 0), np.int64)
+        self._tokens = self._mask = np.zeros((0, 0), np.int64)
+
+    @property
+    def cache(self) -> str:
+        """Which caches the file has: "grown", "buffers" or "none"."""
+        return "none" if not self._present else "buffers" if self._has_buffers else "grown"
 
     def start(self, rows: int, room: int) -> None:
-        """Begin sequences of at most `room` tokens."""
-        self._seen = np.zeros((rows, 0), np.int64)
-        self._caches = {}
-        for name in self.pasts:
-            _, heads, _, size = self.inputs[name].shape
-            kind = self.inputs[name].type
-            if kind not in _DTYPES:
-                raise RequestError(f"caches are {kind}, which generation can't bind: export them in fp32 or fp16.")
-            empty = np.zeros((rows, heads, room if self.is_shared else 0, size), _DTYPES[kind])
+        """Begin sequences of at most `room` tokens with their padding."""
+        if self._capacity is not None and room > self._capacity:
+            raise RequestError(
+                f"prompt and new tokens are {room} together, and the caches have room for {self._capacity}: give a "
+                "shorter prompt, or a smaller --max-new-tokens."
+            )
+        self._tokens = self._mask = np.zeros((rows, 0), np.int64)
+        for name in self._present:
+            value = self._inputs[name]
+            _, heads, length, size = value.shape
+            if not isinstance(heads, int) or not isinstance(size, int):
+                raise RequestError(f"{shown(name)} has the shape {value.shape}: heads and their size must be numbers.")
+            slots = length if isinstance(length, int) else room if self._has_buffers else 0
+            empty = np.zeros((rows, heads, slots, size), _DTYPES[value.type])
             self._caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty, self._device, 0)
 
     def step(self, input_ids: Array, mask: Array) -> Array:
-        """The logits [rows, vocabulary] float32 behind the last of these tokens [rows, tokens], of which `mask` says
-        which are no padding."""
-        past = self._seen.shape[1]
-        self._seen = np.concatenate((self._seen, mask), 1)
-        positions = np.maximum(self._seen.cumsum(1) - 1, 0)[:, past:]
-        if not self.pasts:
-            raise RequestError("the file has no caches, so each step would compute all tokens again.")
-        given = {"input_ids": input_ids, "attention_mask": self._seen, "position_ids": positions}
+        """The logits [rows, vocabulary] float32 behind the last of these tokens int64 [rows, tokens], of which `mask`,
+        0 or 1, says which are no padding. RequestError where they are behind the positions that the file has."""
+        past = self._tokens.shape[1] if self._present else 0
+        self._tokens = np.concatenate((self._tokens, input_ids), 1)
+        self._mask = np.concatenate((self._mask, mask), 1)
+        positions = np.maximum(self._mask.cumsum(1) - 1, 0)[:, past:]
+        given = {"input_ids": self._tokens[:, past:], "attention_mask": self._mask, "position_ids": positions}
         given[LENGTH] = np.array([past], np.int64)
+        try:
+            results = self._run(given)
+        except Exception:
+            last = int(positions.max())
+            if self._trained_length is None or last < self._trained_length:
+                raise
+            raise RequestError(
+                f"prompt and new tokens reach position {last}, and the model has the positions 0 to "
+                f"{self._trained_length - 1} only: give a shorter prompt, or a smaller --max-new-tokens."
+            ) from None
+        logits: Array = results["logits"].numpy()[:, -1].astype(np.float32)
+        if np.isnan(logits).any():
+            raise RequestError("the logits are NaN, so no token is the likeliest: see what `posexport verify` says.")
+        return logits
+
+    def _run(self, given: Mapping[str, Array]) -> dict[str, Any]:
+        """All outputs by name; new caches take the place of those before."""
         binding = self._session.io_binding()
-        for name, value in self.inputs.items():
+        for name, value in self._inputs.items():
             if name in self._caches:
                 binding.bind_ortvalue_input(name, self._caches[name])
-                continue
-            if name not in given:
-                raise RequestError(f"the file has the input {shown(name)}, which no decoder of posexport has.")
-            dtype = np.int32 if value.type == "tensor(int32)" else np.int64
-            binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(dtype)))
-        for output in self._session.get_outputs():
-            cache = output.name.replace("present", "past_key_values", 1)
-            if output.name.startswith("present.") and self.is_shared:
-                binding.bind_ortvalue_output(output.name, self._caches[cache])
             else:
-                binding.bind_output(output.name, self._device if output.name.startswith("present.") else "cpu")
+                binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(_DTYPES[value.type])))
+        buffers = {present: self._caches[past] for past, present in self._present.items()} if self._has_buffers else {}
+        for name in self._outputs:
+            if name in buffers:
+                binding.bind_ortvalue_output(name, buffers[name])
+            else:
+                binding.bind_output(name, self._device if name.startswith(_PRESENT) else "cpu")
         self._session.run_with_iobinding(binding)
-        results = dict(zip((output.name for output in self._session.get_outputs()), binding.get_outputs(), strict=True))
-        if not self.is_shared:
-            self._caches = {name: results[name.replace("past_key_values", "present", 1)] for name in self.pasts}
-        logits: Array = results["logits"].numpy()[:, -1].astype(np.float32)
-        return logits
+        results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        if not self._has_buffers:
+            self._caches = {past: results[present] for past, present in self._present.items()}
+        return results
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Token ids and their mask, both int64 [rows, longest]: shorter rows begin with zeros."""
+    longest = max(map(len, prompts))
+    ids = np.array([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], np.int64)
+    mask = np.array([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], np.int64)
+    return ids, mask
 
 
 def generate(
@@ -125,52 +187,46 @@ def generate(
     options: GenerationOptions,
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
-    """Tokens behind each prompt; `told` gets the token of each row, None for rows that have stopped, as they come."""
+    """Tokens behind each prompt; `told` gets the token of each row, None for rows that have stopped, as they come.
+
+    RequestError for a token that the model doesn't have.
+    """
     largest = max(map(max, prompts))
     if decoder.vocabulary is not None and largest >= decoder.vocabulary:
         raise RequestError(f"the token {largest} is none of the model's: give ids from 0 to {decoder.vocabulary - 1}.")
-    longest, rows = max(map(len, prompts)), len(prompts)
-    tokens, mask = np.zeros((rows, longest), np.int64), np.zeros((rows, longest), np.int64)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :], mask[row, longest - len(prompt) :] = prompt, 1
-    decoder.start(rows, longest + options.max_new_tokens)
-    chooser = _Chooser(options)
+    tokens, mask = left_padded(prompts)
+    decoder.start(len(prompts), tokens.shape[1] + options.max_new_tokens)
+    choose = _chooser(options)
     made: list[list[int]] = [[] for _ in prompts]
-    running = [True] * rows
-    seconds = []
-    for _ in range(options.max_new_tokens):
+    running = [True] * len(prompts)
+    seconds: list[float] = []
+    while any(running) and len(seconds) < options.max_new_tokens:
         begin = time.perf_counter()
-        chosen = chooser.choose(decoder.step(tokens, mask))
+        chosen = choose(decoder.step(tokens, mask))
         seconds.append(time.perf_counter() - begin)
-        fresh = [token if on else None for token, on in zip(chosen, running, strict=True)]
-        for row, token in enumerate(fresh):
-            if token is not None:
+        told([token if on else None for token, on in zip(chosen, running, strict=True)])
+        for row, token in enumerate(chosen):
+            if running[row]:
                 made[row].append(token)
                 running[row] = token not in options.stop
-        told(fresh)
-        if not any(running):
-            break
-        tokens, mask = np.array(chosen, np.int64)[:, None], np.ones((rows, 1), np.int64)
+        tokens, mask = np.array(chosen, np.int64)[:, None], np.ones((len(prompts), 1), np.int64)
     return Generated(
-        tokens=tuple(map(tuple, made)), prompt_seconds=seconds[0], step_seconds=tuple(seconds[1:])
+        tokens=tuple(map(tuple, made)), prompt_seconds=seconds[0], step_seconds=tuple(seconds[1:]), cache=decoder.cache
     )
 
 
-class _Chooser:
-    def __init__(self, options: GenerationOptions) -> None:
-        self._options = options
-        self._generator = np.random.default_rng(options.seed)
+def _chooser(options: GenerationOptions) -> Callable[[Array], list[int]]:
+    """What chooses a token for each row of logits."""
+    if not options.temperature:
+        return lambda logits: [int(index) for index in logits.argmax(1)]
+    generator = np.random.default_rng(options.seed)
+    return lambda logits: [_drawn(row / options.temperature, options, generator) for row in logits.astype(np.float64)]
 
-    def choose(self, logits: Array) -> list[int]:
-        """A token for each row."""
-        if not self._options.temperature:
-            return [int(index) for index in logits.argmax(1)]
-        return [self._drawn(row.astype(np.float64) / self._options.temperature) for row in logits]
 
-    def _drawn(self, logits: Array) -> int:
-        order = np.argsort(-logits, kind="stable")[: self._options.top_k or None]
-        weights = np.exp(logits[order] - logits[order[0]])
-        weights /= weights.sum()
-        kept = np.concatenate(([True], np.cumsum(weights)[:-1] < self._options.top_p))
-        weights = np.where(kept, weights, 0.0)
-        return int(self._generator.choice(order, p=weights / weights.sum()))
+def _drawn(logits: Array, options: GenerationOptions, generator: np.random.Generator) -> int:
+    order = np.argsort(-logits, kind="stable")[: options.top_k or None]
+    weights = np.exp(logits[order] - logits[order[0]])
+    weights /= weights.sum()
+    before = np.cumsum(weights) - weights  # the probability of those that are likelier
+    weights[1:][before[1:] >= options.top_p] = 0
+    return int(generator.choice(order, p=weights / weights.sum()))

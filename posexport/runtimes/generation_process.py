@@ -1,7 +1,8 @@
-"""Generates in a child process, `python -P -m posexport.runtimes.generation_process`: the file may be damaged or hostile.
+"""Generates in a child process, `python -P -m posexport.runtimes.generation_process`: the file may be hostile.
 
-A request is {path, session, prompts, options}: a decoder, options of posexport.runtimes.ort, token ids of each row and
-GenerationOptions. The tokens of each step are reported as they come, as JSON. The answer is {generated}.
+A request is {path, session, prompts, options, trained_length}: a decoder, options of posexport.runtimes.ort, token ids
+of each row, GenerationOptions, and how many positions the model was trained for or null. The tokens of each step are
+reported as they come, as JSON. The answer is {generated}.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def generate_in_child(
     session: Mapping[str, Any],
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
+    *,
+    trained_length: int | None = None,
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
     """`posexport.runtimes.generation.generate` in another process; RequestError where it fails in whatever way, and
@@ -35,8 +38,13 @@ def generate_in_child(
     from posexport.runtimes.generation import Generated
 
     worker = Worker("posexport.runtimes.generation_process")
-    request = {"path": str(path.absolute()), "session": {**session}, "prompts": [[*each] for each in prompts]}
-    request["options"] = unstructure(options)
+    request = {
+        "path": str(path.absolute()),
+        "session": dict(session),
+        "prompts": [list(prompt) for prompt in prompts],
+        "options": unstructure(options),
+        "trained_length": trained_length,
+    }
     try:
         reply = worker.ask(request, LONGEST_STEP, lambda step: told(json.loads(step)))
     finally:
@@ -56,11 +64,26 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     provider = request["session"].get("provider", "CPU")
     if provider == "CPU":  # CUDA maps far more than it takes
         machine.limit_to_what_is_free()
-    session, _ = open_session(Path(request["path"]), request["session"])
-    decoder = Decoder(session, "cpu" if provider == "CPU" else "cuda")
+    path, prompts = Path(request["path"]), request["prompts"]
+    if len({len(prompt) for prompt in prompts}) > 1 and _counts_from_the_left(path):
+        raise RequestError(
+            "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
+            "many tokens."
+        )
+    session, _ = open_session(path, request["session"])
+    decoder = Decoder(session, "cpu" if provider == "CPU" else "cuda", request["trained_length"])
     options = structure(request["options"], GenerationOptions)
-    generated = generate(decoder, request["prompts"], options, lambda tokens: report(json.dumps(tokens)))
+    generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
     return {"generated": unstructure(generated)}
+
+
+def _counts_from_the_left(path: Path) -> bool:
+    """Whether the attention of a file counts keys from the left, whatever the mask says."""
+    from posexport.artifact.graph_file import read_graph
+
+    model = read_graph(path).model
+    nodes = (*model.graph.node, *(node for function in model.functions for node in function.node))
+    return any(node.op_type == "GroupQueryAttention" for node in nodes)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,9 @@ class UserModule:
     module: torch.nn.Module
     file: ModuleType
 
+    constants = frozenset[str]()
+    """Names of buffers that keep their dtype where the weights get another: none."""
+
     @property
     def label(self) -> str:
         """What ran, for people."""

@@ -1,7 +1,7 @@
 """A torch module, with inputs and outputs by the names of an ONNX file that was made of it.
 
-Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint, whose
-whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
+Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint,
+whose whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
 whatever dtypes the module names, as a reference; `dtype`: that of its weights where it is not `wide`, by default its
 own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do.
 
@@ -152,11 +152,12 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
         check_known("dtype of the module", dtype, tuple(TORCH_DTYPES))
     dtype = "fp64" if dtype is None and options.get("wide", True) else dtype
     kind = None if dtype is None else getattr(torch, TORCH_DTYPES[dtype])
-    if (reference, None, None) not in _kept:
+    source = (reference, path if Path(reference).is_dir() else None)  # a checkpoint has a module for each of its files
+    if (source, None, None) not in _kept:
         _kept.clear()
-        _kept[reference, None, None] = _load(reference, path)
-    key = (reference, dtype, seed)
-    user = _kept[key] if key in _kept else _copied(_kept[reference, None, None], kind, seed)
+        _kept[source, None, None] = _load(reference, path)
+    key = (source, dtype, seed)
+    user = _kept[key] if key in _kept else _copied(_kept[source, None, None], kind, seed)
     if seed is None:
         _kept[key] = user
     graph = read_graph(path)
@@ -177,14 +178,16 @@ def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 tensor.data = last_bits_changed(tensor.data, generator)
-    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype))
+    kept = user.constants if dtype != torch.float64 else frozenset()
+    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype, kept))
 
 
-def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The module with floating-point weights in a dtype. Complex ones are complex128 for float64 and complex64 for all
-    others: `module.to` would leave out their imaginary parts."""
+def _in_dtype(module: torch.nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> torch.nn.Module:
+    """The module with floating-point weights in a dtype, but for buffers that are `kept`. Complex ones are complex128
+    for float64 and complex64 for all others: `module.to` would leave out their imaginary parts."""
     parts = torch.complex128 if dtype == torch.float64 else torch.complex64
-    for tensor in (*module.parameters(), *module.buffers()):
+    buffers = [buffer for name, buffer in module.named_buffers() if name not in kept]
+    for tensor in (*module.parameters(), *buffers):
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.data = tensor.data.to(parts if tensor.is_complex() else dtype)
     return module

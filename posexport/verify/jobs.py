@@ -79,6 +79,11 @@ class JobMaker:
     def _of_graph(self, graph: GraphFile, settings: VerifyOverrides) -> GraphJob:
         module, original = self.module, self.original
         if original is not None and original.checkpoint is not None and is_whole_model(graph):
+            if original.layer or original.prefix_tokens is not None:
+                option = "--layer" if original.layer else "--prefix-tokens"
+                raise RequestError(f"{str(graph.path)!r} is a whole model, which has no {option}: drop {option}.")
+            if not original.checkpoint.is_dir():
+                raise RequestError(f"{str(original.checkpoint)!r} is no folder: give that of a checkpoint.")
             module, original = str(original.checkpoint), None
         for option, given in (("--properties", self.properties), ("--weights or --from", original is not None)):
             if given:

@@ -24,6 +24,9 @@ from posexport.verify.reach import Shown, read_reach
 PARITY = "parity"
 """The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
 
+GENERATION = "generation"
+"""The check of a verdict that compares the tokens that a decoder makes with those of the float64 reference."""
+
 PROJECT = "project"
 """The runtime of a verdict on a project's own check, such as a file's size: no runtime is involved."""
 
@@ -41,6 +44,7 @@ State = Literal["passed", "failed", "not run"]
 
 CONTRACT, REFERENCE_FAILED, NOTHING_COMPARED = "contract", "reference-failed", "nothing-compared"
 INPUTS_REFUSED = "inputs-refused"
+OTHER_TOKENS, NO_LOOP = "other-tokens", "no-loop"
 MISSING_OUTPUT, UNKNOWN_OUTPUT, WRONG_SHAPE, WRONG_DTYPE = "missing-output", "unknown-output", "shape", "dtype"
 NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "inconclusive", "property"
 """Codes of failed comparisons and verdicts."""

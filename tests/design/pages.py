@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import attrs
+import tokenizers
 import transformers
 from helpers import cli
 
@@ -138,14 +139,19 @@ def _prepare(folder: Path) -> None:
 
 @cache
 def _checkpoint() -> Path:
-    """A checkpoint of a small Llama with random weights."""
+    """A checkpoint of a small Llama with random weights, and a tokenizer of words."""
     import tempfile
 
     config = transformers.LlamaConfig(
         vocab_size=11, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
     )
     folder = Path(tempfile.mkdtemp(prefix="posexport-docs-"))
-    transformers.LlamaModel(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words = ("<unk>", "<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "and", "slept")
+    ids = {word: number for number, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -228,6 +228,10 @@ FLAGS: dict[str, list[str]] = {
         "--time-limit", "--junit", "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens",
         "--trust", "--against", "--module", "--input",
     ],
+    "generate": [
+        "FILE", "--prompt", "--prompt-ids", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed",
+        "--ignore-eos", "--runtime", "--json",
+    ],
     "rewrite": [
         "FILE", "--output/-o", "--form", "--target", "--opset", "--kv-cache", "--angles", "--require-all", "--only",
         "--input", "--seed", "--sign", "--json",

@@ -19,6 +19,7 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.graph import eligible, locate
 from posexport.verify.graph.cases import GraphCase, drawn_cases, reached
+from posexport.verify.graph.greedy import GreedyCheck
 from posexport.verify.graph.parity import compare
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.graph.truth import Truth
@@ -71,7 +72,8 @@ class GraphJob:
     `against` is the file that is the truth, or `module` the user's torch module, None for the file itself; `mismatch`
     says how their inputs and outputs differ: the file then fails everywhere without a run. `reference` names the truth
     where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `other_roles`
-    are those of a graph that takes the sizes alone that it was made for, one for each that they may be.
+    are those of a graph that takes the sizes alone that it was made for, one for each that they may be. `greedy` also
+    checks the tokens that a decoder makes.
     """
 
     subject: GraphSubject
@@ -86,6 +88,7 @@ class GraphJob:
     given: bool = False
     seed: int = 0
     other_roles: Iterable[Mapping[str, Role]] = ()
+    greedy: GreedyCheck | None = None
     truth: Truth | None = None
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
@@ -155,8 +158,11 @@ class GraphJob:
         for name, row in self.runtimes.items():
             step(f"running {self.path.name} on {name}")
             verdict = self._verdict(row)
-            verdicts.append(attrs.evolve(verdict, sha256=sha256, weights=weights, reference=reference))
-        return verdicts
+            verdicts.append(verdict)
+            if self.greedy is not None and verdict.state != NOT_RUN:
+                step(f"making tokens with {self.path.name} on {name}")
+                verdicts.append(self.greedy.verdict(row))
+        return [attrs.evolve(verdict, sha256=sha256, weights=weights, reference=reference) for verdict in verdicts]
 
     def _try_other_sizes(self) -> None:
         """Where the graph takes none of the sizes that were drawn, though its inputs say that they vary, the first of
@@ -238,7 +244,9 @@ class GraphJob:
         difference = None if self.module is None or self.truth is None else self.truth.difference
         if difference is None or difference.of_rounding <= 1:
             return None
-        return "the file and the module are different functions in float64, so it is the graph, not the runtime"
+        text = "the file and the module are different functions in float64, so it is the graph, not the runtime"
+        layer = self.truth.first_layer if self.truth is not None else None
+        return text if layer is None else f"{text}; the first cache that departs is that of layer {layer}"
 
     def _outputs(self, row: Runtime) -> _Outcome:
         """A runtime's outputs on the cases that float64 can evaluate.

@@ -42,15 +42,22 @@ class Evaluation:
 
 class Reference:
     """The evaluations of the file at `path`, or of a `module` of which it is the export, under way from the start; the
-    inputs of each case are `arrays`."""
+    inputs of each case are `arrays`. `dtype` is that of a module's honest evaluation, by default the module's own."""
 
     def __init__(
-        self, pool: Pool, path: Path, arrays: Sequence[Arrays], own: bool = True, module: str | None = None
+        self,
+        pool: Pool,
+        path: Path,
+        arrays: Sequence[Arrays],
+        own: bool = True,
+        module: str | None = None,
+        dtype: str | None = None,
     ) -> None:
         self._pool, self._path, self._arrays = pool, path, arrays
         self._options = {} if module is None else {"module": module}
+        self._own_options = {"wide": False, **({} if dtype is None else {"dtype": dtype})}
         self._exact = [self._submit(index, {}) for index in range(len(arrays))]
-        self._own = [self._submit(index, {"wide": False}) for index in range(len(arrays))] if own else []
+        self._own = [self._submit(index, self._own_options) for index in range(len(arrays))] if own else []
         self._known: dict[int, Evaluation] = {}
 
     def _submit(self, index: int, options: Mapping[str, Any], arrays: Arrays | None = None) -> Future[Answer]:
@@ -89,7 +96,7 @@ class Reference:
         if len(known.own) > 1:
             return
         futures = [
-            self._submit(index, {"wide": False, "last_bits": seed}, arrays)
+            self._submit(index, {**self._own_options, "last_bits": seed}, arrays)
             for seed, arrays in enumerate(last_bits_changed(self._arrays[index], index))
         ]
         for future in futures[:DRAWS]:

@@ -15,11 +15,14 @@ from posexport.graphs.load import model_of
 from posexport.graphs.roles import Role
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.pool import Pool
+from posexport.runtimes.pool import Pool, result
+from posexport.runtimes.tokens import trained_length
 from posexport.verify.graph.cases import drawn_cases, given_case
 from posexport.verify.graph.exact_angles import exact_source
+from posexport.verify.graph.greedy import GreedyCheck, is_decoder
 from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.pairing import cache_mismatch, mismatch, shared_roles
+from posexport.verify.graph.reference import evaluate
 from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
 from posexport.verify.result import VerifyOverrides
 
@@ -64,6 +67,20 @@ def make_graph_job(
             cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
     else:
         cases = drawn_cases(roles, request.seed, request.reach, request.more)
+    greedy = None
+    is_checkpoint = request.module is not None and Path(request.module).is_dir()
+    if is_checkpoint:
+        _check_opens(pool, subject, request)
+    if request.module is not None and is_checkpoint and roles and is_decoder(subject):
+        greedy = GreedyCheck(
+            pool=pool,
+            subject=subject,
+            roles=roles,
+            module=request.module,
+            trained_length=trained_length(Path(request.module)),
+            seed=request.seed,
+            tolerance=overrides.tolerance,
+        )
     return GraphJob(
         subject=subject,
         pool=pool,
@@ -77,6 +94,7 @@ def make_graph_job(
         given=request.inputs is not None,
         seed=request.seed,
         other_roles=_other_roles(graph, roles),
+        greedy=greedy,
     )
 
 
@@ -92,8 +110,27 @@ def _roles(
     """The roles of inputs, and those that they have in the other file; the user's own inputs need none."""
     if request.inputs is not None:
         return _known_roles(subject, request.roles), {}
-    roles = subject.roles(request.roles)
+    roles = _within_training(subject.roles(request.roles), request.module)
     return roles, {} if other is None else other.roles({name: role.kind for name, role in roles.items()})
+
+
+def _check_opens(pool: Pool, subject: GraphSubject, request: GraphRequest) -> None:
+    """RequestError where the checkpoint can't be opened, or is not that of the file, before any case is evaluated."""
+    failure = result(evaluate(pool, subject.path, [], {"module": request.module})).failure
+    if failure is not None:
+        raise RequestError(f"{failure.text.rstrip('.')}.")
+
+
+def _within_training(roles: dict[str, Role], module: str | None) -> dict[str, Role]:
+    """The roles with positions below the length that the model of a checkpoint was trained for: those are to be right,
+    and far ones reach up to it."""
+    length = None if module is None or not Path(module).is_dir() else trained_length(Path(module))
+    if length is None:
+        return roles
+    return {
+        name: attrs.evolve(role, rows=min(role.rows or length, length)) if role.kind == "position_ids" else role
+        for name, role in roles.items()
+    }
 
 
 def _known_roles(subject: GraphSubject, given: Mapping[str, str]) -> dict[str, Role]:

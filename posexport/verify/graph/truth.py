@@ -7,8 +7,10 @@ coarser dtype that is held against another may have its own rounding error as we
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -61,6 +63,12 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items()}
 
 
+def module_reference(pool: Pool, subject: GraphSubject, arrays: Sequence[Arrays], module: str) -> Reference:
+    """The evaluations of a module; that of a checkpoint rounds as the file does, whose dtype may be another."""
+    dtype = subject.dtype if Path(module).is_dir() else None
+    return Reference(pool, subject.path, arrays, module=module, dtype=dtype)
+
+
 class Truth:
     """The evaluations of a file, or of the file or `module` that it is held `against`, on all cases, under way from the
     start."""
@@ -78,7 +86,7 @@ class Truth:
         self._coarser = against is not None and coarser(subject.dtype, against.dtype) != against.dtype
         self._itself: Reference | None = None
         if module is not None:
-            self._reference = Reference(pool, subject.path, arrays, module=module)
+            self._reference = module_reference(pool, subject, arrays, module)
             self._itself = Reference(pool, subject.path, arrays, own=False)
         elif against is None:
             self._reference = Reference(pool, subject.path, arrays)
@@ -200,16 +208,31 @@ class Truth:
         """
         if self._itself is None:
             return None
-        worst = Difference()
+        return max((Difference(), *self._differences), key=lambda one: one.of_rounding)
+
+    @property
+    def first_layer(self) -> int | None:
+        """Of a whole model that is another function than the module: the first layer whose cache differs in float64;
+        None where no cache does."""
+        differ = {one.output for one in self._differences if one.of_rounding > 1}
+        layers = (re.fullmatch(r"present\.(\d+)\..+", name) for name in differ)
+        return min((int(match[1]) for match in layers if match is not None), default=None)
+
+    @cached_property
+    def _differences(self) -> list[Difference]:
+        """How far each output on each case is from that of the other file, both in float64."""
+        itself = self._itself
+        if itself is None:
+            return []
+        found = []
         for index in self.tried:
-            mine = self._itself.evaluation(index).exact
+            mine = itself.evaluation(index).exact
             for each in self.expected(index):
                 if each.name in mine and mine[each.name].shape == each.exact.shape:
                     share = own_error_share(attrs.evolve(each, own=[mine[each.name]]))
                     rounding = max(ROUNDING * own_error_share(each), each.tolerance.floor)
-                    found = Difference(share, share / rounding, each.name, self.cases[index].name)
-                    worst = max(worst, found, key=lambda one: one.of_rounding)
-        return worst
+                    found.append(Difference(share, share / rounding, each.name, self.cases[index].name))
+        return found
 
 
 def _rounded(name: str, exact: Array, itself: Evaluation | None) -> list[Array]:

@@ -1,0 +1,143 @@
+"""Whether a runtime makes the tokens that transformers makes in float64, one after the other, by the caches of a file.
+
+Three prompts of different lengths, padded on the left, go on for 64 tokens, each the likeliest. transformers then reads
+each row in one pass without a cache: at each place the token must be the likeliest in float64 too, behind the same
+tokens. Where float64 has another that is likelier by no more than the limit of an error of logits, either is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.errors import PosexportError, Reason
+from posexport.graphs.axes import BATCH, PAST, SEQ
+from posexport.graphs.draw import draw_inputs
+from posexport.graphs.roles import Role
+from posexport.runtimes import ORT, Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.generation import GenerationOptions, left_padded
+from posexport.runtimes.generation_process import generate_in_child
+from posexport.runtimes.pool import Pool
+from posexport.verify.graph.parity import tolerance_of
+from posexport.verify.graph.subject import GraphSubject
+from posexport.verify.graph.truth import module_reference
+from posexport.verify.result import (
+    FAILED,
+    GENERATION,
+    NO_LOOP,
+    NOT_RUN,
+    OTHER_TOKENS,
+    PASSED,
+    REFERENCE_FAILED,
+    Verdict,
+)
+
+Array = np.ndarray[Any, Any]
+
+TOKENS = 64
+"""New tokens of each row."""
+
+LENGTHS = (9, 2, 14)
+"""Tokens of the prompts."""
+
+LISTED = 3
+"""Places that a note names; it counts the others."""
+
+
+def is_decoder(subject: GraphSubject) -> bool:
+    """Whether a file of a whole model decodes tokens by itself: it has caches or positions, unlike an encoder."""
+    named = {*subject.inputs}
+    needed = {"input_ids", "attention_mask"} <= named and "logits" in subject.outputs
+    return needed and bool(named & {"position_ids", "past_key_values.0.key"})
+
+
+@attrs.frozen(kw_only=True)
+class GreedyCheck:
+    """The check of a decoder's file against the `module`, a folder of a checkpoint; its model was trained for so many
+    positions, None where that is not known."""
+
+    pool: Pool
+    subject: GraphSubject
+    roles: Mapping[str, Role]
+    module: str
+    trained_length: int | None
+    seed: int
+    tolerance: Mapping[str, float]
+
+    @property
+    def count(self) -> int:
+        """How many tokens are made of each row."""
+        return max(min(TOKENS, (self.trained_length or TOKENS + max(LENGTHS)) - max(LENGTHS)), 1)
+
+    def verdict(self, row: Runtime) -> Verdict:
+        """That on one runtime."""
+        path = str(self.subject.path)
+        if row.module != ORT:
+            reason = Reason(NO_LOOP, "tokens are made one after the other in ONNX Runtime only")
+            return Verdict.of(path, row.name, NOT_RUN, reason, check=GENERATION)
+        prompts = self._prompts()
+        options = GenerationOptions(max_new_tokens=self.count)
+        try:
+            made = generate_in_child(self.subject.path, row.options, prompts, options).tokens
+        except PosexportError as error:
+            return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, str(error).rstrip(".")), check=GENERATION)
+        rows = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made, strict=True)]
+        evaluation = module_reference(self.pool, self.subject, [self._inputs(rows)], self.module).evaluation(0)
+        if evaluation.failure is not None:
+            reason = Reason(REFERENCE_FAILED, f"float64 can't be evaluated: {evaluation.failure.text.rstrip('.')}")
+            return Verdict.of(path, row.name, NOT_RUN, reason, check=GENERATION)
+        exact, *own = (
+            np.asarray(arrays["logits"], np.float64)[:, -self.count - 1 : -1]
+            for arrays in (evaluation.exact, *evaluation.own)
+        )
+        return self._judged(row, np.array(made), exact, own[0])
+
+    def _judged(self, row: Runtime, made: Array, exact: Array, own: Array) -> Verdict:
+        """Compare tokens [rows, count] with logits [rows, count, vocabulary] at the places before them."""
+        dtype = self.subject.outputs["logits"][1]
+        tolerance = attrs.evolve(tolerance_of(dtype, self.subject.dtype), **self.tolerance)
+        limit = tolerance.limit(float(np.abs(own - exact).max()), float(np.sqrt(np.mean(exact**2))))
+        ranked = np.sort(exact, -1)
+        margins = ranked[..., -1] - ranked[..., -2]
+        short = ranked[..., -1] - np.take_along_axis(exact, made[..., None], -1)[..., 0]
+        same, open_places = short == 0, np.argwhere(margins <= limit)
+        notes = [f"row {at + 1}, token {step + 1}: {margins[at, step]:.2e}" for at, step in open_places[:LISTED]]
+        if notes:
+            more = f" and {len(open_places) - LISTED} more" if len(open_places) > LISTED else ""
+            notes = [f"margins within the limit of {limit:.2e}, where either token is right: {', '.join(notes)}{more}"]
+        reason = None
+        if (short > limit).any():
+            at, step = min(map(tuple, np.argwhere(short > limit)), key=lambda place: place[1])
+            reason = Reason(
+                OTHER_TOKENS,
+                f"token {step + 1} of row {at + 1} is {made[at, step]}, and float64 has {exact[at, step].argmax()}, "
+                f"whose logit is {short[at, step]:.2e} more (limit {limit:.2e})",
+            )
+        fields = {
+            "check": GENERATION,
+            "cases": 1,
+            "notes": tuple(notes),
+            "measured": f"{int(same.sum())} of {made.size} tokens are those of float64",
+            "limit_text": f"{made.size - len(open_places)}, as many as have a margin above {limit:.2e}",
+        }
+        return Verdict.of(str(self.subject.path), row.name, PASSED if reason is None else FAILED, reason, **fields)
+
+    def _prompts(self) -> list[list[int]]:
+        width = self.subject.outputs["logits"][0][-1]
+        rng = np.random.default_rng((self.seed, 3))
+        grouped = any(role.grouped for role in self.roles.values())  # which takes no padding on the left
+        lengths = [max(LENGTHS)] * len(LENGTHS) if grouped else LENGTHS
+        return [rng.integers(0, width if isinstance(width, int) else 2, length).tolist() for length in lengths]
+
+    def _inputs(self, rows: list[list[int]]) -> Arrays:
+        """Those of one pass over whole rows, by the file's names; caches are empty."""
+        ids, mask = left_padded(rows)
+        places = np.maximum(mask.cumsum(1) - 1, 0)
+        given = {"token_ids": ids, "attention_mask": mask, "position_ids": places}
+        sizes = {BATCH: len(rows), SEQ: ids.shape[1], PAST: 0}
+        drawn = draw_inputs(self.roles, sizes, np.random.default_rng(self.seed)).arrays
+        return {name: given.get(role.kind, drawn[name]).astype(drawn[name].dtype) for name, role in self.roles.items()}

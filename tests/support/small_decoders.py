@@ -1,0 +1,70 @@
+"""Whole checkpoints of transformers' own models, small, with weights that make every term show, and their exports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from helpers import cli
+
+VOCABULARY, TRAINED = 60, 96
+"""Tokens, and positions that they are trained for, of all of them."""
+
+PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3, 44, 21, 8, 30), (11, 2), (50, 9, 33, 27))
+"""Three prompts of different lengths."""
+
+_SHARED = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_SIZES = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "max_position_embeddings": TRAINED},
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama": _SIZES,
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": TRAINED},
+    "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+}
+
+
+def small_checkpoint(folder: Path, kind: str = "Llama", seed: int = 0, **changes: Any) -> Any:
+    """Write the checkpoint of a model into a folder; returns the model of transformers."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**{**_SHARED, **_CONFIGS[kind], **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    random = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        scale = 1.0 if "emb" in name or "wte" in name else parameter.shape[-1] ** -0.5
+        parameter.copy_(torch.randn(parameter.shape, generator=random) * scale)
+        if parameter.ndim == 1 and name.endswith("weight"):
+            parameter.mul_(0.3).add_(1)
+    transformers.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    return model
+
+
+def exported_model(folder: Path, path: Path, *options: str) -> Path:
+    """The file of a whole model of a checkpoint."""
+    result = cli("export", "--from", folder, "--model", "-o", path, *options)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def greedy(model: Any, prompts: Sequence[Sequence[int]] = PROMPTS, count: int = 24) -> list[list[int]]:
+    """The tokens that transformers' own `generate` makes of a batch that is padded on the left."""
+    from transformers import GenerationConfig
+
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    config = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    return np.asarray(made[:, longest:]).tolist()

@@ -27,7 +27,9 @@ _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 @click.option("--prompt", metavar="TEXT", multiple=True, help="a text to go on with; repeatable: rows of one batch")
 @click.option("--prompt-ids", metavar="1,2,3", multiple=True, help="the same as token ids, without a tokenizer")
 @click.option("--max-new-tokens", metavar="N", help="the most tokens that are made  [default: 64]")
-@click.option("--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]")
+@click.option(
+    "--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]"
+)
 @click.option("--top-k", metavar="N", help="draw from so many of the likeliest  [default: all]")
 @click.option("--top-p", metavar="X", help="draw from those that have this probability together  [default: 1]")
 @click.option("--seed", metavar="N", help="seed of what is drawn  [default: 0]")
@@ -80,7 +82,9 @@ def _ids(text: str) -> list[int]:
     except ValueError:
         ids = [-1]
     if min(ids) < 0:
-        raise RequestError(f"--prompt-ids is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3.")
+        raise RequestError(
+            f"--prompt-ids is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3."
+        )
     return ids
 
 

@@ -273,7 +273,9 @@ class _Copier:
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:
     """The inputs of a node; LayersDifferError for one with graphs of its own, which are not copied."""
-    if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+    if any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
+    ):
         raise LayersDifferError(f"{node.name} holds a graph")
     yield from (value for value in node.inputs if value is not None)
 

@@ -82,7 +82,9 @@ def export_decoder(
             sizes = cache_sizes(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
         module = Decoder(model, tuple(sizes) if sizes else None)
         signature = decoder_signature(module, sizes, config.vocab_size, dtype)
-        exporting = _Export(pretrained, module, signature, Functions(opset, form, target), form, target, dtype, progress)
+        exporting = _Export(
+            pretrained, module, signature, Functions(opset, form, target), form, target, dtype, progress
+        )
         try:
             exported = exporting.run(layers, kv_cache)
         except LayersDifferError:
@@ -114,9 +116,7 @@ class _Export:
         self._fill(model)
         progress("looking for attention")
         shared = "shared" if kv_cache == "shared" else None
-        rewritten = rewrite_model(
-            model, form=form, target=self.target, opset=self.functions.opset, kv_cache=shared
-        )
+        rewritten = rewrite_model(model, form=form, target=self.target, opset=self.functions.opset, kv_cache=shared)
         model = rewritten.model
         if layers is not None and boundaries is not None:
             copy_layers(model, layers, boundaries, self._tensor)
@@ -127,7 +127,9 @@ class _Export:
             model.metadata_props["posexport.target"] = self.target
         model.producer_name, model.producer_version = "posexport", __version__
         onnx_file.check(model)
-        return ExportedModel(model=model, architecture=self.pretrained.architecture, attentions=tuple(_records(rewritten, layers)))
+        return ExportedModel(
+            model=model, architecture=self.pretrained.architecture, attentions=tuple(_records(rewritten, layers))
+        )
 
     def _captured(self, layers: Layers | None) -> ir.Model:
         from contextlib import nullcontext

@@ -151,9 +151,7 @@ def generate(
         if not any(running):
             break
         tokens, mask = np.array(chosen, np.int64)[:, None], np.ones((rows, 1), np.int64)
-    return Generated(
-        tokens=tuple(map(tuple, made)), prompt_seconds=seconds[0], step_seconds=tuple(seconds[1:])
-    )
+    return Generated(tokens=tuple(map(tuple, made)), prompt_seconds=seconds[0], step_seconds=tuple(seconds[1:]))
 
 
 class _Chooser:

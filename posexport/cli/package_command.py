@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--output",
     "-o",
     metavar="FOLDER",
-    help="the repository, made if need be, or the folder of onnxruntime-genai  [default: model_repository or <file>_genai]",
+    help="the repository, made if need be  [default: model_repository], or genai's folder  [default: <file>_genai]",
 )
 @click.option("--name", metavar="NAME", help="the model's name  [default: the file's]")
 @click.option("--version", metavar="N", help="the model's version  [default: 1]")

@@ -254,7 +254,7 @@ FLAGS: dict[str, list[str]] = {
         "--input", "--output/-o", "--json",
     ],
     "package": [
-        "FILE", "--triton", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",
+        "FILE", "--triton", "--genai", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",
         "--force", "--sign", "--trust", "--json",
     ],
     "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],

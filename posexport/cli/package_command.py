@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,20 @@ from posexport.errors import RequestError
 from posexport.jsondata import unstructure
 
 if TYPE_CHECKING:
+    from posexport.artifact.signing import SigningKey, TrustedKey
     from posexport.export.triton.package import Package
 
 
 @click.command()
 @click.argument("file")
-@click.option("--triton", is_flag=True, help="a model repository of Triton Inference Server (the only kind so far)")
-@click.option("--output", "-o", metavar="FOLDER", help="the repository, made if need be  [default: model_repository]")
+@click.option("--triton", is_flag=True, help="a model repository of Triton Inference Server")
+@click.option("--genai", is_flag=True, help="a folder that onnxruntime-genai loads: a decoder with its caches")
+@click.option(
+    "--output",
+    "-o",
+    metavar="FOLDER",
+    help="the repository, made if need be  [default: model_repository], or genai's folder  [default: <file>_genai]",
+)
 @click.option("--name", metavar="NAME", help="the model's name  [default: the file's]")
 @click.option("--version", metavar="N", help="the model's version  [default: 1]")
 @click.option("--instances", metavar="N", help="copies of the model for each device  [default: 1]")
@@ -29,13 +37,18 @@ if TYPE_CHECKING:
     help="the most rows that Triton joins; 0: none  [default: the plan's largest batch or 8, where joining is right]",
 )
 @click.option("--gpu/--cpu", default=None, help="where it runs  [default: a plan on GPUs, ONNX where Triton chooses]")
-@click.option("--force", is_flag=True, help="replace this version, and the configuration where no other version has it")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="replace this version, and the configuration where no other version has it, or the folder",
+)
 @sign_option
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="print what was written as JSON")
 def package(
     file: str,
     triton: bool,
+    genai: bool,
     output: str | None,
     gpu: bool | None,
     force: bool,
@@ -44,15 +57,20 @@ def package(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Write a file (.onnx or .plan) into a model repository of Triton Inference Server.
+    """Write a file for a server: into a model repository of Triton (.onnx or .plan), or for onnxruntime-genai.
 
     Of an .onnx that posexport didn't write, inputs, outputs and dimensions are the graph's own. Requests are joined
     where each row comes out as it does alone, which is tried.
     """
-    path, repository = Path(file), Path("model_repository" if output is None else output)
-    if not triton:
-        raise RequestError("what to package for was not given: give --triton, the only server so far.")
+    path = Path(file)
+    if triton == genai:
+        raise RequestError(f"give --triton or --genai, {'one of them' if genai else 'what to package for'}.")
     key, trusted = signing_key(sign), trusted_keys(trust)
+    if genai:
+        folder = path.with_name(f"{path.stem}_genai") if output is None else Path(output)
+        _package_genai(path, folder, gpu, force, given, key, trusted, as_json)
+        return
+    repository = Path("model_repository" if output is None else output)
     with console.steps("loading") as progress:
         from posexport.export.triton.package import PackageOptions, package_triton
 
@@ -63,6 +81,37 @@ def package(
         console.show_json(unstructure(written))
     else:
         _show(written)
+
+
+def _package_genai(
+    path: Path,
+    folder: Path,
+    gpu: bool | None,
+    force: bool,
+    given: Mapping[str, Any],
+    key: SigningKey | None,
+    trusted: tuple[TrustedKey, ...],
+    as_json: bool,
+) -> None:
+    other = next((name for name, value in given.items() if value is not None), None)
+    if other is not None:
+        raise RequestError(f"--{other.replace('_', '-')} belongs to --triton: drop it.")
+    with console.steps("loading") as progress:
+        from posexport.export.genai_folder import package_genai
+
+        written = package_genai(path, folder, gpu=bool(gpu), force=force, progress=progress, key=key, trusted=trusted)
+    if as_json:
+        console.show_json(unstructure(written))
+        return
+    facts = [
+        ("layers", str(written.layers)),
+        ("caches", written.buffers),
+        ("longest text", f"{written.context_length} tokens"),
+        ("tokenizer", ", ".join(written.tokenizer) or "none lies beside the model: give token ids"),
+        ("files", ", ".join(written.files)),
+        ("load", f"onnxruntime_genai.Model({str(folder)!r})"),
+    ]
+    console.show_facts(f"wrote {folder}", facts)
 
 
 def _show(written: Package) -> None:

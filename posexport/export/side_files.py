@@ -7,12 +7,10 @@ from pathlib import Path
 
 from posexport.errors import RequestError
 from posexport.files import is_there, not_a_file, sha256_of
+from posexport.runtimes import tokens
 
 NAMES = (
-    *("config.json", "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "normalizer.json"),
-    *("source.spm", "target.spm", "chat_template.jinja", "chat_template.json"),
+    *("config.json", "generation_config.json", *tokens.FILES),
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )
 """The names of these files in checkpoints."""

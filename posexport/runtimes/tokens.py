@@ -15,6 +15,7 @@ FAST = "tokenizer.json"
 FILES = (
     *(FAST, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("normalizer.json", "source.spm", "target.spm", "chat_template.json"),
 )
 """The files that a tokenizer may have in the folder of a checkpoint."""
 

@@ -257,8 +257,8 @@ FLAGS: dict[str, list[str]] = {
         "--input", "--output/-o", "--json",
     ],
     "package": [
-        "FILE", "--triton", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",
-        "--force", "--sign", "--trust", "--json",
+        "FILE", "--triton", "--genai", "--output/-o", "--name", "--version", "--instances", "--max-batch-size",
+        "--gpu/--cpu", "--force", "--sign", "--trust", "--json",
     ],
     "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],
     "bench": [

@@ -11,8 +11,6 @@ Source: https://github.com/triton-inference-server/server, docs/user_guide/model
 
 from __future__ import annotations
 
-import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from posexport.artifact.manifest import write_manifest
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.export.triton.config import read_config
-from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
-from posexport.files import TEXT_LIMIT, HashingFile, check_name, open_file, read_bytes, renewed, write_folder
+from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, copy_file
+from posexport.files import TEXT_LIMIT, check_name, read_bytes, renewed, write_folder
 from posexport.progress import Progress
 
 
@@ -81,7 +79,7 @@ class ModelVersion:
                 (inside.parent / "config.pbtxt").write_bytes(text)
             for name, (source, sha256) in served.files.items():
                 progress(f"copying {source.name}")
-                hashes[name] = _copy(source, inside / name, sha256)
+                hashes[name] = copy_file(source, inside / name, sha256)
             if served.manifest is not None:
                 write_manifest(inside / BACKENDS[served.backend][1], served.manifest, key)
 
@@ -103,16 +101,3 @@ class ModelVersion:
         if others:
             advice = f", and version {others[0]} shares it: give another --name"
         raise RequestError(f"{str(path)!r} differs from the configuration of this version{advice}.")
-
-
-def _copy(source: Path, target: Path, sha256: str | None) -> str:
-    """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
-    with open_file(source) as read, target.open("wb") as write:
-        hashing = HashingFile(write)
-        shutil.copyfileobj(read, hashing, 1 << 22)
-        write.flush()
-        os.fsync(write.fileno())
-    digest = hashing.sha256.hexdigest()
-    if sha256 is not None and digest != sha256:
-        raise RequestError(f"{str(source)!r} is not the file that its manifest describes: make the artifact again.")
-    return digest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ import attrs
 from posexport.artifact.manifest import Manifest, manifest_path
 from posexport.artifact.profiles import ShapeProfiles
 from posexport.errors import Reason, RequestError
+from posexport.files import HashingFile, open_file
 from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
 
@@ -58,3 +61,16 @@ def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple
                 f"{str(graph.path)!r} keeps weights in {name!r}, a name that Triton reserves: export it again."
             )
     return {name: (graph.path.with_name(name), hashes.get(name)) for name in graph.external_files()}
+
+
+def copy_file(source: Path, target: Path, sha256: str | None) -> str:
+    """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
+    with open_file(source) as read, target.open("wb") as write:
+        hashing = HashingFile(write)
+        shutil.copyfileobj(read, hashing, 1 << 22)
+        write.flush()
+        os.fsync(write.fileno())
+    digest = hashing.sha256.hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise RequestError(f"{str(source)!r} is not the file that its manifest describes: make the artifact again.")
+    return digest

@@ -1,0 +1,232 @@
+"""A decoder with its caches becomes a folder that onnxruntime-genai loads: the model, genai_config.json, the tokenizer.
+
+    <folder>/genai_config.json   names of inputs and outputs, sizes, ids of special tokens, how tokens are chosen
+    <folder>/model.onnx          the bytes of the file, its external data beside it
+    <folder>/model.onnx.json     its manifest, where it has one
+    <folder>/tokenizer.json ...  the tokenizer's files, where they lie beside the model
+
+The type of model is "decoder" whatever the architecture: names and sizes say all that onnxruntime-genai needs then.
+Source: https://onnxruntime.ai/docs/genai/reference/config.html.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from posexport.artifact.manifest import write_manifest
+from posexport.artifact.paths import check_onnx
+from posexport.artifact.signing import SigningKey, TrustedKey
+from posexport.errors import RequestError, shown
+from posexport.export.triton.reading import read_served
+from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, copy_file
+from posexport.files import TEXT_LIMIT, check_name, read_bytes, write_folder
+from posexport.jsondata import read_json
+from posexport.models.whole import cached_layers
+from posexport.progress import Progress, silent
+from posexport.runtimes import tokens
+
+CONFIG = "genai_config.json"
+
+_MODEL = BACKENDS["onnxruntime"][1]
+
+_NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
+}
+"""Names in config.json of what onnxruntime-genai asks for, whose architectures differ in them."""
+
+_UNBOUNDED = 2048
+"""The context length of a model whose config.json has none, since its positions have no end (ALiBi)."""
+
+_SEARCH = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+"""Settings of generation_config.json that onnxruntime-genai has under the same names."""
+
+_CACHE_DTYPES = ("fp32", "fp16", "bf16")
+
+
+@attrs.frozen(kw_only=True)
+class GenaiPackage:
+    """What was written: `files` are the sha256 of the model's own files, `tokenizer` the names of the tokenizer's."""
+
+    kind: Literal["package"] = "package"
+    version: Literal[1] = 1
+    folder: str
+    layers: int
+    context_length: int
+    buffers: Literal["grown", "shared"]
+    files: Mapping[str, str]
+    tokenizer: tuple[str, ...]
+
+
+def package_genai(
+    path: Path,
+    folder: Path,
+    *,
+    gpu: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+    key: SigningKey | None = None,
+    trusted: Sequence[TrustedKey] = (),
+) -> GenaiPackage:
+    """Write the decoder at `path` into a new `folder`, which is replaced with `force`; returns what was written.
+
+    config.json must lie beside the model, as `posexport export --model` puts it there. RequestError for a file that
+    onnxruntime-genai can't drive, or where something is in the way; nothing is changed then.
+    """
+    check_onnx(path)
+    check_name(folder)
+    if folder.exists() and not (force and folder.is_dir()):
+        advice = "give another --output, or --force to replace it" if folder.is_dir() else "give another --output"
+        raise RequestError(f"{str(folder)!r} is there: {advice}.")
+    progress(f"reading {path.name}")
+    served = read_served(path, gpu, trusted)
+    config = _config(path, served, gpu)
+    beside = {name: path.with_name(name) for name in tokens.FILES if path.with_name(name).is_file()}
+    texts = {name: read_bytes(file, TEXT_LIMIT) for name, file in beside.items()}
+    hashes: dict[str, str] = {}
+
+    def fill(made: Path) -> None:
+        for name, (source, sha256) in served.files.items():
+            progress(f"copying {source.name}")
+            hashes[name] = copy_file(source, made / name, sha256)
+        if served.manifest is not None:
+            write_manifest(made / _MODEL, served.manifest, key)
+        for name, data in texts.items():
+            (made / name).write_bytes(data)
+        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    write_folder(folder, fill)
+    return GenaiPackage(
+        folder=str(folder),
+        layers=config["model"]["decoder"]["num_hidden_layers"],
+        context_length=config["model"]["context_length"],
+        buffers="shared" if config["search"]["past_present_share_buffer"] else "grown",
+        files=hashes,
+        tokenizer=tuple(texts),
+    )
+
+
+def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
+    """genai_config.json of a file; RequestError for one that isn't a decoder, or has no config.json beside it."""
+    config = _json_beside(path, "config.json")
+    if config is None:
+        raise RequestError(
+            f"{str(path.with_name('config.json'))!r} can't be read as JSON, and onnxruntime-genai needs what it says: "
+            "put the checkpoint's there."
+        )
+    text = config.get("text_config")
+    values = {**config, **(text if isinstance(text, dict) else {})}
+    generation = _json_beside(path, "generation_config.json") or {}
+    layers, heads, size, is_shared = _caches(path, served)
+    numbers = {name: _number(path, values, name) for name in _NAMES}
+    ends = tokens.stop_tokens(path.parent)
+    if not ends:
+        raise RequestError(
+            f"{str(path.with_name('config.json'))!r} has no eos_token_id, the token that ends a text, which "
+            "onnxruntime-genai must know: add it."
+        )
+    begin, pad = (_token(name, generation, values) for name in ("bos_token_id", "pad_token_id"))
+    inputs = {name: name for name in ("input_ids", "attention_mask", "position_ids") if name in served.inputs}
+    kinds = ("key", "value")
+    return {
+        "model": {
+            "type": "decoder",
+            "bos_token_id": ends[0] if begin is None else begin,
+            "eos_token_id": list(ends) if len(ends) > 1 else ends[0],
+            "pad_token_id": ends[0] if pad is None else pad,
+            "context_length": numbers["context_length"],
+            "vocab_size": _vocabulary(path, served),
+            "decoder": {
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{"cuda": {}}] if gpu else []},
+                "filename": _MODEL,
+                "head_size": size,
+                "hidden_size": numbers["hidden_size"],
+                "num_attention_heads": numbers["num_attention_heads"],
+                "num_hidden_layers": layers,
+                "num_key_value_heads": heads,
+                "inputs": inputs | {f"past_{kind}_names": f"past_key_values.%d.{kind}" for kind in kinds},
+                "outputs": {"logits": "logits"} | {f"present_{kind}_names": f"present.%d.{kind}" for kind in kinds},
+            },
+        },
+        "search": {
+            "max_length": numbers["context_length"],
+            "past_present_share_buffer": is_shared,
+            **{name: generation[name] for name in _SEARCH if isinstance(generation.get(name), bool | int | float)},
+        },
+    }
+
+
+def _caches(path: Path, served: ServedArtifact) -> tuple[int, int, int, bool]:
+    """Layers, key heads, their size, and whether caches are buffers; RequestError for others than genai can bind."""
+
+    def refused(text: str) -> RequestError:
+        return RequestError(f"{str(path)!r} {text}: give a decoder that 'posexport export --model' made.")
+
+    layers = cached_layers(served.inputs)
+    if not layers:
+        raise refused("has no caches past_key_values.N.key and past_key_values.N.value, which onnxruntime-genai needs")
+    if layers != list(range(len(layers))):
+        missing = next(at for at, layer in enumerate(layers) if at != layer)
+        raise refused(f"has no cache for layer {missing}, and onnxruntime-genai gives one to each")
+    pasts = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
+    known = {"input_ids", "attention_mask", "position_ids", *pasts}
+    unknown = sorted(served.inputs.keys() - known)
+    if unknown:
+        raise refused(f"has the input {shown(unknown[0])}, which onnxruntime-genai does not give")
+    presents = {name.replace("past_key_values", "present", 1) for name in pasts}
+    lacking = sorted(({"input_ids", "attention_mask"} - served.inputs.keys()) | (pasts - served.inputs.keys()))
+    lacking += sorted({"logits", *presents} - served.outputs.keys())
+    if lacking:
+        raise refused(f"lacks {shown(lacking[0])}")
+    kinds = {(served.inputs[name][0][1], served.inputs[name][0][3], served.inputs[name][1]) for name in sorted(pasts)}
+    if len(kinds) > 1:
+        raise refused("has caches of several sizes, and onnxruntime-genai has one for all layers")
+    heads, size, dtype = kinds.pop()
+    if not isinstance(heads, int) or not isinstance(size, int) or dtype not in _CACHE_DTYPES:
+        raise refused(f"has caches of {shown([heads, size])} {dtype}, not of fixed heads and sizes in a float dtype")
+    past, present = served.inputs["past_key_values.0.key"][0], served.outputs["present.0.key"][0]
+    return len(layers), heads, size, past[2] == present[2]
+
+
+def _vocabulary(path: Path, served: ServedArtifact) -> int:
+    size = served.outputs["logits"][0][-1]
+    if not isinstance(size, int):
+        raise RequestError(f"{str(path)!r} has logits without a fixed number of tokens: export it again.")
+    return size
+
+
+def _number(path: Path, values: Mapping[str, Any], name: str) -> int:
+    found = next((values[key] for key in _NAMES[name] if _is_count(values.get(key))), None)
+    if found is None and name == "context_length":
+        return _UNBOUNDED
+    if found is None:
+        raise RequestError(
+            f"{str(path.with_name('config.json'))!r} has none of {', '.join(_NAMES[name])}, which onnxruntime-genai "
+            "needs: add it."
+        )
+    return int(found)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _token(name: str, *sources: Mapping[str, Any]) -> int | None:
+    """An id of a special token, of the first source that has one; None where none has."""
+    ids = (source.get(name) for source in sources)
+    return next((one for one in ids if isinstance(one, int) and not isinstance(one, bool) and one >= 0), None)
+
+
+def _json_beside(path: Path, name: str) -> dict[str, Any] | None:
+    """A file of JSON beside the model; None where it can't be read."""
+    try:
+        data = read_json(path.with_name(name))
+    except (OSError, ValueError, RequestError):
+        return None
+    return data if isinstance(data, dict) else None

@@ -85,8 +85,8 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    groups = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone, far_rows, magnitudes)
-    groups += (plain, large_chunks, wide_buffers, wide_cross)
+    own = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone)
+    groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft

@@ -19,6 +19,7 @@ from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
+from posexport.graphs.attention.layouts import snapped
 from posexport.graphs.axes import PAST, SEQ, TOTAL
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
@@ -311,9 +312,24 @@ def split_scale(factors: Sequence[float], q: ir.Value) -> tuple[float, list[floa
     dtype = q.dtype or ir.DataType.FLOAT
     whole, left = 1.0, list[float]()
     # what the graph's dtype can't hold goes into the attribute first
-    for number in sorted(factors, key=lambda one: is_exact(one, dtype) or is_exact(1.0 / one, dtype)):
+    numbers = _without_roots(factors)
+    for number in sorted(numbers, key=lambda one: is_exact(one, dtype) or is_exact(1.0 / one, dtype)):
         if is_exact(whole * number, ir.DataType.FLOAT):
             whole *= number
         else:
             left.append(number)
     return (whole, left) if whole > 0 else (-whole, [*left, -1.0])  # a negative one is refused by ONNX Runtime
+
+
+def _without_roots(factors: Sequence[float]) -> list[float]:
+    """The factors, where two that are the same root of a float32 number are this number: queries and keys may have one
+    each."""
+    left = list[float]()
+    for number in factors:
+        is_float = is_exact(number, ir.DataType.FLOAT) or is_exact(1.0 / number, ir.DataType.FLOAT)
+        whole = None if is_float else snapped(number * number)
+        if number in left and whole is not None:
+            left[left.index(number)] = whole
+        else:
+            left.append(number)
+    return left

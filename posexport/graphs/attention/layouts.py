@@ -101,7 +101,8 @@ _LAYOUTS = _layouts()
 def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
     """The number c with target = c * source, or None where there is none.
 
-    Numbers of a graph are those of float32, or divide by one; what is one of these but for rounding is made it.
+    Numbers of a graph are those of float32, divide by one or are the root of one; what is one of these but for rounding
+    is made it.
     """
     if target.shape != source.shape or not torch.isfinite(target).all():
         return None
@@ -112,8 +113,11 @@ def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
 
 
 def snapped(number: float) -> float | None:
-    """A float32 number or one divided by a float32 number that is `number` but for rounding errors of float64."""
-    for candidate in (_float32(number), 1.0 / _float32(1.0 / number) if _float32(1.0 / number) else 0.0):
+    """A float32 number, one divided by such a number, or the root of one, that is `number` but for rounding errors of
+    float64; None where there is none. torch multiplies queries and keys by the root of their scale each."""
+    part = _float32(1.0 / number)
+    root = math.copysign(math.sqrt(_float32(number * number)), number)
+    for candidate in (_float32(number), 1.0 / part if part else 0.0, root):
         if abs(candidate - number) <= _ROUNDING * abs(number):
             return candidate
     return None

@@ -1,0 +1,42 @@
+"""How a scale that a graph has in several parts is written: exactly, whatever the parts are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from posexport.graphs.attention.layouts import snapped
+from posexport.rewrite.site import split_scale
+
+
+def float32(number: float) -> float:
+    return float(np.float32(number))
+
+
+SCALES = [float32(size**-0.5) for size in (24, 32, 64, 80, 128, 256)]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_root_on_both_sides_is_the_scale(scale: float) -> None:
+    root = math.sqrt(scale)
+    for nearly in (root, root * (1 + 3e-16), root * (1 - 3e-16)):
+        assert snapped(nearly) == root
+    assert snapped(-root) == -root
+    q = ir.Value(name="q", type=ir.TensorType(ir.DataType.FLOAT))
+    assert split_scale([root, root], q) == (scale, [])
+    assert split_scale([2.0, root, root], q) == (2 * scale, [])
+
+
+def test_other_factors_stay_as_they_are() -> None:
+    q = ir.Value(name="q", type=ir.TensorType(ir.DataType.FLOAT))
+    assert split_scale([0.5, 0.5], q) == (0.25, [])
+    third = 1 / 3.0
+    attribute, left = split_scale([third, third], q)
+    assert (attribute, left) == (1.0, [third, third])
+    root, other = (math.sqrt(float32(number)) for number in (0.1, 0.2))
+    assert split_scale([root, other], q) == (1.0, [root, other])  # nothing of them is a float32 number
+    assert snapped(0.1234567890123456) is None
+    assert snapped(math.sqrt(0.1)) is None  # 0.1 is no float32 number

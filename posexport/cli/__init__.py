@@ -215,7 +215,8 @@ class Commands(click.Group):
             command = error.ctx.command_path.replace("main", "posexport", 1) if error.ctx else "posexport"
             code = fail(f"{what} is missing: give it, as '{command} --help' shows.", 2)
         except click.ClickException as error:
-            code = fail(error.format_message(), 2)
+            text = error.format_message()
+            code = fail(f"{text}." if text.endswith(")") else text, 2)
         except (click.Abort, KeyboardInterrupt):
             number = signals[0] if signals else signal.SIGINT
             how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"

@@ -63,6 +63,7 @@ def export(
 ) -> int:
     """Write an attention block, a torch module or a whole model as an ONNX file, with its manifest <file>.json."""
     key = signing_key(sign)
+    given = {name: value for name, value in given.items() if name not in _WITH_MODEL or value}
     if module is not None:
         beside = {"config": config, "preset": preset, "parameters": parameters}
         _export_module(module_options({"module": module, "example": example, **given, **beside}), key, as_json)
@@ -71,7 +72,6 @@ def export(
         beside = {"config": config, "preset": preset, "parameters": parameters, "example": example}
         return _export_model(model_options({**given, **beside}), key, as_json)
     _refuse_others({"example": example, **given})
-    given = {name: value for name, value in given.items() if name not in _WITH_MODEL}
     with console.steps("reading the options") as progress:
         request = read_request(config, preset, parameters_of(parameters), given, progress=progress)
     name = preset or request.spec.encoding.name
@@ -83,7 +83,7 @@ def export(
         console.show_json(unstructure(manifest))
     else:
         _show(request, path, manifest)
-        if request.checkpoint is not None:
+        if request.checkpoint is not None and given["layer"] is None:
             console.say("This is one layer of the checkpoint: give --model for the whole model.")
     return 0
 
@@ -95,7 +95,7 @@ def _refuse_others(given: Mapping[str, Any]) -> None:
     """RequestError for an option that goes with --module or --model alone."""
     needed = {"example": "module FILE.py:NAME", **dict.fromkeys(_WITH_MODEL, "model")}
     for name, other in needed.items():
-        if given[name]:
+        if given.get(name):
             with_other = other.partition(" ")[0]
             raise FieldError(name, f"was given without --{with_other}: give --{other} too, or drop it.")
 

@@ -11,7 +11,7 @@ import attrs
 from posexport.errors import FieldError, RequestError
 from posexport.export import support
 from posexport.export.side_files import side_files
-from posexport.files import check_output
+from posexport.files import check_output, real_path
 from posexport.models.weights import TORCH_DTYPES
 from posexport.progress import Progress, silent
 from posexport.spec.fields import choice, flag, integer, parsed, text
@@ -53,7 +53,7 @@ class ModelOptions:
     @property
     def path(self) -> Path:
         """The file to write."""
-        return Path(f"{Path(self.checkpoint).resolve().name}.onnx" if self.output is None else self.output)
+        return Path(f"{real_path(Path(self.checkpoint)).name}.onnx" if self.output is None else self.output)
 
     def path_of(self, part: str) -> Path:
         """The file of a part of the model: `encoder_model.onnx` of an encoder where `model.onnx` is to be written."""

@@ -41,8 +41,8 @@ MOST_CHUNKED = {"one row": 200, "few rows": 200, "many rows": 100, "crowd": 10}
 LARGE_CHUNKS = (((192, 512), (1, 90)), ((192, 512), (100, 590)), ((340, 520), (600, 1200)))
 """The same of prompts that servers cut into pieces, of one row."""
 
-CACHED = 2**22
-"""Numbers in a cache, of all rows together, but for one row."""
+CACHED = 2**19
+"""Numbers in a cache, of all rows together."""
 
 
 def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -71,7 +71,7 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
     padding = itertools.cycle(rng.permutation(["none", "left", "few holes"]).tolist())
     for tokens, pasts in LARGE_CHUNKS:
         draft = Draft("piece of a prompt", 1, size(*tokens), size(*pasts), 0, 1, "consecutive", next(padding))
-        yield attrs.evolve(draft, seq=shorter(spec, 1, draft.seq))
+        yield _affordable(spec, _held(spec, draft), 1)
     dozen = Draft("chunks of a dozen", size(10, 16), size(56, 110), size(10, 150), 2, 1, "mixed", "mixed")
     yield _affordable(spec, _held(spec, dozen), 6)
 
@@ -92,9 +92,7 @@ def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
     ):
         kind = ("alike", "none") if rng.random() < 0.5 else ("near", "left")
         draft = Draft("wide buffer", size(*rows), size(*tokens), size(*pasts), size(*free), 1, *kind)
-        room = max(CACHED // (per_token(spec) * draft.batch), 1)
-        draft = attrs.evolve(draft, past=min(draft.past, room), spare=min(draft.spare, room))
-        yield _affordable(spec, draft, rows[0])
+        yield _affordable(spec, _held(spec, draft), rows[0])
 
 
 def wide_cross(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -112,10 +110,9 @@ def _draft(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
 
 
 def _held(spec: Spec, draft: Draft) -> Draft:
-    """With fewer cached tokens where they have many numbers."""
-    if draft.batch == 1:
-        return draft
-    return attrs.evolve(draft, past=max(1, min(draft.past, CACHED // (per_token(spec) * draft.batch))))
+    """With fewer cached tokens and free slots where they have many numbers."""
+    room = max(1, CACHED // (per_token(spec) * draft.batch))
+    return attrs.evolve(draft, past=min(draft.past, room), spare=min(draft.spare, room))
 
 
 def _affordable(spec: Spec, draft: Draft, least: int) -> Draft:

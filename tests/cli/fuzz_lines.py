@@ -24,6 +24,7 @@ WORKING: dict[str, tuple[str, ...]] = {
     "build": ("--project", "posexport.toml"),
     "compile": ("here.onnx", "-o", "new.plan"),
     "verify": ("here.onnx", "--runtime", "ort-cpu"),
+    "generate": ("here.onnx", "--prompt-ids", "1,2"),
     "matrix": ("--encoding", "rope", "--form", "native", "--dtype", "fp32", "--no-picture", "-o", "m"),
     "positions": ("--grid", "2x3", "-o", "p.npz"),
     "bench": ("here.onnx", "--runtime", "ort-cpu", "--shape", "seq=4", "--rounds", "1"),

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -104,6 +105,11 @@ class HashingFile:
         self.sha256.update(data)
         self.size += len(data)
         self._file.write(data)
+
+    def copy(self, source: Path) -> None:
+        """Write what another file holds, in pieces."""
+        with open_file(source) as file:
+            shutil.copyfileobj(file, self, 1 << 22)
 
 
 class Staged:

@@ -6,10 +6,9 @@ initializers. No path, host or time is written: the same command gives the same 
 
 from __future__ import annotations
 
-import functools
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ from posexport.artifact.manifest import (
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, shown
-from posexport.files import HashingFile, open_file, staged
+from posexport.files import HashingFile, staged
 from posexport.jsondata import parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
@@ -186,16 +185,11 @@ def write_onnx(
             attentions=tuple(attentions),
         )
         for name, source in (beside or {}).items():
-            files.write(path.with_name(name), functools.partial(_copy, source))
+            files.write(path.with_name(name), partial(HashingFile.copy, source=source))
         manifest = add_manifest(files, path, manifest, key)
     if data.name in before and not hashes:
         data.unlink(missing_ok=True)
     return manifest
-
-
-def _copy(source: Path, file: HashingFile) -> None:
-    with open_file(source) as opened:
-        shutil.copyfileobj(opened, file)
 
 
 def read_onnx(path: Path, expected: str | None = None) -> Artifact:

@@ -194,23 +194,28 @@ def _count(
     """The nodes of a graph or function that are operators, and how often it calls each function; RequestError for too
     many of them, and for one whose results differ from run to run."""
     nodes, called = 0, Counter[Function]()
-    false = set(_false_values(holder))
+    modes = set[str]()
     for _, node in nodes_within(holder):
         if node is None:
             continue
         nodes += 1
         if nodes > MOST_NODES:
             raise RequestError(f"{str(path)!r} has more than {MOST_NODES:,} nodes, so it is not read: export it again.")
-        if node.domain in ("", "ai.onnx") and (node.op_type in RANDOM or _drops(node, false)):
-            why = " in evaluation mode" if node.op_type == "Dropout" else ""
-            raise RequestError(
-                f"{str(path)!r} holds the operator {node.op_type}, whose results differ from run to run: export it "
-                f"again{why}."
-            )
+        if node.domain in ("", "ai.onnx"):
+            if node.op_type in RANDOM:
+                raise _random(path, node.op_type, "export it again")
+            if node.op_type == "Dropout":
+                modes.update(filter(None, node.input[2:3]))
         key = (node.domain, node.op_type, node.overload)
         if key in functions:
             called[key] += 1
+    if modes - set(_false_values(holder) if modes else ()):
+        raise _random(path, "Dropout", "export it again in evaluation mode")
     return nodes, called
+
+
+def _random(path: Path, operator: str, advice: str) -> RequestError:
+    return RequestError(f"{str(path)!r} holds the operator {operator}, whose results differ from run to run: {advice}.")
 
 
 def _false_values(holder: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]:
@@ -225,8 +230,3 @@ def _false_values(holder: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]
             small = tensor.data_type == onnx.TensorProto.BOOL and not tensor.dims and not tensor.external_data
             if small and not any(tensor.raw_data) and not any(tensor.int32_data):
                 yield name
-
-
-def _drops(node: onnx.NodeProto, false: Collection[str]) -> bool:
-    """Whether a Dropout may draw what it drops: its input `training_mode` is not the constant False."""
-    return node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] not in {"", *false}

@@ -25,7 +25,6 @@ from posexport.errors import RequestError, shown
 from posexport.export.triton.reading import read_served
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, copy_file
 from posexport.files import TEXT_LIMIT, check_name, read_bytes, write_folder
-from posexport.jsondata import read_json
 from posexport.models.whole import cached_layers
 from posexport.progress import Progress, silent
 from posexport.runtimes import tokens
@@ -114,7 +113,7 @@ def package_genai(
 
 def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
     """genai_config.json of a file; RequestError for one that isn't a decoder, or has no config.json beside it."""
-    config = _json_beside(path, "config.json")
+    config = tokens.read_config(path.with_name("config.json"))
     if config is None:
         raise RequestError(
             f"{str(path.with_name('config.json'))!r} can't be read as JSON, and onnxruntime-genai needs what it says: "
@@ -122,7 +121,7 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
         )
     text = config.get("text_config")
     values = {**config, **(text if isinstance(text, dict) else {})}
-    generation = _json_beside(path, "generation_config.json") or {}
+    generation = tokens.read_config(path.with_name("generation_config.json")) or {}
     layers, heads, size, is_shared = _caches(path, served)
     numbers = {name: _number(path, values, name) for name in _NAMES}
     ends = tokens.stop_tokens(path.parent)
@@ -214,19 +213,10 @@ def _number(path: Path, values: Mapping[str, Any], name: str) -> int:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    return tokens.is_whole(value) and 0 < value < 2**31
 
 
 def _token(name: str, *sources: Mapping[str, Any]) -> int | None:
     """An id of a special token, of the first source that has one; None where none has."""
     ids = (source.get(name) for source in sources)
-    return next((one for one in ids if isinstance(one, int) and not isinstance(one, bool) and one >= 0), None)
-
-
-def _json_beside(path: Path, name: str) -> dict[str, Any] | None:
-    """A file of JSON beside the model; None where it can't be read."""
-    try:
-        data = read_json(path.with_name(name))
-    except (OSError, ValueError, RequestError):
-        return None
-    return data if isinstance(data, dict) else None
+    return next((one for one in ids if tokens.is_whole(one) and one >= 0), None)

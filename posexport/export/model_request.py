@@ -15,15 +15,12 @@ from posexport.files import check_output, real_path
 from posexport.models.weights import TORCH_DTYPES
 from posexport.progress import Progress, silent
 from posexport.spec.fields import choice, flag, integer, parsed, text
-from posexport.spec.spec import ANGLES
+from posexport.spec.spec import ANGLES, DTYPES
 
 if TYPE_CHECKING:
     from posexport.artifact.manifest import OnnxManifest
     from posexport.artifact.signing import SigningKey
     from posexport.export.whole_model import ExportedModel
-
-DTYPES = ("fp32", "fp16", "bf16")
-"""The dtypes of a file of a whole model."""
 
 
 def _one_of(*names: str) -> Callable[[Any], str]:

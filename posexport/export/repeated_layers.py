@@ -113,13 +113,16 @@ def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights
     _Copier(model.graph, layers, boundaries, weights, make).run()
 
 
+CACHE = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
+"""Names of the caches of layers among inputs and outputs."""
+
+
 class _Copier:
     def __init__(
         self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
     ) -> None:
         self.graph, self.layers, self.make = graph, layers, make
         self.weight = re.compile(rf"(?P<before>.*\b{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
-        self.cache = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
         values = {value.name: value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}
         missing = [name for name in (*boundaries.enter.values(), boundaries.end) if name not in values]
         if missing:
@@ -141,8 +144,8 @@ class _Copier:
         owner: dict[ir.Value, int] = {}
         for pattern, values, held in (
             (self.weight, weights, self.weights),
-            (self.cache, self.graph.inputs, self.inputs),
-            (self.cache, self.graph.outputs, self.outputs),
+            (CACHE, self.graph.inputs, self.inputs),
+            (CACHE, self.graph.outputs, self.outputs),
         ):
             for value in values:
                 index = self._layer(pattern, value)
@@ -200,9 +203,9 @@ class _Copier:
             copies[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
             self.graph.register_initializer(copies[value])
         for value in self.inputs[kind]:
-            name = self._renamed(self.cache, value, index)
+            name = self._renamed(CACHE, value, index)
             copies[value] = ir.Value(name=name, type=value.type, shape=value.shape)
-        results = {value: self._renamed(self.cache, value, index) for value in self.outputs[kind]}
+        results = {value: self._renamed(CACHE, value, index) for value in self.outputs[kind]}
         for node in self.nodes[kind]:
             made = []
             for value in node.outputs:

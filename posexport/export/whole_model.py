@@ -7,7 +7,6 @@ no values until the model is written: their tensors are the checkpoint's files, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -27,7 +26,7 @@ from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.model_errors import exporting
-from posexport.export.repeated_layers import copy_layers, only_traced, without_markers
+from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, without_markers
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
@@ -46,8 +45,6 @@ _PADDED = {
     "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
 }
 """A batch with padding, so that masks are made, which models leave out where nothing is hidden."""
-
-_CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\..+")
 
 
 @attrs.frozen(kw_only=True)
@@ -94,22 +91,6 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
         with exporting(pretrained.architecture):
             parts = _parts(pretrained, how, dtype)
         return [_exported(_Export(pretrained, part, how, functions, progress)) for part in parts]
-
-
-def export_decoder(
-    pretrained: Pretrained,
-    *,
-    form: str = "decomposed",
-    target: str = "portable",
-    opset: int | None = None,
-    dtype: torch.dtype | None = None,
-    kv_cache: str = "concat",
-    progress: Progress = silent,
-) -> ExportedModel:
-    """As `export_whole`, of a model that is one file."""
-    how = HowToExport(form=form, target=target, opset=opset, dtype=dtype, kv_cache=kv_cache)
-    (exported,) = export_whole(pretrained, how, progress)
-    return exported
 
 
 @attrs.frozen(kw_only=True)
@@ -313,8 +294,8 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
     for values in (model.graph.inputs, model.graph.outputs):
         kept = []
         for value in list(values):
-            match = _CACHE.fullmatch(str(value.name))
-            if match is None or int(match[1]) in layers.traced:
+            match = CACHE.fullmatch(str(value.name))
+            if match is None or int(match["layer"]) in layers.traced:
                 kept.append(value)
         values.clear()
         values.extend(kept)

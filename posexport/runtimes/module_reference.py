@@ -12,6 +12,11 @@ MODULE = Runtime("module", "the user's own torch module", "posexport.runtimes.to
 """What runs it; not among the runtimes that are judged."""
 
 
+def checkpoint_of(reference: str | None) -> Path | None:
+    """The folder of a checkpoint whose whole model a reference names; None where it names a module in a file."""
+    return Path(reference) if reference is not None and Path(reference).is_dir() else None
+
+
 def module_parts(reference: str) -> tuple[Path, str]:
     """The file and the name; RequestError for text that is no reference, and where no file is there."""
     file, _, name = reference.rpartition(":")

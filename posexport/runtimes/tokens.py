@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 
@@ -62,32 +62,33 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 def stop_tokens(folder: Path) -> tuple[int, ...]:
     """The ids that end a text, of generation_config.json or config.json in a folder; none where neither says one."""
     for name in ("generation_config.json", "config.json"):
-        found = _config(folder / name).get("eos_token_id")
+        found = (read_config(folder / name) or {}).get("eos_token_id")
         ids = found if isinstance(found, list) else [found]
-        if all(map(_is_whole, ids)):
+        if all(map(is_whole, ids)):
             return tuple(ids)
     return ()
 
 
 def trained_length(folder: Path) -> int | None:
     """How many positions the model was trained for, by the config.json in a folder; None where that is not said."""
-    config = _config(folder / "config.json")
+    config = read_config(folder / "config.json") or {}
     part = config.get("text_config")
     for data in (config, part if isinstance(part, dict) else {}):
         for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            if _is_whole(data.get(name)) and data[name] > 0:
+            if is_whole(data.get(name)) and data[name] > 0:
                 return int(data[name])
     return None
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value of JSON is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    """What a file of JSON holds; nothing where it can't be read."""
+def read_config(path: Path) -> dict[str, Any] | None:
+    """What a file of JSON holds; None where it can't be read, or holds no object."""
     try:
         data = read_json(path)
     except (OSError, ValueError, RequestError):
         data = None
-    return data if isinstance(data, dict) else {}
+    return data if isinstance(data, dict) else None

@@ -30,6 +30,7 @@ from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.checkpoint_module import CheckpointModule, load_checkpoint
 from posexport.runtimes.module_file import UserModule, load_module
+from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.module_values import Bound, bind, outputs_of, replaced, tensors_of
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.runtimes.torch_eager import last_bits_changed, timed
@@ -152,7 +153,10 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
         check_known("dtype of the module", dtype, tuple(TORCH_DTYPES))
     dtype = "fp64" if dtype is None and options.get("wide", True) else dtype
     kind = None if dtype is None else getattr(torch, TORCH_DTYPES[dtype])
-    source = (reference, path if Path(reference).is_dir() else None)  # a checkpoint has a module for each of its files
+    source = (
+        reference,
+        None if checkpoint_of(reference) is None else path,
+    )  # a checkpoint has a module for each of its files
     if (source, None, None) not in _kept:
         _kept.clear()
         _kept[source, None, None] = _load(reference, path)
@@ -166,7 +170,8 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
 
 def _load(reference: str, path: Path) -> Module:
     """The module that a reference names."""
-    return load_checkpoint(Path(reference), read_graph(path)) if Path(reference).is_dir() else load_module(reference)
+    checkpoint = checkpoint_of(reference)
+    return load_module(reference) if checkpoint is None else load_checkpoint(checkpoint, read_graph(path))
 
 
 def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module:

@@ -21,6 +21,9 @@ ROWS_WORK = 1.2e9
 LEAST = 26
 """Tokens that a case has whatever they cost."""
 
+FEW_CACHED = 2**19
+"""Numbers in a small cache, of all rows together; each row has one token at least."""
+
 
 @attrs.frozen
 class Draft:
@@ -60,6 +63,11 @@ def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
 def per_token(spec: Spec) -> int:
     """Numbers in a cache for each token."""
     return 2 * spec.layers * spec.num_kv_heads * spec.head_dim
+
+
+def few_cached(spec: Spec, batch: int) -> int:
+    """The most tokens that each of so many rows has in a small cache."""
+    return max(1, FEW_CACHED // (per_token(spec) * batch))
 
 
 def size_between(rng: np.random.Generator, low: int, high: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import Draft, per_token, size_between
+from posexport.verify.draft import Draft, few_cached, size_between
 from posexport.verify.reach import Reach
 
 BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
@@ -21,20 +21,17 @@ BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
 MAGNITUDES = ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
 """Kinds of values that meet steps, chunks and prompts of a few tokens."""
 
-CACHED = 2**19
-"""Numbers in a cache, of all rows together; each row has one token at least."""
-
 
 def far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Batches at far positions and at those between, without a cache and over a small one."""
     for low, high, most in BATCHES:
         for positions in ("middle", "far", "far row"):
             batch, seq = size_between(rng, low, high), size_between(rng, 1, most)
-            past = _cached(spec, batch, size_between(rng, 1, 60)) if positions != "far" else 0
+            past = min(size_between(rng, 1, 60), few_cached(spec, batch)) if positions != "far" else 0
             yield Draft(f"rows of {positions}", batch, seq, past, 2, size_between(rng, 2, 30), positions, "mixed")
     for name, positions in (("steps between", "middle"), ("steps far out", "far")):
         batch = size_between(rng, 2, 9)
-        past = _cached(spec, batch, size_between(rng, 8, 60))
+        past = min(size_between(rng, 8, 60), few_cached(spec, batch))
         yield Draft(name, batch, 1, past, 3, size_between(rng, 2, 30), positions, "mixed")
 
 
@@ -50,13 +47,8 @@ def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
             ("short prompt", (8, 29), (0, 0)),
         ):
             batch, seq = next(rows), size_between(rng, *tokens)
-            past = _cached(spec, batch, size_between(rng, *cached)) if any(cached) else 0
+            past = min(size_between(rng, *cached), few_cached(spec, batch)) if any(cached) else 0
             kinds = next(positions), next(padding), values
             yield Draft(
                 f"{name}, {values}", batch, seq, past, size_between(rng, 0, 9), size_between(rng, 2, 30), *kinds
             )
-
-
-def _cached(spec: Spec, batch: int, past: int) -> int:
-    """The cached tokens of each row, fewer where they have many numbers."""
-    return max(1, min(past, CACHED // (per_token(spec) * batch)))

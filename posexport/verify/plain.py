@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import ROWS_WORK, Draft, fewer, per_token, shorter, shrunk, size_between
+from posexport.verify.draft import ROWS_WORK, Draft, few_cached, fewer, shorter, shrunk, size_between
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
 
@@ -40,9 +40,6 @@ MOST_CHUNKED = {"one row": 200, "few rows": 200, "many rows": 100, "crowd": 10}
 
 LARGE_CHUNKS = (((192, 512), (1, 90)), ((192, 512), (100, 590)), ((340, 520), (600, 1200)))
 """The same of prompts that servers cut into pieces, of one row."""
-
-CACHED = 2**19
-"""Numbers in a cache, of all rows together."""
 
 
 def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -111,7 +108,7 @@ def _draft(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
 
 def _held(spec: Spec, draft: Draft) -> Draft:
     """With fewer cached tokens and free slots where they have many numbers."""
-    room = max(1, CACHED // (per_token(spec) * draft.batch))
+    room = few_cached(spec, draft.batch)
     return attrs.evolve(draft, past=min(draft.past, room), spare=min(draft.spare, room))
 
 

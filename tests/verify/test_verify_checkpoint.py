@@ -84,7 +84,7 @@ def test_the_cases_are_prompts_steps_and_chunks_with_padding(folder: Path) -> No
     from posexport.verify.graph.submission import _within_training
 
     roles = read_subject(read_file(file_of(folder, "grown"))).roles()
-    cases = drawn_cases(_within_training(roles, str(folder / "Llama")), 0)
+    cases = drawn_cases(_within_training(roles, folder / "Llama"), 0)
     sizes = {(case.sizes["seq"] == 1, case.sizes["past"] > 0) for case in cases}
     assert sizes == {(False, False), (True, False), (False, True), (True, True)}
     masks = [case.arrays["attention_mask"] for case in cases]

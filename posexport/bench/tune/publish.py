@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from posexport.artifact.manifest import OnnxManifest, PlanManifest, add_manifest
 from posexport.artifact.signing import signature_path
 from posexport.bench.tune.programs import TOOLS, Programs
 from posexport.bench.tune.result import Result, Row
-from posexport.files import HashingFile, open_file, sha256_of, staged
+from posexport.files import HashingFile, sha256_of, staged
 from posexport.jsondata import unstructure
 from posexport.machine import kept_to, versions
 from posexport.runtimes import RUNTIMES, Runtime
@@ -91,7 +90,7 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
         signed = manifest_path(output)
         for made in sorted(folder.iterdir()):
             if made.name not in (signed.name, signature_path(signed).name):
-                files.write(output.with_name(made.name), partial(_copy, made))
+                files.write(output.with_name(made.name), partial(HashingFile.copy, source=made))
         if programs.key is None:
             files.remove(signature_path(manifest_path(output.with_suffix(".onnx"))))
         whole = attrs.evolve(manifest, tune={**entry, "winner": unstructure(winner)})
@@ -109,8 +108,3 @@ def _verify(programs: Programs, path: Path, row: Runtime) -> tuple[str, str]:
     if report.unreadable:
         return FAILED, report.unreadable[0].error
     return report.verdicts[0].state, report.verdicts[0].reason or "its outputs differ"
-
-
-def _copy(source: Path, target: HashingFile) -> None:
-    with open_file(source) as file:
-        shutil.copyfileobj(file, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import attrs
 from posexport.artifact.manifest import Manifest, manifest_path
 from posexport.artifact.profiles import ShapeProfiles
 from posexport.errors import Reason, RequestError
-from posexport.files import HashingFile, open_file
+from posexport.files import HashingFile
 from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
 
@@ -65,9 +64,9 @@ def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple
 
 def copy_file(source: Path, target: Path, sha256: str | None) -> str:
     """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
-    with open_file(source) as read, target.open("wb") as write:
+    with target.open("wb") as write:
         hashing = HashingFile(write)
-        shutil.copyfileobj(read, hashing, 1 << 22)
+        hashing.copy(source)
         write.flush()
         os.fsync(write.fileno())
     digest = hashing.sha256.hexdigest()

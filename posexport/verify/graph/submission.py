@@ -15,6 +15,7 @@ from posexport.graphs.load import model_of
 from posexport.graphs.roles import Role
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool, result
 from posexport.runtimes.tokens import trained_length
 from posexport.verify.graph.cases import drawn_cases, given_case
@@ -68,19 +69,19 @@ def make_graph_job(
     else:
         cases = drawn_cases(roles, request.seed, request.reach, request.more)
     greedy = None
-    is_checkpoint = request.module is not None and Path(request.module).is_dir()
-    if is_checkpoint:
-        _check_opens(pool, subject, request)
-    if request.module is not None and is_checkpoint and roles and is_decoder(subject):
-        greedy = GreedyCheck(
-            pool=pool,
-            subject=subject,
-            roles=roles,
-            module=request.module,
-            trained_length=trained_length(Path(request.module)),
-            seed=request.seed,
-            tolerance=overrides.tolerance,
-        )
+    checkpoint = checkpoint_of(request.module)
+    if checkpoint is not None:
+        _check_opens(pool, subject, checkpoint)
+        if roles and is_decoder(subject):
+            greedy = GreedyCheck(
+                pool=pool,
+                subject=subject,
+                roles=roles,
+                module=str(checkpoint),
+                trained_length=trained_length(checkpoint),
+                seed=request.seed,
+                tolerance=overrides.tolerance,
+            )
     return GraphJob(
         subject=subject,
         pool=pool,
@@ -110,21 +111,21 @@ def _roles(
     """The roles of inputs, and those that they have in the other file; the user's own inputs need none."""
     if request.inputs is not None:
         return _known_roles(subject, request.roles), {}
-    roles = _within_training(subject.roles(request.roles), request.module)
+    roles = _within_training(subject.roles(request.roles), checkpoint_of(request.module))
     return roles, {} if other is None else other.roles({name: role.kind for name, role in roles.items()})
 
 
-def _check_opens(pool: Pool, subject: GraphSubject, request: GraphRequest) -> None:
+def _check_opens(pool: Pool, subject: GraphSubject, checkpoint: Path) -> None:
     """RequestError where the checkpoint can't be opened, or is not that of the file, before any case is evaluated."""
-    failure = result(evaluate(pool, subject.path, [], {"module": request.module})).failure
+    failure = result(evaluate(pool, subject.path, [], {"module": str(checkpoint)})).failure
     if failure is not None:
         raise RequestError(f"{failure.text.rstrip('.')}.")
 
 
-def _within_training(roles: dict[str, Role], module: str | None) -> dict[str, Role]:
+def _within_training(roles: dict[str, Role], checkpoint: Path | None) -> dict[str, Role]:
     """The roles with positions below the length that the model of a checkpoint was trained for: those are to be right,
     and far ones reach up to it."""
-    length = None if module is None or not Path(module).is_dir() else trained_length(Path(module))
+    length = None if checkpoint is None else trained_length(checkpoint)
     if length is None:
         return roles
     return {

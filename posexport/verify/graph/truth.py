@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,6 +18,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.graphs.baked import agree
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.verify.graph.cases import GraphCase
@@ -65,7 +65,7 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 def module_reference(pool: Pool, subject: GraphSubject, arrays: Sequence[Arrays], module: str) -> Reference:
     """The evaluations of a module; that of a checkpoint rounds as the file does, whose dtype may be another."""
-    dtype = subject.dtype if Path(module).is_dir() else None
+    dtype = None if checkpoint_of(module) is None else subject.dtype
     return Reference(pool, subject.path, arrays, module=module, dtype=dtype)
 
 

@@ -268,6 +268,9 @@ class Cope(Encoding):
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"pos_emb": (spec.head_dim, self.npos_max)}
 
+    def lengths(self) -> tuple[int, ...]:
+        return (self.npos_max,)
+
     def rounding(self, position: int, keys: int) -> float:
         # places are sums up to npos_max with a rounding for each key, in double precision in torch and in no other
         # runtime; rows of the table differ by several times 1

@@ -135,6 +135,11 @@ class Encoding:
         """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""
         return None
 
+    def lengths(self) -> tuple[int, ...]:
+        """Numbers of keys that its parameters name, at which a graph of it may go wrong."""
+        distance = self.saturation_distance()
+        return () if distance is None else (distance,)
+
     def position_limits(self) -> tuple[int, ...] | None:
         """The number of positions for which it is defined along each axis, in the order of `position_ids`; None where
         any position is."""

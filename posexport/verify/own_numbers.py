@@ -43,9 +43,7 @@ def own_numbers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
         yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
     elif (spread := spread_cells(spec)) is not None:
         yield Draft("spread cells", 1, shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
-    own = [
-        (kind.window, kind.attention_chunk_size, kind.encoding.saturation_distance()) for kind in spec.distinct_layers()
-    ]
+    own = [(kind.window, kind.attention_chunk_size, *kind.encoding.lengths()) for kind in spec.distinct_layers()]
     for keys in sorted({size or 0 for sizes in own for size in sizes}):
         if 1 < keys <= WHOLE:
             yield Draft(f"{keys} tokens", 1, shorter(spec, 1, keys), 0, 0, keys, "offset")

@@ -170,6 +170,7 @@ def _own_sizes() -> Iterator[tuple[Spec, int]]:
     yield small_spec("learned", max_positions=700), 700
     yield small_spec("rope", window=333, causal=True), 333
     yield small_spec("t5", max_distance=140), 140
+    yield small_spec("cope", npos_max=90, causal=True), 90
 
 
 @pytest.mark.parametrize(("spec", "size"), list(_own_sizes()))

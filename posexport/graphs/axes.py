@@ -46,6 +46,8 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "write_indices": {1: (BATCH,)},
     "past_length": {0: (), 1: (BATCH,), 2: (BATCH, None)},
     "total_length": {0: (), 1: (None,)},
+    "lengths": {1: (BATCH,), 2: (BATCH, None)},
+    "prefix_length": {0: (), 1: (BATCH,), 2: (BATCH, None)},
     "last_key": {1: (BATCH,), 2: (BATCH, None)},
     "use_cache": {0: (), 1: (None,)},
     "logits_to_keep": {0: (), 1: (None,)},

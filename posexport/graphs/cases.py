@@ -9,7 +9,7 @@ become alike are drawn once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -24,7 +24,7 @@ LEAST = 4
 
 
 @attrs.frozen(kw_only=True)
-class _Corner:
+class Corner:
     """A case before it is drawn: rows, new tokens, cached ones, the size of axes of no known meaning, and its kinds."""
 
     label: str
@@ -36,60 +36,57 @@ class _Corner:
 
 
 _PROMPTS = (
-    _Corner(label="prompt", batch=1, seq=9),
-    _Corner(label="several prompts", batch=3, seq=12),
-    _Corner(label="one token", batch=1, seq=1),
-    _Corner(label="padding on the left", batch=3, seq=14, kinds=Kinds(padding="left")),
-    _Corner(label="padding on the right", batch=3, seq=17, kinds=Kinds(padding="right")),
-    _Corner(label="holes", batch=4, seq=11, kinds=Kinds(padding="holes")),
-    _Corner(label="large numbers", batch=2, seq=19, kinds=Kinds(values="loud")),
-    _Corner(label="small numbers", batch=2, seq=8, kinds=Kinds(values="quiet")),
-    _Corner(label="zeros", batch=2, seq=10, kinds=Kinds(values="zeros")),
-    _Corner(label="one large feature", batch=2, seq=13, kinds=Kinds(values="outlier")),
+    Corner(label="prompt", batch=1, seq=9),
+    Corner(label="several prompts", batch=3, seq=12),
+    Corner(label="one token", batch=1, seq=1),
+    Corner(label="padding on the left", batch=3, seq=14, kinds=Kinds(padding="left")),
+    Corner(label="padding on the right", batch=3, seq=17, kinds=Kinds(padding="right")),
+    Corner(label="holes", batch=4, seq=11, kinds=Kinds(padding="holes")),
+    Corner(label="large numbers", batch=2, seq=19, kinds=Kinds(values="loud")),
+    Corner(label="small numbers", batch=2, seq=8, kinds=Kinds(values="quiet")),
+    Corner(label="zeros", batch=2, seq=10, kinds=Kinds(values="zeros")),
+    Corner(label="one large feature", batch=2, seq=13, kinds=Kinds(values="outlier")),
 )
 
 _POSITIONS = (
-    _Corner(label="offset positions", batch=3, seq=15, kinds=Kinds(positions="offset", padding="mixed")),
-    _Corner(label="positions out of order", batch=2, seq=13, kinds=Kinds(positions="scattered")),
-    _Corner(label="shuffled positions", batch=1, seq=21, kinds=Kinds(positions="shuffled")),
-    _Corner(label="far positions", batch=2, seq=10, kinds=Kinds(positions="far")),
+    Corner(label="offset positions", batch=3, seq=15, kinds=Kinds(positions="offset", padding="mixed")),
+    Corner(label="positions out of order", batch=2, seq=13, kinds=Kinds(positions="scattered")),
+    Corner(label="shuffled positions", batch=1, seq=21, kinds=Kinds(positions="shuffled")),
+    Corner(label="far positions", batch=2, seq=10, kinds=Kinds(positions="far")),
 )
 
 _CACHED = (
-    _Corner(label="step", batch=1, seq=1, past=15),
-    _Corner(label="steps", batch=4, seq=1, past=23, kinds=Kinds(padding="mixed")),
-    _Corner(label="chunk", batch=1, seq=5, past=18),
-    _Corner(label="chunks", batch=3, seq=6, past=11, kinds=Kinds(padding="left", values="zeros")),
-    _Corner(label="few cached tokens", batch=2, seq=7, past=1, kinds=Kinds(padding="right", values="loud")),
-    _Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
-    _Corner(label="long cache", batch=1, seq=2, past=190, kinds=Kinds(padding="holes")),
+    Corner(label="step", batch=1, seq=1, past=15),
+    Corner(label="steps", batch=4, seq=1, past=23, kinds=Kinds(padding="mixed")),
+    Corner(label="chunk", batch=1, seq=5, past=18),
+    Corner(label="chunks", batch=3, seq=6, past=11, kinds=Kinds(padding="left", values="zeros")),
+    Corner(label="few cached tokens", batch=2, seq=7, past=1, kinds=Kinds(padding="right", values="loud")),
+    Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
+    Corner(label="long cache", batch=1, seq=2, past=190, kinds=Kinds(padding="holes")),
 )
 
 _SCORES = (
-    _Corner(label="biases in the mask", batch=3, seq=12, kinds=Kinds(scores="biased")),
-    _Corner(label="minus infinity in the mask", batch=2, seq=16, kinds=Kinds(scores="infinite", padding="left")),
+    Corner(label="biases in the mask", batch=3, seq=12, kinds=Kinds(scores="biased")),
+    Corner(label="minus infinity in the mask", batch=2, seq=16, kinds=Kinds(scores="infinite", padding="left")),
 )
 
 _CACHED_SCORES = (
-    _Corner(label="biases over a cache", batch=2, seq=3, past=14, kinds=Kinds(scores="biased", padding="right")),
-    _Corner(label="minus infinity over a cache", batch=2, seq=1, past=9, kinds=Kinds(scores="infinite")),
+    Corner(label="biases over a cache", batch=2, seq=3, past=14, kinds=Kinds(scores="biased", padding="right")),
+    Corner(label="minus infinity over a cache", batch=2, seq=1, past=9, kinds=Kinds(scores="infinite")),
 )
 
 _LONG = (
-    _Corner(label="64 tokens", batch=1, seq=64, kinds=Kinds(padding="holes")),
-    _Corner(label="long prompt", batch=1, seq=131),
+    Corner(label="64 tokens", batch=1, seq=64, kinds=Kinds(padding="holes")),
+    Corner(label="long prompt", batch=1, seq=131),
 )
 
 _MANY_ROWS = (
-    _Corner(label="rows that may be tokens", batch=37, seq=3),
-    _Corner(label="many rows that may be tokens", batch=131, seq=2),
+    Corner(label="rows that may be tokens", batch=37, seq=3),
+    Corner(label="many rows that may be tokens", batch=131, seq=2),
 )
 """Where no name says which axis is that of tokens, rows are as many as tokens are elsewhere."""
 
-_LONG_AXES = (
-    _Corner(label="longer axes", batch=1, seq=5, free=37),
-    _Corner(label="long axes", batch=2, seq=3, free=131),
-)
+_LONG_AXES = (Corner(label="longer axes", batch=1, seq=5, free=37), Corner(label="long axes", batch=2, seq=3, free=131))
 """Where axes have no known meaning."""
 
 MOST_NUMBERS = 2**22
@@ -99,12 +96,12 @@ _ENCODER_LENGTHS = (11, 5, 16, 1, 7, 23)
 """Tokens of an encoder, one after the other."""
 
 _PICTURES = (
-    _Corner(label="one", batch=1, seq=8),
-    _Corner(label="several", batch=3, seq=9),
-    _Corner(label="large numbers", batch=1, seq=10, kinds=Kinds(values="loud")),
-    _Corner(label="small numbers", batch=2, seq=11, kinds=Kinds(values="quiet")),
-    _Corner(label="zeros", batch=1, seq=12, kinds=Kinds(values="zeros")),
-    _Corner(label="one large column", batch=1, seq=13, kinds=Kinds(values="outlier")),
+    Corner(label="one", batch=1, seq=8),
+    Corner(label="several", batch=3, seq=9),
+    Corner(label="large numbers", batch=1, seq=10, kinds=Kinds(values="loud")),
+    Corner(label="small numbers", batch=2, seq=11, kinds=Kinds(values="quiet")),
+    Corner(label="zeros", batch=1, seq=12, kinds=Kinds(values="zeros")),
+    Corner(label="one large column", batch=1, seq=13, kinds=Kinds(values="outlier")),
 )
 """Of graphs that take pictures or sound alone, which cost more than tokens."""
 
@@ -116,12 +113,18 @@ _SIDES = ((1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.5, 0.5)
 
 
 def cases_of(
-    roles: Mapping[str, Role], seed: int, *, reach: Mapping[str, int] | None = None, more: int = 0
+    roles: Mapping[str, Role],
+    seed: int,
+    *,
+    reach: Mapping[str, int] | None = None,
+    more: int = 0,
+    own: Sequence[Corner] = (),
 ) -> list[DrawnInputs]:
-    """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes.
+    """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes, and its
+    `own` corners.
 
     Between about 4, where a graph fixes its sizes, and 27. Lengths stay below 200 keys, unless `reach` asks for `seq`
-    keys or `batch` rows.
+    keys or `batch` rows, or the graph's own corners do.
     """
     seen: set[object] = set()
     drawn: list[DrawnInputs] = []
@@ -131,7 +134,7 @@ def cases_of(
         for name, role in roles.items()
         if role.kind in ("token_ids", "encoder_token_ids")
     }
-    for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more))):
+    for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more), *own)):
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
         sizes[ENCODER] = _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
         if pictures:
@@ -153,7 +156,7 @@ def cases_of(
     return drawn
 
 
-def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
+def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
     kinds = {role.kind for role in roles.values()}
     numbers = {role.kind for role in roles.values() if role.dtype in ("fp32", "fp16", "bf16", "fp64")}
     numbers -= {"attention_mask", "encoder_attention_mask", "bias", "ones", "zeros"}
@@ -196,16 +199,16 @@ def _numbers(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> int:
     return sum(math.prod(shape_of(role, sizes)) for role in roles.values())
 
 
-def _reaching(reach: Mapping[str, int]) -> Iterator[_Corner]:
+def _reaching(reach: Mapping[str, int]) -> Iterator[Corner]:
     """Corners of the sizes that were asked for."""
     if "seq" in reach:
-        yield _Corner(label="as long as asked", batch=1, seq=reach["seq"])
-        yield _Corner(label="step behind as many", batch=1, seq=1, past=reach["seq"] - 1)
+        yield Corner(label="as long as asked", batch=1, seq=reach["seq"])
+        yield Corner(label="step behind as many", batch=1, seq=1, past=reach["seq"] - 1)
     if "batch" in reach:
-        yield _Corner(label="as many rows as asked", batch=reach["batch"], seq=6, kinds=Kinds(padding="mixed"))
+        yield Corner(label="as many rows as asked", batch=reach["batch"], seq=6, kinds=Kinds(padding="mixed"))
 
 
-def _further(seed: int, count: int) -> Iterator[_Corner]:
+def _further(seed: int, count: int) -> Iterator[Corner]:
     """Corners of any size and kind."""
     rng = np.random.default_rng((seed, 0, 1))
     for number in range(count):
@@ -217,10 +220,10 @@ def _further(seed: int, count: int) -> Iterator[_Corner]:
         )
         past = int(rng.integers(0, 60)) * int(rng.integers(0, 2))
         sizes = {"batch": int(rng.integers(1, 6)), "seq": int(rng.integers(1, 40)), "past": past}
-        yield _Corner(label=f"any {number + 1}", kinds=kinds, **sizes)
+        yield Corner(label=f"any {number + 1}", kinds=kinds, **sizes)
 
 
-def _for_grouped(corner: _Corner) -> _Corner:
+def _for_grouped(corner: Corner) -> Corner:
     """GroupQueryAttention counts keys from the left and takes several tokens after others for one row only."""
     padding = "none" if corner.past or corner.kinds.padding == "none" else "right"
     batch = 1 if corner.past and corner.seq > 1 else corner.batch

@@ -130,6 +130,7 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
     "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
     "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
     "far": lambda rng, places, limit: _far(rng, places, limit),
+    "every": lambda rng, places, limit: np.arange(places.size).reshape(places.shape) % limit,
 }
 """(generator, places [batch, seq] of the tokens among those that are seen, limit) to positions below the limit."""
 
@@ -230,9 +231,13 @@ def is_of_tokens(role: Role) -> bool:
     return len(role.axes) > 2 or (len(role.axes) == 2 and BATCH not in role.axes)
 
 
+_COUNTING = {"lengths", "last_key"}
+"""Roles of inputs that count the keys of a row, so that its padding is on the right."""
+
+
 def takes_padding(role: Role) -> bool:
     """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
-    kinds = ("attention_mask", "padding_mask", "last_key")
+    kinds = {"attention_mask", "padding_mask"} | _COUNTING
     return role.kind in kinds and not (is_of_tokens(role) and role.axes[0] == SEQ) and ENCODER not in role.axes
 
 
@@ -296,6 +301,8 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "write_indices": _number(lambda sizes: sizes[PAST]),
     "past_length": _number(lambda sizes: sizes[PAST]),
     "total_length": _number(lambda sizes: sizes[PAST] + sizes[SEQ]),
+    "lengths": lambda draw: draw.keys.sum(1).reshape(draw.shape),
+    "prefix_length": lambda draw: draw.rng.integers(0, draw.sizes[PAST] + draw.sizes[SEQ] + 1, draw.shape),
     "last_key": lambda draw: (draw.keys.sum(1) - 1).reshape(draw.shape),
     "use_cache": _number(lambda sizes: int(sizes[PAST] > 0)),
     "logits_to_keep": _number(lambda sizes: sizes[SEQ]),
@@ -334,6 +341,8 @@ def draw_inputs(
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)
+    if {role.kind for role in roles.values() if takes_padding(role)} <= _COUNTING:
+        keys = ~np.sort(~keys, axis=1)
     padded = any(role.kind.endswith("_mask") and ENCODER in role.axes for role in roles.values())
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
     encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)

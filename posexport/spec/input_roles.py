@@ -25,6 +25,8 @@ ROLES: dict[str, str] = {
     "write_indices": "places of the first new token [batch]",
     "past_length": "the number of cached tokens",
     "total_length": "the number of cached and new tokens",
+    "lengths": "the number of tokens of each row that are no padding [batch]",
+    "prefix_length": "the number of first tokens of each row that all its queries see [batch]",
     "last_key": "the place of the last key [batch], as GroupQueryAttention's seqlens_k",
     "use_cache": "whether there are cached tokens",
     "logits_to_keep": "the number of tokens at the end that get logits",
@@ -47,6 +49,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"write_ind|(^|_)nonpad_kv", "write_indices", "i"),
     (r"seq_?lens?_k", "last_key", "i"),
     (r"total_seq(uence)?_len", "total_length", "i"),
+    (r"prefix_?len", "prefix_length", "i"),
     (r"past_(seq(uence)?_)?len|past_seen_tokens|cur_len", "past_length", "i"),
     (r"(num_)?logits_to_keep", "logits_to_keep", "i"),
     (r"cache_indirection|beam_idx", "zeros", "i"),
@@ -66,6 +69,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"time_?step", "index", "i"),
     (r"encoder_(hidden|output|feature|last)|^memory$|^context$|cross_states", "encoder_features", "f"),
     (r"pixel|image|^img", "images", "f"),
+    (r"^((input|inputs|src|source|seq|sequence|token|tokens|valid|x|text)_?)?len(gth)?s?$", "lengths", "i"),
     (r"input_(features|values)|audio|^mel|speech|waveform|spectrogram", "audio", "f"),
 )
 """Patterns of names, each with the role of inputs whose names hold it, and the kinds of dtype that they may have."""

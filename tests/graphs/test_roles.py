@@ -67,6 +67,15 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "past_key_0": ("past", ("batch", 1, "past", 4)),
         },
     ),
+    "numbers of tokens": (
+        {
+            "x": (["b", "s", 8], "fp32"),
+            "src_lengths": (["b"], "int64"),
+            "prefix_len": (["b"], "int64"),
+            "attention_mask": (["b", "s"], "int64"),
+        },
+        {"src_lengths": ("lengths", ("batch",)), "prefix_len": ("prefix_length", ("batch",))},
+    ),
     "torch, lists and unlike names of one dimension": (
         {
             "input_ids": (["s10", "s70"], "int64"),

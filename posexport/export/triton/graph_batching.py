@@ -34,7 +34,10 @@ EQUAL = 1e-9
 TIME_LIMIT = 300.0
 """Seconds for all evaluations of one kind."""
 
-_COUNTS = {"past_length", "total_length", "last_key", "write_indices", "cache_position", "logits_to_keep", "use_cache"}
+_COUNTS = {
+    *("past_length", "total_length", "lengths", "last_key", "write_indices", "cache_position"),
+    *("logits_to_keep", "use_cache"),
+}
 """Roles of inputs that zeros would contradict: an engine may refuse such a request."""
 
 _USUAL = ({SEQ: 128}, {SEQ: 16}, {SEQ: 1, PAST: 1024}, {SEQ: 1, PAST: 16})

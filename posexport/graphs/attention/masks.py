@@ -32,7 +32,10 @@ FAR_KEYS, FAR_ROW = 8192, 768
 LEAST_KEYS = 24
 """Keys of the shortest row that counts as far."""
 
-_MASKS = ("attention_mask", "padding_mask", "encoder_attention_mask", "last_key", "past_length", "total_length", "mask")
+_MASKS = (
+    *("attention_mask", "padding_mask", "encoder_attention_mask", "mask"),
+    *("lengths", "prefix_length", "last_key", "past_length", "total_length"),
+)
 """Roles of inputs that say which keys may be seen."""
 
 Mask = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from posexport.errors import RequestError, check_known, located, shown
 from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ, SLOTS, TOTAL, is_token_first
-from posexport.graphs.cases import cases_of
+from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.roles import Role
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
@@ -48,11 +48,16 @@ class GraphCase:
 
 
 def drawn_cases(
-    roles: Mapping[str, Role], seed: int, reach: Mapping[str, int] | None = None, more: int = 0
+    roles: Mapping[str, Role],
+    seed: int,
+    reach: Mapping[str, int] | None = None,
+    more: int = 0,
+    own: Sequence[Corner] = (),
 ) -> list[GraphCase]:
-    """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones."""
+    """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones, and `own` are
+    corners of this graph."""
     cases = []
-    for drawn in cases_of(roles, seed, reach=reach or {}, more=more):
+    for drawn in cases_of(roles, seed, reach=reach or {}, more=more, own=own):
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
         left_out = () if has_tokens else (SEQ, PAST, TOTAL, ENCODER, SLOTS)
         positions = [drawn.arrays[name] for name, role in roles.items() if role.kind == "position_ids"]

@@ -22,6 +22,7 @@ from posexport.verify.graph.cases import GraphCase, drawn_cases, reached
 from posexport.verify.graph.greedy import GreedyCheck
 from posexport.verify.graph.parity import compare
 from posexport.verify.graph.subject import GraphSubject
+from posexport.verify.graph.trained import Trained
 from posexport.verify.graph.truth import Truth
 from posexport.verify.parity import inconclusive_reason, set_aside, worst_of
 from posexport.verify.result import (
@@ -73,7 +74,8 @@ class GraphJob:
     says how their inputs and outputs differ: the file then fails everywhere without a run. `reference` names the truth
     where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `other_roles`
     are those of a graph that takes the sizes alone that it was made for, one for each that they may be. `greedy` also
-    checks the tokens that a decoder makes.
+    checks the tokens that a decoder makes. `trained` is what a checkpoint says of its model, in
+    which the inputs of `tables` are looked up.
     """
 
     subject: GraphSubject
@@ -89,6 +91,8 @@ class GraphJob:
     seed: int = 0
     other_roles: Iterable[Mapping[str, Role]] = ()
     greedy: GreedyCheck | None = None
+    trained: Trained = attrs.field(factory=Trained)
+    tables: Mapping[str, Role] = attrs.field(factory=dict)
     truth: Truth | None = None
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
@@ -191,7 +195,7 @@ class GraphJob:
             return Verdict.of(path, name, NOT_RUN, Reason(REFERENCE_FAILED, text))
         if truth.refused:
             index, why = next(iter(truth.refused.items()))
-            text = f"it doesn't take inputs that the other file takes, {why} (inputs: {self.cases[index].name})"
+            text = f"it doesn't take inputs that {self._other} takes, {why} (inputs: {self.cases[index].name})"
             return Verdict.of(path, name, FAILED, Reason(INPUTS_REFUSED, text))
         outcome = self._outputs(row)
         outputs, failure = outcome.outputs, outcome.failure
@@ -215,8 +219,25 @@ class GraphJob:
         }
         verdict = self._judged(row, comparisons, tolerances, fields)
         if verdict.state == PASSED:
-            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *_unexplained(truth)))
+            tried = [self.cases[index] for index in outcome.outputs]
+            beyond = () if self.given else self.trained.not_shown(self.tables, tried)
+            left_open = (*self._taken_alone(truth), *_unexplained(truth), *beyond)
+            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *left_open))
         return verdict
+
+    @property
+    def _other(self) -> str:
+        """What the file is held against, in a sentence."""
+        return "the other file" if self.module is None else "the module"
+
+    def _taken_alone(self, truth: Truth) -> Iterator[str]:
+        """That what the file is held against doesn't take all inputs that the file takes."""
+        if truth.taken_alone:
+            index = next(iter(truth.taken_alone))
+            yield (
+                f"{self._other} doesn't take {len(truth.taken_alone)} of {len(self.cases)} sets of inputs that the "
+                f"file takes, such as {self.cases[index].name}"
+            )
 
     def _judged(
         self, row: Runtime, comparisons: list[Comparison], tolerances: Mapping[str, Tolerance], fields: dict[str, Any]

@@ -17,7 +17,6 @@ from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool, result
-from posexport.runtimes.tokens import trained_length
 from posexport.verify.graph.cases import drawn_cases, given_case
 from posexport.verify.graph.exact_angles import exact_source
 from posexport.verify.graph.greedy import GreedyCheck, is_decoder
@@ -25,6 +24,7 @@ from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.pairing import cache_mismatch, mismatch, shared_roles
 from posexport.verify.graph.reference import evaluate
 from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
+from posexport.verify.graph.trained import Trained, trained
 from posexport.verify.result import VerifyOverrides
 
 
@@ -61,15 +61,18 @@ def make_graph_job(
         differs = cache_mismatch(roles, theirs, other.path.name)
         roles = {} if differs is not None else shared_roles(roles, theirs)
     exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
+    checkpoint = checkpoint_of(request.module)
+    own = Trained() if checkpoint is None else trained(checkpoint)
+    tables, corners = own.tables(roles), list(own.corners(roles, subject.weight_count, request.seed))
+    roles = own.roles(roles)
     if differs is not None:
         cases = []
     elif request.inputs is not None and request.arrays is not None:
         with located(repr(str(subject.path))):
             cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
     else:
-        cases = drawn_cases(roles, request.seed, request.reach, request.more)
+        cases = drawn_cases(roles, request.seed, request.reach, request.more, corners if checkpoint else ())
     greedy = None
-    checkpoint = checkpoint_of(request.module)
     if checkpoint is not None:
         _check_opens(pool, subject, checkpoint)
         if roles and is_decoder(subject):
@@ -78,7 +81,7 @@ def make_graph_job(
                 subject=subject,
                 roles=roles,
                 module=str(checkpoint),
-                trained_length=trained_length(checkpoint),
+                trained_length=own.length,
                 seed=request.seed,
                 tolerance=overrides.tolerance,
             )
@@ -96,6 +99,8 @@ def make_graph_job(
         seed=request.seed,
         other_roles=_other_roles(graph, roles),
         greedy=greedy,
+        trained=own,
+        tables={} if checkpoint is None else tables,
     )
 
 
@@ -111,7 +116,7 @@ def _roles(
     """The roles of inputs, and those that they have in the other file; the user's own inputs need none."""
     if request.inputs is not None:
         return _known_roles(subject, request.roles), {}
-    roles = _within_training(subject.roles(request.roles), checkpoint_of(request.module))
+    roles = subject.roles(request.roles)
     return roles, {} if other is None else other.roles({name: role.kind for name, role in roles.items()})
 
 
@@ -120,18 +125,6 @@ def _check_opens(pool: Pool, subject: GraphSubject, checkpoint: Path) -> None:
     failure = result(evaluate(pool, subject.path, [], {"module": str(checkpoint)})).failure
     if failure is not None:
         raise RequestError(f"{failure.text.rstrip('.')}.")
-
-
-def _within_training(roles: dict[str, Role], checkpoint: Path | None) -> dict[str, Role]:
-    """The roles with positions below the length that the model of a checkpoint was trained for: those are to be right,
-    and far ones reach up to it."""
-    length = None if checkpoint is None else trained_length(checkpoint)
-    if length is None:
-        return roles
-    return {
-        name: attrs.evolve(role, rows=min(role.rows or length, length)) if role.kind == "position_ids" else role
-        for name, role in roles.items()
-    }
 
 
 def _known_roles(subject: GraphSubject, given: Mapping[str, str]) -> dict[str, Role]:

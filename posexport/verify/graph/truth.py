@@ -108,17 +108,25 @@ class Truth:
 
     @cached_property
     def refused(self) -> dict[int, Reason]:
-        """The cases that another file takes and this one doesn't, by their number, with the reason; none where this
-        file can't be evaluated at all, which says nothing of the inputs."""
-        if self.against is None or self._itself is None:
+        """The cases that the other file or the module takes and this one doesn't, by their number, with the reason;
+        none where this file can't be evaluated at all, which says nothing of the inputs."""
+        if self._itself is None or not self.tried:
             return {}
-        failures = {
+        return self._failures_of(self._itself, self._reference)
+
+    @cached_property
+    def taken_alone(self) -> dict[int, Reason]:
+        """The cases that this file takes and the other file or the module doesn't, by their number, with the reason."""
+        return {} if self._itself is None else self._failures_of(self._reference, self._itself)
+
+    def _failures_of(self, one: Reference, other: Reference) -> dict[int, Reason]:
+        """Why the first fails on cases on which the other doesn't."""
+        failures = {index: one.evaluation(index).failure for index in range(len(self.cases))}
+        return {
             index: failure
-            for index in range(len(self.cases))
-            if self._reference.evaluation(index).failure is None
-            and (failure := self._itself.evaluation(index).failure) is not None
+            for index, failure in failures.items()
+            if failure is not None and other.evaluation(index).failure is None
         }
-        return failures if self.tried else {}
 
     @cached_property
     def tried(self) -> list[int]:

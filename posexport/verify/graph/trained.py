@@ -1,0 +1,127 @@
+"""What a checkpoint's configuration says of its model's sizes, and sets of inputs that reach them.
+
+A file of a whole model may have a table of fewer rows, or have lost a window, and be right on a few tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.graphs.axes import PAST, SLOTS
+from posexport.graphs.cases import Corner
+from posexport.graphs.draw import Kinds
+from posexport.graphs.roles import Role
+from posexport.runtimes.tokens import is_whole, read_config, trained_length
+from posexport.verify.graph.cases import GraphCase
+
+WORK = 6e10
+"""Multiply-adds of a set of inputs: fewer tokens where a model has more than 100 million weights."""
+
+LONG, USUAL = 600, 131
+"""Tokens of the longest prompt, and of one that is tried whatever it costs."""
+
+TABLE = 4096
+"""Rows of tables that are read whole, if that costs no more than WORK."""
+
+CACHED = 2**26
+"""Numbers in a cache that reaches behind a window."""
+
+ROW = 64
+"""Tokens of each row of the sets that read tables."""
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
+"""Settings of how many keys a query sees, in layers that are not full."""
+
+TABLES = {"token_ids": "token ids", "encoder_token_ids": "token ids of the encoder", "position_ids": "positions"}
+"""Roles of inputs that are looked up in tables."""
+
+
+@attrs.frozen(kw_only=True)
+class Trained:
+    """The rows of a model's table of tokens, the positions that it was trained for, and its windows; None where the
+    configuration doesn't say them."""
+
+    vocabulary: int | None = None
+    length: int | None = None
+    windows: tuple[int, ...] = ()
+
+    def roles(self, roles: Mapping[str, Role]) -> dict[str, Role]:
+        """The roles with tokens of the model's vocabulary and positions that it was trained for, even where the tables
+        of the file have fewer."""
+        rows = {"token_ids": self.vocabulary, "encoder_token_ids": self.vocabulary, "position_ids": self.length}
+        return {name: attrs.evolve(role, rows=rows.get(role.kind) or role.rows) for name, role in roles.items()}
+
+    def tables(self, roles: Mapping[str, Role]) -> dict[str, Role]:
+        """The roles, of those that a file has itself, whose numbers are looked up in tables; with the model's rows."""
+        own = self.roles(roles)
+        return {name: own[name] for name, role in roles.items() if role.kind in TABLES and role.rows is not None}
+
+    def corners(self, roles: Mapping[str, Role], weight_count: int, seed: int) -> Iterator[Corner]:
+        """Prompts of usual lengths, keys on both sides of each window, and every row of tables that are not large, for
+        the roles that a file has itself."""
+        affordable = int(WORK / max(weight_count, 1))
+        most = min(self.length or LONG, LONG, max(affordable, USUAL))
+        rng = np.random.default_rng((seed, 4))
+        for low, high, batch in ((22, 40, 2), (41, 63, 3), (65, 130, 2), (132, LONG, 1)):
+            seq = int(rng.integers(low, high + 1))
+            if seq < most:
+                padding = "left" if batch > 1 else "none"
+                yield Corner(label="tokens between", batch=batch, seq=seq, kinds=Kinds(padding=padding))
+        yield Corner(label="many tokens", batch=1, seq=most)
+        cached = sum(_per_token(role) for role in roles.values())
+        for window in self.windows:
+            if cached and (window + 4) * cached <= CACHED and window + 4 <= (self.length or math.inf):
+                yield Corner(label=f"past a window of {window}", batch=1, seq=4, past=window - 2)
+                yield Corner(
+                    label=f"window of {window} and more", batch=1, seq=2, past=window + int(rng.integers(2, 9))
+                )
+        for role in self.tables(roles).values():
+            rows, seq = role.rows or 0, min(ROW, most)
+            if rows <= min(TABLE, affordable):
+                kinds = Kinds(positions="every" if role.kind == "position_ids" else "consecutive")
+                yield Corner(label=f"all {TABLES[role.kind]}", batch=-(-rows // seq), seq=seq, kinds=kinds)
+
+    def not_shown(self, tables: Mapping[str, Role], cases: Sequence[GraphCase]) -> Iterator[str]:
+        """What of the model's sizes and its tables these cases did not reach."""
+        for name, role in tables.items():
+            rows = role.rows or 0
+            read = {number for case in cases for number in np.unique(case.arrays[name]).tolist()}
+            if len(read) < rows:
+                yield f"{rows - len(read)} of {rows} {TABLES[role.kind]} were not read"
+        keys = max((case.keys for case in cases), default=0)
+        yield from (f"no query had more keys than the window of {one}" for one in self.windows if keys <= one)
+
+
+def trained(folder: Path) -> Trained:
+    """What config.json in the folder of a checkpoint says."""
+    config = read_config(folder / "config.json") or {}
+    part = config.get("text_config")
+    parts = [part] if isinstance(part, dict) else []
+    sizes = [one.get("vocab_size") for one in (*parts, config)]
+    return Trained(
+        vocabulary=next((int(size) for size in sizes if is_whole(size) and size > 0), None),
+        length=trained_length(folder),
+        windows=tuple(sorted({window for one in (*parts, config) for window in _windows(one)})),
+    )
+
+
+def _windows(config: Mapping[str, Any]) -> Iterator[int]:
+    """Of a configuration whose layers are not all full."""
+    layers = config.get("layer_types")
+    full = isinstance(layers, list) and not {*map(str, layers)} - {"full_attention"}
+    if config.get("use_sliding_window") is False or full:
+        return
+    yield from (config[name] for name in _WINDOWS if is_whole(config.get(name)) and config[name] > 1)
+
+
+def _per_token(role: Role) -> int:
+    """Numbers in a cache for each token of a row."""
+    if role.kind != "past" or not {PAST, SLOTS} & {*role.axes}:
+        return 0
+    return math.prod(dim for dim in role.shape if isinstance(dim, int))

@@ -27,11 +27,15 @@ END = -1
 
 
 class _Skipped(nn.Module):
-    """In the place of a layer: hands its hidden states on, as the layers return them that are traced."""
+    """In the place of a layer: hands its hidden states on, as the layers return them that are traced. Its settings,
+    which some models read, are those of the layer."""
 
-    def __init__(self, returned: list[int | None]) -> None:
+    def __init__(self, layer: nn.Module, returned: list[int | None]) -> None:
         super().__init__()
-        self._returned = returned
+        self._layer, self._returned = (layer,), returned  # a tuple, so that it is no part of the module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer[0], name)
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
         behind = self._returned[-1]
@@ -68,7 +72,7 @@ def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
                 handles.append(layer.register_forward_pre_hook(entering(index), with_kwargs=True))
                 handles.append(layer.register_forward_hook(behind))
             else:
-                modules[index] = _Skipped(returned)
+                modules[index] = _Skipped(layer, returned)
         handles.append(modules[len(before) - 1].register_forward_hook(leaving))
         yield
     finally:
@@ -87,13 +91,17 @@ class Boundaries:
 
 
 def without_markers(model: ir.Model, layers: Layers) -> Boundaries:
-    """Remove the markers; the values that they marked get names of their own."""
+    """Remove the markers; the values that they marked get names of their own, but for an output of the model."""
     names: dict[int, str] = {}
     for node in [node for node in model.graph if node.domain == TRACE_DOMAIN]:
         index, value = node.attributes["layer"].as_int(), node.inputs[0]
         assert value is not None
-        node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
-        if not value.is_graph_input():
+        marked = node.outputs[0]
+        output = marked.name if marked.is_graph_output() else None
+        marked.replace_all_uses_with(value, replace_graph_outputs=True)
+        if output is not None:
+            value.name = output
+        elif not value.is_graph_input():
             value.name = f"hidden_states.{index if index != END else len(layers.stands_for)}"
         names[index] = value.name or ""
         model.graph.remove(node, safe=True)
@@ -188,6 +196,9 @@ class _Copier:
                     _replace(node, self.enter[kind], value)
         for node in behind:
             _replace(node, self.end, hidden)
+        if hidden is not self.end and self.end.is_graph_output():
+            hidden.name, self.end.name = self.end.name, f"hidden_states.{traced[-1] + 1}"
+            self.graph.outputs[:] = [hidden if value is self.end else value for value in self.graph.outputs]
         _insert(self.graph.inputs, inputs)
         _insert(self.graph.outputs, outputs)
         for kind in traced:

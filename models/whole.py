@@ -107,7 +107,10 @@ def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int
     )
     config: Any = model.config
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    if getattr(model, "_is_stateful", False) or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
+    stateful = getattr(model, "_is_stateful", False)
+    if not stateful and not takes(model, "past_key_values"):
+        raise RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
+    if stateful or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
         raise refusal
     cache = DynamicCache()
     with torch.no_grad():

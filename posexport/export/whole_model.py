@@ -27,6 +27,7 @@ from posexport.export.attention_heads import with_equal_heads
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.model_errors import exporting
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, without_markers
+from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
@@ -206,7 +207,8 @@ class _Export:
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            program = with_equal_heads(complex_numbers.without_complex_operators(program))
+            program = complex_numbers.without_complex_operators(program)
+            program = with_converted_tensors(with_equal_heads(program))
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
 

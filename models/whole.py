@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import attrs
@@ -35,6 +36,28 @@ TRACED = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8}
 def takes(model: nn.Module, name: str) -> bool:
     """Whether a model has an input of this name."""
     return name in inspect.signature(model.forward).parameters
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """The model runs inside, and keeps nothing of it: some modules keep what they computed of their weights, which have
+    other values or no values afterwards."""
+    inner = {*vars(nn.Module())} - {"_buffers"}
+    before = [
+        (module, {name: _copied(value) for name, value in vars(module).items() if name not in inner})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            for name in [name for name in vars(module) if name not in inner and name not in attributes]:
+                del vars(module)[name]
+            vars(module).update(attributes)
+
+
+def _copied(value: Any) -> Any:
+    return copy(value) if isinstance(value, dict | list) else value
 
 
 @contextmanager
@@ -113,7 +136,7 @@ def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int
     if stateful or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
         raise refusal
     cache = DynamicCache()
-    with torch.no_grad():
+    with torch.no_grad(), unchanged(model):
         model(input_ids=input_ids, past_key_values=cache, use_cache=True)
     sizes = {}
     for index, layer in enumerate(cache.layers):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes
+from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes, unchanged
 
 OUTPUTS = (
     *("logits", "start_logits", "end_logits", "prediction_logits", "seq_relationship_logits"),
@@ -61,7 +61,7 @@ def encoder_of(model: nn.Module, dtype: torch.dtype, hidden: bool = False) -> tu
     """
     inputs = encoder_inputs(model)
     example = encoder_example(inputs, dtype)
-    with torch.no_grad():
+    with torch.no_grad(), unchanged(model):
         made = model(**example, return_dict=True)
     names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]
     if not names:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, takes
+from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, unchanged
 from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
 
 SOURCE = "encoder_sequence"
@@ -112,7 +112,7 @@ def translator_of(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[nn.Mo
     inputs = encoder_inputs(model)
     example = encoder_example(inputs, dtype)
     whole: Any = model
-    with torch.no_grad():
+    with torch.no_grad(), unchanged(model):
         made = encoder(**example)
         encoded = type(whole.get_encoder()(**example, return_dict=True))
     layers = [one["encoder"]["key"].shape for one in made["present"]]

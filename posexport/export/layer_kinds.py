@@ -17,6 +17,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from posexport.models.whole import unchanged
+
 INDEX = ("layer_idx", "layer_index", "layer_id", "idx")
 """Names of attributes that hold the index of a layer."""
 
@@ -95,7 +97,7 @@ def check_alike(model: nn.Module, layers: Layers, run: Callable[[], Any]) -> Non
     """LayersDifferError unless each layer computes what the one does that stands for it. `run` calls the model."""
     modules = model.get_submodule(layers.path)
     assert isinstance(modules, nn.ModuleList)
-    calls = _calls(modules, run)
+    calls = _calls(model, modules, run)
     expected: dict[int, Any] = {}
     for kind in layers.traced:
         alike = [index for index, one in enumerate(layers.stands_for) if one == kind]
@@ -137,13 +139,13 @@ class _Call:
         """The result for other hidden states, the same ones each time."""
         random = torch.Generator().manual_seed(1)
         hidden = torch.randn(self.shape, generator=random, dtype=torch.float32).to(self.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(layer):
             given = {**self.kwargs, "hidden_states": hidden} if self.named else self.kwargs
             result = layer(*self.args, **given) if self.named else layer(hidden, *self.args, **given)
         return hidden_of(result)[0]
 
 
-def _calls(modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
+def _calls(model: nn.Module, modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
     calls: dict[int, _Call] = {}
 
     def recording(index: int) -> Callable[..., None]:
@@ -158,7 +160,7 @@ def _calls(modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
 
     hooks = [layer.register_forward_pre_hook(recording(index), with_kwargs=True) for index, layer in enumerate(modules)]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(model):
             run()
     finally:
         for hook in hooks:

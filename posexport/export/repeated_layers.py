@@ -130,7 +130,7 @@ class _Copier:
         self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
     ) -> None:
         self.graph, self.layers, self.make = graph, layers, make
-        self.weight = re.compile(rf"(?P<before>.*\b{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
+        self.weight = re.compile(rf"(?P<before>(model\.)?{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
         values = {value.name: value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}
         missing = [name for name in (*boundaries.enter.values(), boundaries.end) if name not in values]
         if missing:

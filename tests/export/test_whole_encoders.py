@@ -47,6 +47,7 @@ ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
     "vit_classifier": ("native", ["pixel_values"], ["logits"]),
     "bert": ("native", ["input_ids", "attention_mask", "token_type_ids"], ["last_hidden_state", "pooler_output"]),
     "modernbert": ("native", ["input_ids", "attention_mask"], ["last_hidden_state"]),
+    "levit": ("native", ["pixel_values"], ["last_hidden_state", "pooler_output"]),
     "hubert": ("native", ["input_values"], ["last_hidden_state"]),
     "wav2vec2_ctc": ("native", ["input_values"], ["logits"]),
 }

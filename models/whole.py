@@ -42,22 +42,25 @@ def takes(model: nn.Module, name: str) -> bool:
 def unchanged(model: nn.Module) -> Iterator[None]:
     """The model runs inside, and keeps nothing of it: some modules keep what they computed of their weights, which have
     other values or no values afterwards."""
-    inner = {*vars(nn.Module())} - {"_buffers"}
     before = [
-        (module, {name: _copied(value) for name, value in vars(module).items() if name not in inner})
-        for module in model.modules()
+        (module, [(name, value, _held(value)) for name, value in vars(module).items()]) for module in model.modules()
     ]
     try:
         yield
     finally:
         for module, attributes in before:
-            for name in [name for name in vars(module) if name not in inner and name not in attributes]:
-                del vars(module)[name]
-            vars(module).update(attributes)
+            vars(module).clear()
+            for name, value, held in attributes:
+                vars(module)[name] = value
+                if isinstance(value, dict) and held is not None:  # in place: hooks know the table that they are in
+                    value.clear()
+                    value.update(held)
+                elif isinstance(value, list) and held is not None:
+                    value[:] = held
 
 
-def _copied(value: Any) -> Any:
-    return copy(value) if isinstance(value, dict | list) else value
+def _held(value: Any) -> Any:
+    return copy(value) if isinstance(value, dict | list) else None
 
 
 @contextmanager

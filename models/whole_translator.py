@@ -54,13 +54,7 @@ class CrossEncoder(nn.Module):
         states = encoded[0]
         cache = _cache()
         start = torch.zeros(states.shape[0], 1, dtype=torch.int64)
-        model(
-            decoder_input_ids=start,
-            encoder_outputs=encoded,
-            past_key_values=cache,
-            use_cache=True,
-            return_dict=True,
-        )
+        model(decoder_input_ids=start, encoder_outputs=encoded, past_key_values=cache, use_cache=True, return_dict=True)
         layers = cache.cross_attention_cache.layers
         return {HIDDEN: states, "present": [{"encoder": {"key": one.keys, "value": one.values}} for one in layers]}
 
@@ -133,7 +127,10 @@ def translator_of(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[nn.Mo
     encoding = Signature(
         inputs=inputs, outputs=outputs, example=example, shapes={name: _moving(inputs[name]) for name in inputs}
     )
-    return {"encoder": (encoder, encoding), "decoder": _decoder(model, own, cross, "attention_mask" in inputs, CrossDecoder(model, width, encoded), dtype)}
+    return {
+        "encoder": (encoder, encoding),
+        "decoder": _decoder(model, own, cross, "attention_mask" in inputs, CrossDecoder(model, width, encoded), dtype),
+    }
 
 
 def _decoder(

@@ -147,6 +147,13 @@ class _Call:
 
 def _calls(model: nn.Module, modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
     calls: dict[int, _Call] = {}
+    returned: dict[int, Tensor] = {}
+
+    def returning(index: int) -> Callable[..., None]:
+        def hook(_: nn.Module, __: tuple[Any, ...], result: Any) -> None:
+            returned[index] = hidden_of(result)[0]
+
+        return hook
 
     def recording(index: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -154,11 +161,14 @@ def _calls(model: nn.Module, modules: nn.ModuleList, run: Callable[[], Any]) -> 
             hidden = args[0] if args else kwargs.get("hidden_states")
             if not isinstance(hidden, Tensor) or index in calls:
                 raise LayersDifferError("a layer is not called with hidden states, or more than once")
+            if index and hidden is not returned.get(index - 1):
+                raise LayersDifferError(f"layer {index} is not given what the one before it returned")
             calls[index] = _Call(hidden.shape, hidden.dtype, args[1:], others, not args)
 
         return hook
 
     hooks = [layer.register_forward_pre_hook(recording(index), with_kwargs=True) for index, layer in enumerate(modules)]
+    hooks += [layer.register_forward_hook(returning(index)) for index, layer in enumerate(modules)]
     try:
         with torch.no_grad(), unchanged(model):
             run()

@@ -171,6 +171,8 @@ class _Copier:
             index = max(owner[value] for value in read)
             owner.update((value, index) for value in node.outputs if value not in bounds)
             self.nodes[index].append(node)
+        for index, nodes in self.nodes.items():
+            _check_closed(nodes, {*bounds, *self.outputs[index]})
 
     def run(self) -> None:
         traced = self.layers.traced
@@ -241,6 +243,15 @@ class _Copier:
         match = pattern.fullmatch(str(value.name))
         assert match is not None
         return f"{match['before']}{index}{match['behind']}"
+
+
+def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value]) -> None:
+    """LayersDifferError where something else than a layer's own nodes reads what they compute, but for its `ends`: such
+    as a sum of the hidden states of all layers."""
+    inside = {*nodes}
+    for value in (value for node in nodes for value in node.outputs if value not in ends):
+        if value.is_graph_output() or any(use.node not in inside for use in value.uses()):
+            raise LayersDifferError(f"{value.name} of a layer is read outside of it")
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:

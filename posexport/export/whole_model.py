@@ -21,7 +21,7 @@ from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
 from posexport.artifact.onnx_artifact import module_metadata
-from posexport.errors import FieldError
+from posexport.errors import FieldError, RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
@@ -32,7 +32,7 @@ from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
-from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature
+from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature, unchanged
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
@@ -197,7 +197,7 @@ class _Export:
     def _captured(self, layers: Layers | None) -> ir.Model:
         model, signature = self.pretrained.model, self.part.signature
         alone = nullcontext() if layers is None else only_traced(model, layers)
-        with torch.no_grad(), exporter.quiet(), alone, exporting(self.pretrained.architecture):
+        with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
             program = torch.export.export(
                 self.part.module,
@@ -207,6 +207,7 @@ class _Export:
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
+            _check_sizes(program, signature, self.pretrained.architecture)
             program = complex_numbers.without_complex_operators(program)
             program = with_converted_tensors(with_equal_heads(program))
             self.progress("writing the graph")
@@ -242,6 +243,20 @@ class _Export:
             return ir.tensor_adapters.TorchTensor(weight.to(ir.tensor_adapters.to_torch_dtype(dtype)), name=name)
 
         return onnx_file.lazy(name, tuple(weight.shape), dtype, make)
+
+
+def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, architecture: str) -> None:
+    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    for given, (name, shape) in zip(program.graph_signature.user_inputs, signature.inputs.items(), strict=True):
+        for size, traced in zip(shape, values[str(given)].shape, strict=True):
+            expression = getattr(getattr(traced, "node", None), "expr", None)
+            limits = program.range_constraints.get(expression)
+            if isinstance(size, str) and (expression is None or (limits is not None and limits.is_singleton())):
+                raise RequestError(
+                    f"{architecture} is not exported as a whole: its code fixes the size {size!r} of {shown(name)}, as "
+                    "a loop over rows or tokens does. Give --layer in place of --model for one layer of it."
+                )
 
 
 def _name_values(model: ir.Model, signature: Signature) -> None:

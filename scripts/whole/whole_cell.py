@@ -133,5 +133,3 @@ def _json(*arguments: Any, fine: Sequence[int] = (0,)) -> dict[str, Any]:
 def _cpu_seconds() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-

@@ -65,9 +65,7 @@ def _table(title: str, cells: Sequence[Cell], notes: dict[str, int]) -> list[str
     ]
     heads = [" ".join(filter(None, (form, dtype, CACHES.get(caches, "")))) for form, dtype, caches in columns]
     keys = ["/".join(filter(None, column)) for column in columns]
-    rows = [
-        (name, *(_text(by_row[name].get(key), notes) for key in keys)) for name in ROWS if name in by_row
-    ]
+    rows = [(name, *(_text(by_row[name].get(key), notes) for key in keys)) for name in ROWS if name in by_row]
     return [f"## {title}", "", *table(("architecture", *heads), rows, heads), ""]
 
 

@@ -48,6 +48,7 @@ ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
     "bert": ("native", ["input_ids", "attention_mask", "token_type_ids"], ["last_hidden_state", "pooler_output"]),
     "modernbert": ("native", ["input_ids", "attention_mask"], ["last_hidden_state"]),
     "levit": ("native", ["pixel_values"], ["last_hidden_state", "pooler_output"]),
+    "yolos": ("native", ["pixel_values"], ["logits", "last_hidden_state", "pred_boxes"]),
     "hubert": ("native", ["input_values"], ["last_hidden_state"]),
     "wav2vec2_ctc": ("native", ["input_values"], ["logits"]),
 }
@@ -106,3 +107,29 @@ def test_options_without_a_meaning_are_refused() -> None:
     for name in ("bert", "bart"):
         with pytest.raises(RequestError, match="kv_cache was given"):
             exported(name, kv_cache="shared")
+
+
+def test_rows_that_are_looped_over_are_refused() -> None:
+    """The sizes of images come in a list of one for each row, so that the number of rows is that of the trace."""
+    with pytest.raises(
+        RequestError, match="PixtralVisionModel is not exported .* fixes the size 'batch' of 'pixel_val"
+    ):
+        exported("pixtral_vision")
+
+
+def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read outside of the layers, so that no layer can stand for another."""
+    import transformers
+    from transformers.modeling_outputs import ImageClassifierOutput
+
+    def summed(self: Any, pixel_values: torch.Tensor, **_: Any) -> Any:
+        states = self.vit(pixel_values=pixel_values, output_hidden_states=True).hidden_states
+        return ImageClassifierOutput(logits=self.classifier(torch.stack(states).sum(0)[:, 0]))
+
+    monkeypatch.setattr(transformers.ViTForImageClassification, "forward", summed)
+    (model,) = exported("vit_classifier")
+    write_onnx(model.model, tmp_path / "model.onnx")
+    run = session(tmp_path / "model.onnx")
+    given = drawn(run, {"batch": 3})
+    wanted = oracle(checkpoint("vit_classifier"))(**{name: torch.from_numpy(value) for name, value in given.items()})
+    assert error(results(run, given)["logits"], wanted.logits.numpy()) < BOUND

@@ -24,6 +24,7 @@ from whole_rows import ROWS  # noqa: E402
 
 Array = npt.NDArray[Any]
 
+
 @cache
 def _root() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()

@@ -18,6 +18,8 @@ from posexport.errors import RequestError
 from posexport.export.layer_kinds import LayersDifferError
 from posexport.runtimes.trace_errors import chain_of, known_kind, said
 
+_FIXED_SIZE = ("its code fixes a size that is to vary, as a loop over rows or tokens does", "")
+
 
 @contextmanager
 def exporting(architecture: str) -> Iterator[None]:
@@ -30,7 +32,7 @@ def exporting(architecture: str) -> Iterator[None]:
         chain = chain_of(error)
         operators = [found for each in chain if (found := _operator(each)) is not None]
         lines = [found for each in chain if (found := _line(each)) is not None]
-        known = known_kind(chain)
+        known = _FIXED_SIZE if _fixes_a_size(chain[-1]) else known_kind(chain)
         where = f" because of the operator {operators[-1]}" if operators else ""
         why = said(chain[-1]) if known is None or operators else known[0]
         place = f", at {lines[-1]}" if lines and not operators else ""
@@ -60,3 +62,12 @@ def _line(error: BaseException) -> str | None:
             found = f"line {trace.tb_lineno} of {file.name}"
         trace = trace.tb_next
     return found
+
+
+def _fixes_a_size(error: BaseException) -> bool:
+    """Whether torch compared the sizes that are to vary with those that it traced: it says so by a plain ValueError."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return type(error) is ValueError and module.startswith(("torch.export.", "torch._export."))

@@ -43,7 +43,8 @@ def checkpoint(name: str, work: Path) -> Path:
     folder = work / "checkpoints" / name
     if not (folder / "config.json").exists():
         part = folder.with_name(f"{name}.{os.getpid()}")
-        build(ROWS[name]).save_pretrained(part)
+        model: Any = build(ROWS[name])
+        model.save_pretrained(part)
         part.rename(folder)
     return folder
 

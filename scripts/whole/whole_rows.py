@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 from architecture import Architecture
-from decoders import COMMON, GPT, GROUPED, HALF_LAYERS, HEADED, decoder
+from decoders import COMMON, GROUPED, HALF_LAYERS, HEADED, decoder
 from encoders import BART, SPECIAL, T5, encoder, seq2seq
 from encoders import COMMON as TEXT
 from table import ARCHITECTURES

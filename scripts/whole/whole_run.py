@@ -4,18 +4,20 @@ it was before it worked, which saves each of them seconds of imports."""
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import forks
 from limited import PRELOADED, record_of
 from whole_cell import cell
 from whole_data import Cell
 
 from posexport.jsondata import structure
+
+forks: Any = importlib.import_module("forks")  # of the tests, which has no types
 
 PRELOADED += [
     *forks.PRELOADED,

@@ -175,3 +175,13 @@ def test_experts_that_are_looked_for_by_values_are_a_sentence() -> None:
     """Its experts run over those that some token chose."""
     with pytest.raises(RequestError, match=r"DbrxForCausalLM as a whole \(the module branches on the values .* of mod"):
         export_whole(open_pretrained(checkpoint("dbrx")), HowToExport())
+
+
+def test_loops_over_tokens_are_a_sentence() -> None:
+    with pytest.raises(RequestError, match=r"MambaForCausalLM as a whole \(its code fixes a size that is to vary"):
+        export_whole(open_pretrained(checkpoint("mamba")), HowToExport(kv_cache="none"))
+
+
+def test_a_model_without_caches_says_how_it_is_exported() -> None:
+    with pytest.raises(RequestError, match="OpenAIGPTLMHeadModel has no caches in transformers: give --kv-cache none"):
+        export_whole(open_pretrained(checkpoint("openai_gpt_causal")), HowToExport())

@@ -95,6 +95,6 @@ def test_what_ends_a_cell_is_its_reason(load: Load, tmp_path: Path, monkeypatch:
     def broken(*_: object) -> None:
         raise ValueError("raw")
 
-    monkeypatch.setattr("posexport.export.model_request.write_model", broken)
+    monkeypatch.setattr("posexport.cli.export_command.write_model", broken)
     record = module.cell("vit", "native", "fp32", "", str(tmp_path))
     assert (record["state"], record["reason"]) == ("crashed", "export: ValueError: raw")

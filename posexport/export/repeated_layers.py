@@ -121,6 +121,18 @@ def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights
     _Copier(model.graph, layers, boundaries, weights, make).run()
 
 
+def owners(
+    model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
+) -> dict[str, int]:
+    """The traced layers that nodes belong to, by the names of the nodes and of their results."""
+    nodes = _Copier(model.graph, layers, boundaries, weights, make).nodes
+    owned: dict[str, int] = {}
+    for index, each in nodes.items():
+        for node in each:
+            owned |= dict.fromkeys([str(node.name), *(str(value.name) for value in node.outputs)], index)
+    return owned
+
+
 CACHE = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
 """Names of the caches of layers among inputs and outputs."""
 
@@ -166,7 +178,7 @@ class _Copier:
         self.graph.sort()
         for node in self.graph:
             read = [value for value in _values_read(node) if value in owner]
-            if not read or (node.op_type in ("Shape", "Size") and node.domain == ""):
+            if not read or _is_size(node):
                 continue
             index = max(owner[value] for value in read)
             owner.update((value, index) for value in node.outputs if value not in bounds)
@@ -250,8 +262,13 @@ def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value]) -> None:
     as a sum of the hidden states of all layers."""
     inside = {*nodes}
     for value in (value for node in nodes for value in node.outputs if value not in ends):
-        if value.is_graph_output() or any(use.node not in inside for use in value.uses()):
+        readers = [use.node for use in value.uses() if not _is_size(use.node)]
+        if value.is_graph_output() or not inside.issuperset(readers):
             raise LayersDifferError(f"{value.name} of a layer is read outside of it")
+
+
+def _is_size(node: ir.Node) -> bool:
+    return node.op_type in ("Shape", "Size") and node.domain == ""
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:

@@ -26,7 +26,7 @@ from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.model_errors import exporting
-from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, without_markers
+from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
@@ -166,11 +166,14 @@ class _Export:
         _name_dimensions(model, signature)
         self._fill(model)
         progress("looking for attention")
+        names = {*self.pretrained.weights, *(f"model.{name}" for name, _ in self.pretrained.model.named_buffers())}
+        owned: dict[str, int] = {}
+        if layers is not None and boundaries is not None:
+            owned = owners(model, layers, boundaries, names, self._tensor)
         rewritten = self._rewritten(model)
         model = rewritten.model
         if layers is not None and boundaries is not None:
-            buffers = (f"model.{name}" for name, _ in self.pretrained.model.named_buffers())
-            copy_layers(model, layers, boundaries, {*self.pretrained.weights, *buffers}, self._tensor)
+            copy_layers(model, layers, boundaries, names, self._tensor)
         RemoveUnusedOpsetsPass()(model)
         origin = module_metadata(ModuleSource(name=self.pretrained.architecture))
         model.metadata_props.update({"posexport.form": how.form, "posexport.version": __version__, **origin})
@@ -178,7 +181,7 @@ class _Export:
             model.metadata_props["posexport.target"] = how.target
         model.producer_name, model.producer_version = "posexport", __version__
         onnx_file.check(model)
-        records = attention_records(rewritten, layers)
+        records = attention_records(rewritten, layers, owned)
         return ExportedModel(
             model=model, architecture=self.pretrained.architecture, attentions=tuple(records), part=self.part.name
         )
@@ -318,21 +321,27 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
         values.extend(kept)
 
 
-def attention_records(rewritten: Rewritten, layers: Layers | None) -> list[Mapping[str, Any]]:
-    """A record of each attention of all layers."""
+def attention_records(rewritten: Rewritten, layers: Layers | None, owned: Mapping[str, int]) -> list[Mapping[str, Any]]:
+    """A record of each attention of all layers; `owned` says which traced layer it belongs to, by its name."""
     describer = None if rewritten.view is None else Describer(rewritten.view)
     sites: list[Mapping[str, Any]] = []
-    for site in rewritten.sites:
-        description = {"name": site.attention.name}
+    for result in rewritten.sites:
+        description = {"name": result.attention.name}
         if describer is not None:
-            description = described_one(describer, site.attention)
-        sites.append(site_record(description, site.state, site.reason, site.evidence, site.angles))
-    if layers is None or len(sites) != len(layers.traced):
+            description = described_one(describer, result.attention)
+        sites.append(site_record(description, result.state, result.reason, result.evidence, result.angles))
+    if layers is None:
         return sites
-    by_layer = dict(zip(layers.traced, sites, strict=True))
+    # nodes that a node was expanded to have the name of its result before a slash
+    of_sites = [owned.get(site["name"], owned.get(site["name"].partition("/")[0])) for site in sites]
+    by_layer = {
+        kind: [site for site, own in zip(sites, of_sites, strict=True) if own == kind] for kind in layers.traced
+    }
     records: list[Mapping[str, Any]] = []
     for index, kind in enumerate(layers.stands_for):
-        name = by_layer[kind]["name"]
-        like = {} if index == kind else {"like": f"layers.{kind}.{name}"}
-        records.append({**by_layer[kind], "name": f"layers.{index}.{name}", "layer": index, **like})
-    return records
+        for site in by_layer[kind]:
+            name = site["name"]
+            like = {} if index == kind else {"like": f"layers.{kind}.{name}"}
+            records.append({**site, "name": f"layers.{index}.{name}", "layer": index, **like})
+    others = [site for site, own in zip(sites, of_sites, strict=True) if own is None]
+    return [*records, *({**site, "layer": at} for at, site in enumerate(others, len(layers.stands_for)))]

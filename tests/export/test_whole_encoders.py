@@ -109,6 +109,13 @@ def test_options_without_a_meaning_are_refused() -> None:
             exported(name, kv_cache="shared")
 
 
+def test_attention_beside_the_layers_is_listed_with_that_of_all_layers() -> None:
+    """A head that pools by attention."""
+    (model,) = exported("siglip", form="native")
+    layers = [one["layer"] for one in model.attentions if one["name"].startswith("layers.")]
+    assert layers == [0, 1, 2, 3] and len(model.attentions) == 5
+
+
 def test_rows_that_are_looped_over_are_refused() -> None:
     """The sizes of images come in a list of one for each row, so that the number of rows is that of the trace."""
     with pytest.raises(RequestError, match=r"PixtralVisionModel is not exported .* fixes the size 'batch' of"):

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import attrs
@@ -35,6 +36,31 @@ TRACED = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8}
 def takes(model: nn.Module, name: str) -> bool:
     """Whether a model has an input of this name."""
     return name in inspect.signature(model.forward).parameters
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """The model runs inside, and keeps nothing of it: some modules keep what they computed of their weights, which have
+    other values or no values afterwards."""
+    before = [
+        (module, [(name, value, _held(value)) for name, value in vars(module).items()]) for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            vars(module).clear()
+            for name, value, held in attributes:
+                vars(module)[name] = value
+                if isinstance(value, dict) and held is not None:  # in place: hooks know the table that they are in
+                    value.clear()
+                    value.update(held)
+                elif isinstance(value, list) and held is not None:
+                    value[:] = held
+
+
+def _held(value: Any) -> Any:
+    return copy(value) if isinstance(value, dict | list) else None
 
 
 @contextmanager
@@ -107,10 +133,13 @@ def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int
     )
     config: Any = model.config
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    if getattr(model, "_is_stateful", False) or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
+    stateful = getattr(model, "_is_stateful", False)
+    if not stateful and not takes(model, "past_key_values"):
+        raise RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
+    if stateful or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
         raise refusal
     cache = DynamicCache()
-    with torch.no_grad():
+    with torch.no_grad(), unchanged(model):
         model(input_ids=input_ids, past_key_values=cache, use_cache=True)
     sizes = {}
     for index, layer in enumerate(cache.layers):

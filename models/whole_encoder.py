@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes
+from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes, unchanged
 
 OUTPUTS = (
     *("logits", "start_logits", "end_logits", "prediction_logits", "seq_relationship_logits"),
@@ -61,7 +61,7 @@ def encoder_of(model: nn.Module, dtype: torch.dtype, hidden: bool = False) -> tu
     """
     inputs = encoder_inputs(model)
     example = encoder_example(inputs, dtype)
-    with torch.no_grad():
+    with torch.no_grad(), unchanged(model):
         made = model(**example, return_dict=True)
     names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]
     if not names:
@@ -105,7 +105,8 @@ def _image(config: Any) -> Dimensions:
     config = getattr(config, "vision_config", None) or config
     size = getattr(config, "image_size", None) or 224
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return (BATCH, getattr(config, "num_channels", 3), int(height), int(width))
+    frames = getattr(config, "num_frames", None)  # of models of video
+    return (BATCH, *([frames] if frames else []), getattr(config, "num_channels", 3), int(height), int(width))
 
 
 def _sound(config: Any) -> Dimensions:
@@ -117,8 +118,18 @@ def _sound(config: Any) -> Dimensions:
 def _features(config: Any) -> Dimensions:
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
-    return (BATCH, "frames", getattr(config, "feature_projection_input_dim", None) or config.num_mel_bins)
+    widths = (getattr(config, name, None) for name in _WIDTHS)
+    width = next((one for one in widths if one), None)
+    if width is None:
+        raise RequestError(
+            f"the configuration of {config.model_type} has none of {', '.join(_WIDTHS)}, which say how wide a frame of "
+            "sound is: it is not exported."
+        )
+    return (BATCH, "frames", width)
 
+
+_WIDTHS = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins")
+"""Settings that hold how many numbers a frame of sound has."""
 
 _SHAPES: Mapping[str, Any] = {
     "input_ids": lambda _: (BATCH, SEQUENCE),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, takes
+from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, unchanged
 from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
 
 SOURCE = "encoder_sequence"
@@ -37,27 +37,35 @@ class CrossEncoder(nn.Module):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        input_values: Tensor | None = None,
         input_features: Tensor | None = None,
     ) -> dict[str, Any]:
         """`last_hidden_state` [batch, encoder sequence, size], and `present` of each layer of the decoder."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "input_features": input_features}
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "input_values": input_values,
+            "input_features": input_features,
+        }
         model: Any = self.model
-        states = model.get_encoder()(**{name: value for name, value in given.items() if value is not None})[0]
+        encoded = model.get_encoder()(
+            **{name: value for name, value in given.items() if value is not None}, return_dict=True
+        )
+        states = encoded[0]
         cache = _cache()
         start = torch.zeros(states.shape[0], 1, dtype=torch.int64)
-        model(
-            decoder_input_ids=start, encoder_outputs=(states,), past_key_values=cache, use_cache=True, return_dict=True
-        )
+        model(decoder_input_ids=start, encoder_outputs=encoded, past_key_values=cache, use_cache=True, return_dict=True)
         layers = cache.cross_attention_cache.layers
         return {HIDDEN: states, "present": [{"encoder": {"key": one.keys, "value": one.values}} for one in layers]}
 
 
 class CrossDecoder(nn.Module):
-    """The decoder of an encoder-decoder, with its caches and those of its cross-attention as inputs."""
+    """The decoder of an encoder-decoder, with its caches and those of its cross-attention as inputs. `encoded` is the
+    class of what the encoder returns, whose states have this `width`."""
 
-    def __init__(self, model: nn.Module, width: int) -> None:
+    def __init__(self, model: nn.Module, width: int, encoded: type) -> None:
         super().__init__()
-        self.model, self.width = model, width
+        self.model, self.width, self.encoded = model, width, encoded
 
     def forward(
         self, input_ids: Tensor, past_key_values: Caches, encoder_attention_mask: Tensor | None = None
@@ -74,7 +82,7 @@ class CrossDecoder(nn.Module):
         model: Any = self.model
         made = model(
             decoder_input_ids=input_ids,
-            encoder_outputs=(unread,),
+            encoder_outputs=self.encoded(last_hidden_state=unread),
             past_key_values=cache,
             use_cache=True,
             return_dict=True,
@@ -97,14 +105,16 @@ def translator_of(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[nn.Mo
     encoder = CrossEncoder(model)
     inputs = encoder_inputs(model)
     example = encoder_example(inputs, dtype)
-    with torch.no_grad():
+    whole: Any = model
+    with torch.no_grad(), unchanged(model):
         made = encoder(**example)
+        encoded = type(whole.get_encoder()(**example, return_dict=True))
     layers = [one["encoder"]["key"].shape for one in made["present"]]
     if not layers or any(len(shape) != 4 for shape in layers):
         raise RequestError(f"{type(model).__name__} has no keys and values of cross-attention: it is not exported.")
     width, length = made[HIDDEN].shape[-1], made[HIDDEN].shape[1]
-    text = "input_ids" in inputs
-    source: int | str = SOURCE if text else length
+    moves = any(isinstance(size, str) and size != BATCH for shape in inputs.values() for size in shape)
+    source: int | str = SOURCE if moves else length
     inputs = {name: tuple(SOURCE if size == SEQUENCE else size for size in shape) for name, shape in inputs.items()}
     cross = {
         f"{index}.encoder.{kind}": (BATCH, shape[1], source, made["present"][index]["encoder"][kind].shape[3])
@@ -117,15 +127,18 @@ def translator_of(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[nn.Mo
     encoding = Signature(
         inputs=inputs, outputs=outputs, example=example, shapes={name: _moving(inputs[name]) for name in inputs}
     )
-    return {"encoder": (encoder, encoding), "decoder": _decoder(model, own, cross, source, width, dtype)}
+    return {
+        "encoder": (encoder, encoding),
+        "decoder": _decoder(model, own, cross, "attention_mask" in inputs, CrossDecoder(model, width, encoded), dtype),
+    }
 
 
 def _decoder(
     model: nn.Module,
     own: Mapping[str, tuple[int | str, ...]],
     cross: Mapping[str, tuple[int | str, ...]],
-    source: int | str,
-    width: int,
+    source_mask: bool,
+    decoder: CrossDecoder,
     dtype: torch.dtype,
 ) -> tuple[nn.Module, Signature]:
     tokens = (BATCH, SEQUENCE)
@@ -145,11 +158,11 @@ def _decoder(
                     outputs[f"present.{name}"] = tuple(TOTAL if size == PAST else size for size in shape)
     example = {"input_ids": torch.zeros(_sizes(tokens), dtype=torch.int64), "past_key_values": past}
     shapes = {"input_ids": _moving(tokens), "past_key_values": moving}
-    if isinstance(source, str) and takes(model, "attention_mask"):
-        inputs["encoder_attention_mask"] = (BATCH, source)
-        example["encoder_attention_mask"] = torch.ones(_sizes((BATCH, source)), dtype=torch.int64)
-        shapes["encoder_attention_mask"] = _moving((BATCH, source))
-    return CrossDecoder(model, width), Signature(inputs=inputs, outputs=outputs, example=example, shapes=shapes)
+    if source_mask:
+        inputs["encoder_attention_mask"] = (BATCH, SOURCE)
+        example["encoder_attention_mask"] = torch.ones(_sizes((BATCH, SOURCE)), dtype=torch.int64)
+        shapes["encoder_attention_mask"] = _moving((BATCH, SOURCE))
+    return decoder, Signature(inputs=inputs, outputs=outputs, example=example, shapes=shapes)
 
 
 def _sizes(shape: tuple[int | str, ...]) -> list[int]:

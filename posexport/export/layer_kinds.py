@@ -17,6 +17,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from posexport.models.whole import unchanged
+
 INDEX = ("layer_idx", "layer_index", "layer_id", "idx")
 """Names of attributes that hold the index of a layer."""
 
@@ -95,7 +97,7 @@ def check_alike(model: nn.Module, layers: Layers, run: Callable[[], Any]) -> Non
     """LayersDifferError unless each layer computes what the one does that stands for it. `run` calls the model."""
     modules = model.get_submodule(layers.path)
     assert isinstance(modules, nn.ModuleList)
-    calls = _calls(modules, run)
+    calls = _calls(model, modules, run)
     expected: dict[int, Any] = {}
     for kind in layers.traced:
         alike = [index for index, one in enumerate(layers.stands_for) if one == kind]
@@ -137,14 +139,21 @@ class _Call:
         """The result for other hidden states, the same ones each time."""
         random = torch.Generator().manual_seed(1)
         hidden = torch.randn(self.shape, generator=random, dtype=torch.float32).to(self.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(layer):
             given = {**self.kwargs, "hidden_states": hidden} if self.named else self.kwargs
             result = layer(*self.args, **given) if self.named else layer(hidden, *self.args, **given)
         return hidden_of(result)[0]
 
 
-def _calls(modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
+def _calls(model: nn.Module, modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
     calls: dict[int, _Call] = {}
+    returned: dict[int, Tensor] = {}
+
+    def returning(index: int) -> Callable[..., None]:
+        def hook(_: nn.Module, __: tuple[Any, ...], result: Any) -> None:
+            returned[index] = hidden_of(result)[0]
+
+        return hook
 
     def recording(index: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -152,13 +161,16 @@ def _calls(modules: nn.ModuleList, run: Callable[[], Any]) -> list[_Call]:
             hidden = args[0] if args else kwargs.get("hidden_states")
             if not isinstance(hidden, Tensor) or index in calls:
                 raise LayersDifferError("a layer is not called with hidden states, or more than once")
+            if index and hidden is not returned.get(index - 1):
+                raise LayersDifferError(f"layer {index} is not given what the one before it returned")
             calls[index] = _Call(hidden.shape, hidden.dtype, args[1:], others, not args)
 
         return hook
 
     hooks = [layer.register_forward_pre_hook(recording(index), with_kwargs=True) for index, layer in enumerate(modules)]
+    hooks += [layer.register_forward_hook(returning(index)) for index, layer in enumerate(modules)]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(model):
             run()
     finally:
         for hook in hooks:

@@ -1,20 +1,24 @@
 """What goes wrong where a model of transformers runs or is exported, in one sentence that names the architecture and,
 where it is known, the operator.
 
-The operator is that of the node at which torch's exporter stopped, which its frames hold.
+The operator is that of the node at which torch's exporter stopped, which its frames hold. Where it stopped in the code
+of the model, the sentence has the line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from posexport.errors import RequestError
 from posexport.export.layer_kinds import LayersDifferError
-from posexport.runtimes.trace_errors import chain_of, said
+from posexport.runtimes.trace_errors import chain_of, known_kind, said
+
+_FIXED_SIZE = ("its code fixes a size that is to vary, as a loop over rows or tokens does", "")
 
 
 @contextmanager
@@ -27,9 +31,13 @@ def exporting(architecture: str) -> Iterator[None]:
     except Exception as error:
         chain = chain_of(error)
         operators = [found for each in chain if (found := _operator(each)) is not None]
+        lines = [found for each in chain if (found := _line(each)) is not None]
+        known = _FIXED_SIZE if _fixes_a_size(chain[-1]) else known_kind(chain)
         where = f" because of the operator {operators[-1]}" if operators else ""
+        why = said(chain[-1]) if known is None or operators else known[0]
+        place = f", at {lines[-1]}" if lines and not operators else ""
         raise RequestError(
-            f"torch can't export {architecture} as a whole{where} ({said(chain[-1])}): give --layer in place of "
+            f"torch can't export {architecture} as a whole{where} ({why}{place}): give --layer in place of "
             "--model for one layer of it."
         ) from error
 
@@ -43,3 +51,23 @@ def _operator(error: BaseException) -> str | None:
             found = str(node.target)
         trace = trace.tb_next
     return found
+
+
+def _line(error: BaseException) -> str | None:
+    """The last line of the code of a model of transformers that an error came through."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.name.startswith("modeling_"):
+            found = f"line {trace.tb_lineno} of {file.name}"
+        trace = trace.tb_next
+    return found
+
+
+def _fixes_a_size(error: BaseException) -> bool:
+    """Whether torch compared the sizes that are to vary with those that it traced: it says so by a plain ValueError."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return type(error) is ValueError and module.startswith(("torch.export.", "torch._export."))

@@ -27,6 +27,7 @@ from posexport.custom_ops.arguments import related_sizes
 from posexport.errors import RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.module_axes import Axes
+from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
 from posexport.rewrite.result import ALREADY, KEPT, site_record
@@ -134,7 +135,7 @@ def export_any(
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
-            program = complex_numbers.without_complex_operators(program)
+            program = with_converted_tensors(complex_numbers.without_complex_operators(program))
         progress("writing the graph")
         with tracing(module, not axes.found):
             model = exporter.capture(program, functions)

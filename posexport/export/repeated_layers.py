@@ -27,11 +27,15 @@ END = -1
 
 
 class _Skipped(nn.Module):
-    """In the place of a layer: hands its hidden states on, as the layers return them that are traced."""
+    """In the place of a layer: hands its hidden states on, as the layers return them that are traced. Its settings,
+    which some models read, are those of the layer."""
 
-    def __init__(self, returned: list[int | None]) -> None:
+    def __init__(self, layer: nn.Module, returned: list[int | None]) -> None:
         super().__init__()
-        self._returned = returned
+        self._layer, self._returned = (layer,), returned  # a tuple, so that it is no part of the module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer[0], name)
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
         behind = self._returned[-1]
@@ -68,7 +72,7 @@ def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
                 handles.append(layer.register_forward_pre_hook(entering(index), with_kwargs=True))
                 handles.append(layer.register_forward_hook(behind))
             else:
-                modules[index] = _Skipped(returned)
+                modules[index] = _Skipped(layer, returned)
         handles.append(modules[len(before) - 1].register_forward_hook(leaving))
         yield
     finally:
@@ -87,13 +91,17 @@ class Boundaries:
 
 
 def without_markers(model: ir.Model, layers: Layers) -> Boundaries:
-    """Remove the markers; the values that they marked get names of their own."""
+    """Remove the markers; the values that they marked get names of their own, but for an output of the model."""
     names: dict[int, str] = {}
     for node in [node for node in model.graph if node.domain == TRACE_DOMAIN]:
         index, value = node.attributes["layer"].as_int(), node.inputs[0]
         assert value is not None
-        node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
-        if not value.is_graph_input():
+        marked = node.outputs[0]
+        output = marked.name if marked.is_graph_output() else None
+        marked.replace_all_uses_with(value, replace_graph_outputs=True)
+        if output is not None:
+            value.name = output
+        elif not value.is_graph_input():
             value.name = f"hidden_states.{index if index != END else len(layers.stands_for)}"
         names[index] = value.name or ""
         model.graph.remove(node, safe=True)
@@ -113,6 +121,18 @@ def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights
     _Copier(model.graph, layers, boundaries, weights, make).run()
 
 
+def owners(
+    model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
+) -> dict[str, int]:
+    """The traced layers that nodes belong to, by the names of the nodes and of their results."""
+    nodes = _Copier(model.graph, layers, boundaries, weights, make).nodes
+    owned: dict[str, int] = {}
+    for index, each in nodes.items():
+        for node in each:
+            owned |= dict.fromkeys([str(node.name), *(str(value.name) for value in node.outputs)], index)
+    return owned
+
+
 CACHE = re.compile(r"(?P<before>(past_key_values|present)\.)(?P<layer>\d+)(?P<behind>\..+)")
 """Names of the caches of layers among inputs and outputs."""
 
@@ -122,7 +142,7 @@ class _Copier:
         self, graph: ir.Graph, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
     ) -> None:
         self.graph, self.layers, self.make = graph, layers, make
-        self.weight = re.compile(rf"(?P<before>.*\b{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
+        self.weight = re.compile(rf"(?P<before>(model\.)?{re.escape(layers.path)}\.)(?P<layer>\d+)(?P<behind>\..+)")
         values = {value.name: value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}
         missing = [name for name in (*boundaries.enter.values(), boundaries.end) if name not in values]
         if missing:
@@ -158,11 +178,13 @@ class _Copier:
         self.graph.sort()
         for node in self.graph:
             read = [value for value in _values_read(node) if value in owner]
-            if not read or (node.op_type in ("Shape", "Size") and node.domain == ""):
+            if not read or _is_size(node):
                 continue
             index = max(owner[value] for value in read)
             owner.update((value, index) for value in node.outputs if value not in bounds)
             self.nodes[index].append(node)
+        for index, nodes in self.nodes.items():
+            _check_closed(nodes, {*bounds, *self.outputs[index]})
 
     def run(self) -> None:
         traced = self.layers.traced
@@ -188,6 +210,9 @@ class _Copier:
                     _replace(node, self.enter[kind], value)
         for node in behind:
             _replace(node, self.end, hidden)
+        if hidden is not self.end and self.end.is_graph_output():
+            hidden.name, self.end.name = self.end.name, f"hidden_states.{traced[-1] + 1}"
+            self.graph.outputs[:] = [hidden if value is self.end else value for value in self.graph.outputs]
         _insert(self.graph.inputs, inputs)
         _insert(self.graph.outputs, outputs)
         for kind in traced:
@@ -230,6 +255,20 @@ class _Copier:
         match = pattern.fullmatch(str(value.name))
         assert match is not None
         return f"{match['before']}{index}{match['behind']}"
+
+
+def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value]) -> None:
+    """LayersDifferError where something else than a layer's own nodes reads what they compute, but for its `ends`: such
+    as a sum of the hidden states of all layers."""
+    inside = {*nodes}
+    for value in (value for node in nodes for value in node.outputs if value not in ends):
+        readers = [use.node for use in value.uses() if not _is_size(use.node)]
+        if value.is_graph_output() or not inside.issuperset(readers):
+            raise LayersDifferError(f"{value.name} of a layer is read outside of it")
+
+
+def _is_size(node: ir.Node) -> bool:
+    return node.op_type in ("Shape", "Size") and node.domain == ""
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:

@@ -21,17 +21,18 @@ from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
 from posexport.artifact.onnx_artifact import module_metadata
-from posexport.errors import FieldError
+from posexport.errors import FieldError, RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.model_errors import exporting
-from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, without_markers
+from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
+from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
-from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature
+from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature, unchanged
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
@@ -165,11 +166,14 @@ class _Export:
         _name_dimensions(model, signature)
         self._fill(model)
         progress("looking for attention")
+        names = {*self.pretrained.weights, *(f"model.{name}" for name, _ in self.pretrained.model.named_buffers())}
+        owned: dict[str, int] = {}
+        if layers is not None and boundaries is not None:
+            owned = owners(model, layers, boundaries, names, self._tensor)
         rewritten = self._rewritten(model)
         model = rewritten.model
         if layers is not None and boundaries is not None:
-            buffers = (f"model.{name}" for name, _ in self.pretrained.model.named_buffers())
-            copy_layers(model, layers, boundaries, {*self.pretrained.weights, *buffers}, self._tensor)
+            copy_layers(model, layers, boundaries, names, self._tensor)
         RemoveUnusedOpsetsPass()(model)
         origin = module_metadata(ModuleSource(name=self.pretrained.architecture))
         model.metadata_props.update({"posexport.form": how.form, "posexport.version": __version__, **origin})
@@ -177,7 +181,7 @@ class _Export:
             model.metadata_props["posexport.target"] = how.target
         model.producer_name, model.producer_version = "posexport", __version__
         onnx_file.check(model)
-        records = attention_records(rewritten, layers)
+        records = attention_records(rewritten, layers, owned)
         return ExportedModel(
             model=model, architecture=self.pretrained.architecture, attentions=tuple(records), part=self.part.name
         )
@@ -196,7 +200,7 @@ class _Export:
     def _captured(self, layers: Layers | None) -> ir.Model:
         model, signature = self.pretrained.model, self.part.signature
         alone = nullcontext() if layers is None else only_traced(model, layers)
-        with torch.no_grad(), exporter.quiet(), alone, exporting(self.pretrained.architecture):
+        with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
             program = torch.export.export(
                 self.part.module,
@@ -206,7 +210,9 @@ class _Export:
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            program = with_equal_heads(complex_numbers.without_complex_operators(program))
+            _check_sizes(program, signature, self.pretrained.architecture)
+            program = complex_numbers.without_complex_operators(program)
+            program = with_converted_tensors(with_equal_heads(program))
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
 
@@ -240,6 +246,20 @@ class _Export:
             return ir.tensor_adapters.TorchTensor(weight.to(ir.tensor_adapters.to_torch_dtype(dtype)), name=name)
 
         return onnx_file.lazy(name, tuple(weight.shape), dtype, make)
+
+
+def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, architecture: str) -> None:
+    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    for given, (name, shape) in zip(program.graph_signature.user_inputs, signature.inputs.items(), strict=True):
+        for size, traced in zip(shape, values[str(given)].shape, strict=True):
+            expression = getattr(getattr(traced, "node", None), "expr", None)
+            limits = program.range_constraints.get(expression)
+            if isinstance(size, str) and (expression is None or (limits is not None and limits.is_singleton())):
+                raise RequestError(
+                    f"{architecture} is not exported as a whole: its code fixes the size {size!r} of {shown(name)}, as "
+                    "a loop over rows or tokens does. Give --layer in place of --model for one layer of it."
+                )
 
 
 def _name_values(model: ir.Model, signature: Signature) -> None:
@@ -301,21 +321,27 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
         values.extend(kept)
 
 
-def attention_records(rewritten: Rewritten, layers: Layers | None) -> list[Mapping[str, Any]]:
-    """A record of each attention of all layers."""
+def attention_records(rewritten: Rewritten, layers: Layers | None, owned: Mapping[str, int]) -> list[Mapping[str, Any]]:
+    """A record of each attention of all layers; `owned` says which traced layer it belongs to, by its name."""
     describer = None if rewritten.view is None else Describer(rewritten.view)
     sites: list[Mapping[str, Any]] = []
-    for site in rewritten.sites:
-        description = {"name": site.attention.name}
+    for result in rewritten.sites:
+        description = {"name": result.attention.name}
         if describer is not None:
-            description = described_one(describer, site.attention)
-        sites.append(site_record(description, site.state, site.reason, site.evidence, site.angles))
-    if layers is None or len(sites) != len(layers.traced):
+            description = described_one(describer, result.attention)
+        sites.append(site_record(description, result.state, result.reason, result.evidence, result.angles))
+    if layers is None:
         return sites
-    by_layer = dict(zip(layers.traced, sites, strict=True))
+    # nodes that a node was expanded to have the name of its result before a slash
+    of_sites = [owned.get(site["name"], owned.get(site["name"].partition("/")[0])) for site in sites]
+    by_layer = {
+        kind: [site for site, own in zip(sites, of_sites, strict=True) if own == kind] for kind in layers.traced
+    }
     records: list[Mapping[str, Any]] = []
     for index, kind in enumerate(layers.stands_for):
-        name = by_layer[kind]["name"]
-        like = {} if index == kind else {"like": f"layers.{kind}.{name}"}
-        records.append({**by_layer[kind], "name": f"layers.{index}.{name}", "layer": index, **like})
-    return records
+        for site in by_layer[kind]:
+            name = site["name"]
+            like = {} if index == kind else {"like": f"layers.{kind}.{name}"}
+            records.append({**site, "name": f"layers.{index}.{name}", "layer": index, **like})
+    others = [site for site, own in zip(sites, of_sites, strict=True) if own is None]
+    return [*records, *({**site, "layer": at} for at, site in enumerate(others, len(layers.stands_for)))]

@@ -86,7 +86,7 @@ class ModuleRunner:
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs by the file's names, in float64 if it is `wide`."""
         bound = self._filled(inputs)
-        with torch.inference_mode(), self._user.running("running"), double_precision() if self._wide else nullcontext():
+        with torch.no_grad(), self._user.running("running"), double_precision() if self._wide else nullcontext():
             value = self._user.module(*bound.args, **bound.kwargs)
         named = outputs_of(value)
         given = self._user.setting("output_names")

@@ -98,15 +98,22 @@ def tracing(module: torch.nn.Module, dynamic_shapes: bool) -> Iterator[None]:
 
 def _told(error: Exception, module: torch.nn.Module, dynamic_shapes: bool) -> Told:
     chain = chain_of(error)
-    for each in reversed(chain):
-        for kind in type(each).__mro__:
-            if kind.__name__ in _KINDS and kind.__module__.startswith("torch."):
-                return _KINDS[kind.__name__](each)
+    if (known := known_kind(chain)) is not None:
+        return known
     forward = getattr(type(module).forward, "__code__", None)
     # torch compares the shapes that are given with those that it found before and after it runs the module
     return (
         _DYNAMIC_SHAPES if dynamic_shapes and not any(_comes_from(each, forward) for each in chain) else _TENSORS_ALONE
     )
+
+
+def known_kind(chain: list[BaseException]) -> Told | None:
+    """What is wrong and what to do, by the types of errors of torch's exporter; None for others."""
+    for each in reversed(chain):
+        for kind in type(each).__mro__:
+            if kind.__name__ in _KINDS and kind.__module__.startswith("torch."):
+                return _KINDS[kind.__name__](each)
+    return None
 
 
 def _comes_from(error: BaseException, code: CodeType | None) -> bool:

@@ -33,6 +33,7 @@ COVERED = {
     "./scripts/test": "it runs this test",
     "./scripts/check": "scripts/test runs it",
     "./scripts/benchmark": "minutes on a quiet machine; its parts have tests of their own",
+    "./scripts/whole_models": "hours; test_whole_results.py tests its parts",
     "./scripts/gpu_acceptance": "test_scripts_gpu.py runs it",
     "./scripts/mutation": "an hour; test_mutation.py tests its parts, test_mutation_slow.py runs a part of it",
     "./scripts/angle_errors": "test_angle_errors.py runs it",

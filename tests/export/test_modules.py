@@ -280,3 +280,18 @@ def test_a_model_of_somebody_else_is_not_written(tmp_path: Path) -> None:
     model.metadata_props.clear()
     with pytest.raises(RequestError, match="the model is none of posexport's: write what 'export' or 'export_module'"):
         write_onnx(model, tmp_path / "x.onnx")
+
+
+class Subtracted(nn.Module):
+    """Numbers minus tensors of integers."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        return x * (1.5 - position_ids)[..., None] + (2.0 - position_ids.to(torch.int32))[..., None]
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        return tuple(map(torch.from_numpy, inputs(2, 4).values()))
+
+
+def test_numbers_minus_integers() -> None:
+    """torch's exporter doesn't take the number as the first operand of its subtraction."""
+    check_on_ort(seeded(Subtracted), exported(Subtracted).model)

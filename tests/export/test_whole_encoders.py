@@ -43,9 +43,14 @@ def results(run: Any, given: dict[str, Array]) -> dict[str, Array]:
 
 
 ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
-    "bert": ("native", ["input_ids", "attention_mask", "token_type_ids"], ["logits"]),
-    "vit": ("native", ["pixel_values"], ["logits"]),
-    "wav2vec2": ("native", ["input_values"], ["logits"]),
+    "bert_masked": ("native", ["input_ids", "attention_mask", "token_type_ids"], ["logits"]),
+    "vit_classifier": ("native", ["pixel_values"], ["logits"]),
+    "bert": ("native", ["input_ids", "attention_mask", "token_type_ids"], ["last_hidden_state", "pooler_output"]),
+    "modernbert": ("native", ["input_ids", "attention_mask"], ["last_hidden_state"]),
+    "levit": ("native", ["pixel_values"], ["last_hidden_state", "pooler_output"]),
+    "yolos": ("native", ["pixel_values"], ["logits", "last_hidden_state", "pred_boxes"]),
+    "hubert": ("native", ["input_values"], ["last_hidden_state"]),
+    "wav2vec2_ctc": ("native", ["input_values"], ["logits"]),
 }
 
 
@@ -55,7 +60,7 @@ def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> N
     (model,) = exported(name, form=form)
     assert [value.name for value in model.model.graph.inputs] == inputs
     assert [value.name for value in model.model.graph.outputs] == outputs
-    assert (len(model.attentions), model.left()) == (3, [])
+    assert (len(model.attentions), model.left()) == (4, [])
     write_onnx(model.model, tmp_path / "model.onnx")
     run = session(tmp_path / "model.onnx")
     for rows, length in ((2, 9), (1, 5)):
@@ -63,7 +68,7 @@ def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> N
         made = results(run, given)
         wanted = oracle(checkpoint(name))(**{name: torch.from_numpy(value) for name, value in given.items()})
         for output in outputs:
-            real = given.get("attention_mask")
+            real = given.get("attention_mask") if made[output].ndim == 3 else None
             assert error(made[output], wanted[output].numpy(), real) < BOUND
 
 
@@ -102,3 +107,34 @@ def test_options_without_a_meaning_are_refused() -> None:
     for name in ("bert", "bart"):
         with pytest.raises(RequestError, match="kv_cache was given"):
             exported(name, kv_cache="shared")
+
+
+def test_attention_beside_the_layers_is_listed_with_that_of_all_layers() -> None:
+    """A head that pools by attention."""
+    (model,) = exported("siglip", form="native")
+    layers = [one["layer"] for one in model.attentions if one["name"].startswith("layers.")]
+    assert layers == [0, 1, 2, 3] and len(model.attentions) == 5
+
+
+def test_rows_that_are_looped_over_are_refused() -> None:
+    """The sizes of images come in a list of one for each row, so that the number of rows is that of the trace."""
+    with pytest.raises(RequestError, match=r"PixtralVisionModel is not exported .* fixes the size 'batch' of"):
+        exported("pixtral_vision")
+
+
+def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read outside of the layers, so that no layer can stand for another."""
+    import transformers
+    from transformers.modeling_outputs import ImageClassifierOutput
+
+    def summed(self: Any, pixel_values: torch.Tensor, **_: Any) -> Any:
+        states = self.vit(pixel_values=pixel_values, output_hidden_states=True).hidden_states
+        return ImageClassifierOutput(logits=self.classifier(torch.stack(states).sum(0)[:, 0]))
+
+    monkeypatch.setattr(transformers.ViTForImageClassification, "forward", summed)
+    (model,) = exported("vit_classifier")
+    write_onnx(model.model, tmp_path / "model.onnx")
+    run = session(tmp_path / "model.onnx")
+    given = drawn(run, {"batch": 3})
+    wanted = oracle(checkpoint("vit_classifier"))(**{name: torch.from_numpy(value) for name, value in given.items()})
+    assert error(results(run, given)["logits"], wanted.logits.numpy()) < BOUND

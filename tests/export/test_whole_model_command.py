@@ -45,7 +45,7 @@ def test_the_checkpoints_files_and_all_attentions_are_beside_the_model(tmp_path:
     assert manifest.weights.config_sha256 == sha256_of(folder / "config.json")
     assert manifest.weights.files == {"model.safetensors": sha256_of(folder / "model.safetensors")}
     assert "transformers" in manifest.tools
-    assert [one["layer"] for one in manifest.attentions] == [0, 1, 2]
+    assert [one["layer"] for one in manifest.attentions] == [0, 1, 2, 3]
     for one in manifest.attentions:
         assert (one["state"], one["num_heads"], one["encoding"]["name"]) == ("rewritten", 4, "rope")
         assert one["cases"] > 0 and one["error"] < 1e-9
@@ -148,7 +148,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["'Own'", "Code that a checkpoint brings with it is not run"],
     ),
     "other sizes": (_edited(intermediate_size=64), ["another shape for", "LlamaForCausalLM"]),
-    "more layers": (_edited(num_hidden_layers=4), ["has no tensor for", "layers.3"]),
+    "more layers": (_edited(num_hidden_layers=5), ["has no tensor for", "layers.4"]),
 }
 
 
@@ -169,3 +169,19 @@ def test_no_folder(tmp_path: Path) -> None:
 def test_memories_that_are_no_keys_and_values() -> None:
     with pytest.raises(RequestError, match="MambaForCausalLM doesn't remember keys and values alone"):
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport())
+
+
+def test_experts_that_are_looked_for_by_values_are_a_sentence() -> None:
+    """Its experts run over those that some token chose."""
+    with pytest.raises(RequestError, match=r"DbrxForCausalLM as a whole \(the module branches on the values .* of mod"):
+        export_whole(open_pretrained(checkpoint("dbrx")), HowToExport())
+
+
+def test_loops_over_tokens_are_a_sentence() -> None:
+    with pytest.raises(RequestError, match=r"MambaForCausalLM as a whole \(its code fixes a size that is to vary"):
+        export_whole(open_pretrained(checkpoint("mamba")), HowToExport(kv_cache="none"))
+
+
+def test_a_model_without_caches_says_how_it_is_exported() -> None:
+    with pytest.raises(RequestError, match="OpenAIGPTLMHeadModel has no caches in transformers: give --kv-cache none"):
+        export_whole(open_pretrained(checkpoint("openai_gpt_causal")), HowToExport())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,88 +16,13 @@ import torch
 
 transformers: Any = pytest.importorskip("transformers")
 
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path += [str(SCRIPTS / name) for name in ("suite", "whole")]
+
+from building import build  # noqa: E402
+from whole_rows import ROWS  # noqa: E402
+
 Array = npt.NDArray[Any]
-
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-DECODER = {"num_key_value_heads": 2, "head_dim": 8}
-TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
-VISION = {"image_size": 16, "patch_size": 4}
-SOUND = {
-    "conv_dim": [16, 16],
-    "conv_kernel": [10, 3],
-    "conv_stride": [5, 2],
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 8,
-    "num_conv_pos_embedding_groups": 2,
-}
-GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
-TRANSLATOR = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "decoder_start_token_id": 2,
-}
-
-MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES | DECODER | TOKENS),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2 | TOKENS),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", SIZES | DECODER | TOKENS | WINDOWS),
-    "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", SIZES | DECODER | TOKENS | EXPERTS),
-    "bloom": ("BloomForCausalLM", "BloomConfig", {"hidden_size": 32, "n_layer": 3, "n_head": 4} | TOKENS),
-    "falcon": ("FalconForCausalLM", "FalconConfig", SIZES | TOKENS),
-    "mamba": ("MambaForCausalLM", "MambaConfig", {"hidden_size": 16, "num_hidden_layers": 2} | TOKENS),
-    "bert": ("BertForMaskedLM", "BertConfig", SIZES | TOKENS),
-    "distilbert": (
-        "DistilBertModel",
-        "DistilBertConfig",
-        {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4} | TOKENS,
-    ),
-    "modernbert": (
-        "ModernBertModel",
-        "ModernBertConfig",
-        SIZES | TOKENS | {"local_attention": 6, "cls_token_id": 1, "sep_token_id": 2},
-    ),
-    "deberta": (
-        "DebertaV2Model",
-        "DebertaV2Config",
-        SIZES | TOKENS | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8},
-    ),
-    "vit": ("ViTForImageClassification", "ViTConfig", SIZES | VISION),
-    "dinov2": ("Dinov2Model", "Dinov2Config", SIZES | VISION),
-    "swin": (
-        "SwinModel",
-        "SwinConfig",
-        VISION | {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 2},
-    ),
-    "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", SIZES | VISION),
-    "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config", SIZES | SOUND | TOKENS),
-    "hubert": ("HubertModel", "HubertConfig", SIZES | SOUND | TOKENS),
-    "bart": ("BartForConditionalGeneration", "BartConfig", TRANSLATOR | TOKENS | {"max_position_embeddings": 64}),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "T5Config",
-        TOKENS | {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
-    ),
-    "whisper": (
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        TRANSLATOR | TOKENS | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32},
-    ),
-    "marian": ("MarianMTModel", "MarianConfig", TRANSLATOR | TOKENS | {"max_position_embeddings": 64}),
-}
-"""The class, its configuration and what is set in it."""
 
 
 @cache
@@ -106,18 +32,9 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def checkpoint(name: str, dtype: str = "float32") -> Path:
-    """The folder of a random checkpoint, whose weights are large enough that every term shows."""
-    kind, config, settings = MODELS[name]
+    """The folder of a random checkpoint, of the architectures of `scripts/whole_models`."""
     folder = Path(_root().name) / f"{name}-{dtype}"
-    torch.manual_seed(0)
-    model = getattr(transformers, kind)(getattr(transformers, config)(**settings))
-    random = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            width = parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 4
-            parameter.copy_(torch.randn(parameter.shape, generator=random) / width)
-            if "norm" in path.lower() and path.endswith("weight"):
-                parameter.add_(1)
+    model = build(ROWS[name])
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 

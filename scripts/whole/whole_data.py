@@ -1,0 +1,92 @@
+"""What docs/results/models.json holds: the schema, the cells that there are, and how results are added."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+from results import RESULTS, record, rounded, write_figures
+from whole_rows import ROWS
+
+from posexport.files import write_json
+from posexport.jsondata import OMITTED, structure, unstructure
+from posexport.machine import versions
+
+DATA = RESULTS / "models.json"
+_omitted: Any = {OMITTED: True}
+
+FORMS, DTYPES = ("native", "contrib", "decomposed"), ("fp32", "fp16")
+CACHES = {"concat": "grown", "shared": "shared"}
+"""Kinds of caches of a decoder, as options and in words."""
+
+DECODERS = ("decoder", "bare", "causal")
+
+
+@attrs.frozen(kw_only=True)
+class Cell:
+    """An architecture in a form, dtype and kind of caches, "" where it has none. `of_limit` is the largest error as a
+    part of its limit; `in_form` counts the attentions that are in the form, and `kept` says why others are not."""
+
+    architecture: str
+    form: str
+    dtype: str
+    caches: str = attrs.field(default="", metadata=_omitted)
+    state: Literal["", "equal", "different", "not verified", "refused", "crashed", "ended"] = ""
+    reason: str = attrs.field(default="", metadata=_omitted)
+    of_limit: float | None = attrs.field(default=None, metadata=_omitted)
+    attentions: int = attrs.field(default=0, metadata=_omitted)
+    in_form: int = attrs.field(default=0, metadata=_omitted)
+    kept: tuple[str, ...] = attrs.field(default=(), metadata=_omitted)
+    tokens: int = attrs.field(default=0, metadata=_omitted)
+    seconds: float = attrs.field(default=0.0, metadata=_omitted)
+
+    @property
+    def column(self) -> str:
+        """The form, the dtype and the caches."""
+        return "/".join(filter(None, (self.form, self.dtype, self.caches)))
+
+    @property
+    def key(self) -> str:
+        """What no other cell has."""
+        return f"{self.architecture}/{self.column}"
+
+
+@attrs.frozen(kw_only=True)
+class Results:
+    """All cells that were run, and the machine and the versions."""
+
+    machine: Mapping[str, Any] = attrs.field(factory=dict)
+    cells: tuple[Cell, ...] = ()
+
+
+def cells(names: Iterable[str]) -> Iterator[Cell]:
+    """All cells of these architectures, without results: of the most telling columns first."""
+    names = tuple(names)
+    for dtype, form, caches in itertools.product(DTYPES, FORMS, CACHES):
+        for name in names:
+            decodes = ROWS[name].kind in DECODERS
+            if decodes or caches == "concat":
+                yield Cell(architecture=name, form=form, dtype=dtype, caches=caches if decodes else "")
+
+
+def read() -> Results:
+    """The committed results."""
+    return structure(json.loads(DATA.read_bytes()) if DATA.exists() else {}, Results)
+
+
+def publish(made: Sequence[Cell]) -> None:
+    """Add results, in the place of older ones of the same cells, and write the page of all."""
+    from whole_page import figures
+
+    old, now = read(), record()
+    now["versions"] |= versions(["transformers"])
+    new = {one.key: structure(rounded(unstructure(one)), Cell) for one in made}
+    kept = {one.key: one for one in old.cells} | new
+    order = {one.key: at for at, one in enumerate(cells(ROWS))}
+    ordered = sorted((one for key, one in kept.items() if key in order), key=lambda one: order[one.key])
+    results = Results(machine=now if made else old.machine, cells=tuple(ordered))
+    write_json(DATA, unstructure(results))
+    write_figures("models.md", figures(results))

@@ -18,8 +18,8 @@ LISTED = 3
 def judge_tokens(
     path: str, runtime: str, made: Array, exact: Array, own: Array, tolerance: Tolerance, known: Array | None = None
 ) -> Verdict:
-    """The verdict on tokens [rows, count] by the logits [rows, count, vocabulary] of float64, and of an honest evaluation
-    in the file's dtypes, at the places before them; bool `known` [rows, count] says which places those logits are for,
+    """The verdict on tokens [rows, count] by the logits [rows, count, vocabulary] at the places before them, of float64
+    and of an honest evaluation in the file's dtypes; bool `known` [rows, count] says which places those logits are for,
     None for all of them."""
     counted = np.ones(made.shape, bool) if known is None else known
     limit = tolerance.limit(float(np.abs(own - exact).max()), float(np.sqrt(np.mean(exact**2))))

@@ -1,4 +1,4 @@
-"""Prepares a file: draws inputs, evaluates them in float64 and in the file's dtypes, and writes both beside the file."""
+"""Prepares a file: draws inputs, evaluates them in float64 and in the file's dtypes, and writes both beside it."""
 
 from __future__ import annotations
 
@@ -90,12 +90,16 @@ def prepare_file(
     )
 
 
+MOST_CASES = 16
+"""Sets of inputs of one file: outputs of a whole model may be far larger than what it is given."""
+
+
 def chosen(cases: Sequence[AnyCase], most_bytes: int) -> list[AnyCase]:
-    """Cases that take about so many bytes together: from one end to the other of their list, in which neighbours are
-    alike, and none that takes a quarter by itself."""
+    """At most MOST_CASES, of about so many bytes together: from one end to the other of their list, in which neighbours
+    are alike, and none that takes a quarter by itself."""
     sizes = [sum(array.nbytes for array in case.arrays.values()) for case in cases]
     small = [index for index, size in enumerate(sizes) if size <= most_bytes // 4]
-    step = max(1, -(-sum(sizes[index] for index in small) // most_bytes))
+    step = max(1, -(-sum(sizes[index] for index in small) // most_bytes), -(-len(small) // MOST_CASES))
     return [cases[index] for index in small[::step]] or [min(cases, key=lambda case: sizes[cases.index(case)])]
 
 

@@ -46,6 +46,9 @@ from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, Verdict
 TIME_LIMIT = 240.0
 """Seconds that a runtime may take for one file, building a plan included."""
 
+VERIFYING = 0.6
+"""The part of the time after which no further block is verified."""
+
 STATES = (PASSED, FAILED, NOT_RUN)
 TIMING, GRAPH_TIMING = "time", "time with CUDA graphs"
 COLUMNS = ("file", "runtime", "check", "state", "error / torch / limit", "what was measured, or why it was not")
@@ -121,7 +124,7 @@ class Results:
 
     def __attrs_post_init__(self) -> None:
         path = self.folder / "acceptance.json"
-        data = json.loads(path.read_bytes()) if path.exists() else {}
+        data = json.loads(path.read_bytes()) if path.exists() else {"rows": []}
         if {**data, "rows": None} == {**json.loads(json.dumps(self.header)), "rows": None}:
             for row in data["rows"]:
                 self.earlier.setdefault((row["file"], row["runtime"]), []).append(Row(**row))
@@ -254,21 +257,31 @@ def run(
     timed: bool,
     output: Path | None,
 ) -> Results:
-    """Verify and time the last item of each list, whose folder is below `source`, on runtimes that may be missing."""
-    end, results, device = time.monotonic() + 60 * minutes, None, _device(list(missing))
+    """Verify and time the last item of each list, whose folder is below `source`, on runtimes that may be missing.
+
+    Whole models are timed at once; blocks, which take longer, once all are verified or VERIFYING of the time is over.
+    """
+    start, results, device = time.monotonic(), None, _device(list(missing))
+    end, end_of_blocks = start + 60 * minutes, start + 60 * minutes * (VERIFYING if timed else 1)
     folder = output or RESULTS / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    later, quick = list[Prepared](), False
     with Pool(TIME_LIMIT) as pool, console.steps("preparing") as progress:
         for listed in lists:
-            prepared = listed.items[-1]
+            prepared, quick = listed.items[-1], listed.quick
             if results is None:
-                made_by, quick = dict(listed.made_by), listed.quick
-                header = {"device": device, "made_by": made_by, "quick": quick, **record()}
+                header = {"device": device, "made_by": dict(listed.made_by), "quick": quick, **record()}
                 results = Results(folder=folder, header=header)
             progress.update(f"verifying {prepared.name}")
-            _check(source / prepared.place, prepared, pool, missing, results, in_time=time.monotonic() < end)
-            if timed and prepared.shapes is not None:
+            in_time = time.monotonic() < (end if prepared.is_model else end_of_blocks)
+            _check(source / prepared.place, prepared, pool, missing, results, in_time)
+            if timed and prepared.is_model:
                 progress.update(f"timing {prepared.name}")
-                _bench(source / prepared.place, prepared, results, listed.quick, in_time=time.monotonic() < end)
+                _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
+            elif timed and prepared.shapes is not None:
+                later.append(prepared)
+        for prepared in later if results is not None else ():
+            progress.update(f"timing {prepared.name}")
+            _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
     if results is None:
         raise click.UsageError("nothing of what was chosen is there: choose other names.")
     return results

@@ -7,7 +7,6 @@ with the sha256 of each file. Folders lie in parts that travel one by one. Only 
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from posexport import temporary
 from posexport.errors import PosexportError, RequestError
 from posexport.files import write_json
 from posexport.jsondata import DataError, read_json, structure, unstructure
+from posexport.models import ENCODINGS
 from posexport.spec.forms import FORMS
 from posexport.verify.prepared.data import PreparedFile
 
@@ -66,10 +66,10 @@ MODELS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "decoder-grown-native": ("decoder", "native", ()),
     "decoder-shared-native": ("decoder", "native", ("--kv-cache", "shared", "--opset", "24")),
     "vit-native": ("vit", "native", ()),
-    "decoder-grown-contrib": ("decoder", "contrib", ("--target", "ort")),
-    "decoder-shared-contrib": ("decoder", "contrib", ("--target", "ort", "--kv-cache", "shared")),
     "decoder-grown-decomposed": ("decoder", "decomposed", ()),
     "vit-decomposed": ("vit", "decomposed", ()),
+    "decoder-grown-contrib": ("decoder", "contrib", ("--target", "ort")),
+    "decoder-shared-contrib": ("decoder", "contrib", ("--target", "ort", "--kv-cache", "shared")),
 }
 """Whole models: the checkpoint, the form, and further options of `posexport export --model`."""
 
@@ -170,8 +170,6 @@ def items(
 ) -> Iterator[Item]:
     """Everything, most telling first; names of an axis choose among it, and `model` or an axis of blocks alone leaves
     the others out."""
-    from posexport.models import ENCODINGS
-
     if model or not (encoding or mode):
         for one_dtype, name in itertools.product(("fp16", "fp32"), MODELS):
             fits = (not model or name in model) and (not dtype or one_dtype in dtype)
@@ -199,6 +197,7 @@ class Prepared:
 
     name: str
     place: str
+    is_model: bool
     shapes: tuple[str, ...] | None = None
     file: PreparedFile | None = None
     error: str = ""
@@ -242,9 +241,15 @@ def prepare(folder: Path, chosen: Iterator[Item], most_bytes: float, quick: bool
             place = f"part-{part:02}/{item.name}"
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(made, folder / place)
-            row = Prepared(name=item.name, place=place, shapes=item.shapes, file=file, error=error)
+            about: dict[str, Any] = {
+                "name": item.name,
+                "place": place,
+                "is_model": bool(item.model),
+                "shapes": item.shapes,
+            }
+            row = Prepared(**about, file=file, error=error)
             listed = attrs.evolve(listed, items=(*listed.items, row))
-            write_json(folder / LIST, json.loads(json.dumps(unstructure(listed))))
+            write_json(folder / LIST, unstructure(listed))
             yield listed
 
 

@@ -41,6 +41,12 @@ Array = np.ndarray[Any, Any]
 DAMAGED = "damaged"
 """A file is not the one that was prepared."""
 
+TOO_OLD = "too-old"
+"""An engine that is older than posexport needs can't open the file."""
+
+LONGEST = 400
+"""Characters of a reason: engines write errors of any length."""
+
 
 def damage(prepared: PreparedFile, folder: Path) -> Reason | None:
     """How the files in a folder differ from those that were prepared; None where they don't."""
@@ -90,10 +96,22 @@ def _parity(
     answer = result(pool.submit(row, folder / model, inputs, run.options))
     fields["describe"] = answer.describe
     if answer.failure is not None:
-        nothing = run.excused or answer.failure.code in NOTHING_SHOWN
+        failure = Reason(answer.failure.code, answer.failure.text.replace(f"{folder.absolute()}/", "")[:LONGEST])
+        nothing = run.excused or failure.code in NOTHING_SHOWN
+        if row.module == ORT and (old := _too_old(pool, row, folder / model, run.options)) is not None:
+            nothing, failure = True, Reason(TOO_OLD, f"{old}: {failure.text}")
         state: State = NOT_RUN if nothing else FAILED
-        return Verdict.of(model, row.name, state, answer.failure, **fields)
+        return Verdict.of(model, row.name, state, failure, **fields)
     return _judged(model, row.name, cases, answer, arrays, fields)
+
+
+def _too_old(pool: Pool, row: Runtime, path: Path, options: Mapping[str, Any]) -> str | None:
+    """That ONNX Runtime is older than posexport needs and can't even open the file, which says nothing of the file."""
+    from posexport.runtimes.ort import OLDEST, is_too_old
+
+    if not is_too_old() or result(pool.submit(row, path, [], options)).failure is None:
+        return None
+    return f"this onnxruntime is older than {OLDEST} and can't open the file"
 
 
 def _judged(
@@ -108,9 +126,14 @@ def _judged(
     tolerances = {}
     for (number, case), outputs in zip(cases, answer.outputs, strict=True):
         tolerances[case.name] = max((each.tolerance for each in case.outputs), key=lambda one: one.ceiling)
-        found, clauses = compare(case.name, _expected(number, case, arrays, 1), outputs, case.far_out)
+        expected = _expected(number, case, arrays)
+        if not _is_as_prepared(case, expected):
+            reason = Reason(DAMAGED, f"the reference of {case.name} is not the one that was prepared: copy it again")
+            return Verdict.of(model, runtime, FAILED, reason, **fields)
+        first = [attrs.evolve(each, own=each.own[:1]) for each in expected]
+        found, clauses = compare(case.name, first, outputs, case.far_out)
         if any(map(is_near, found)):
-            found, clauses = compare(case.name, _expected(number, case, arrays), outputs, case.far_out)
+            found, clauses = compare(case.name, expected, outputs, case.far_out)
         comparisons += found
         left += clauses
     comparisons, unclear = set_aside(comparisons, tolerances)
@@ -122,13 +145,29 @@ def _judged(
     return verdict
 
 
-def _expected(number: int, case: PreparedCase, arrays: Arrays, most: int | None = None) -> list[Expected]:
-    """What the outputs of a case must be, by at most so many honest evaluations."""
+def largest_error(array: Array, each: Expected) -> float:
+    """The largest error of an honest evaluation where it is finite, among the values that mean something."""
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(np.asarray(array).astype(np.float64) - np.asarray(each.exact).astype(np.float64))
+    errors = errors if each.select is None else errors[each.select]
+    return float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
+
+
+def _is_as_prepared(case: PreparedCase, expected: Sequence[Expected]) -> bool:
+    """Whether honest evaluations are as near to the reference as they were when it was made."""
+    return all(
+        max((largest_error(array, each) for array in each.own), default=0.0) <= known.error
+        for known, each in zip(case.outputs, expected, strict=True)
+    )
+
+
+def _expected(number: int, case: PreparedCase, arrays: Arrays) -> list[Expected]:
+    """What the outputs of a case must be."""
     return [
         Expected(
             name=each.name,
             exact=arrays[f"{number}/exact/{each.name}"],
-            own=[arrays[f"{number}/own{at}/{each.name}"] for at in range(each.evaluations)][:most],
+            own=[arrays[f"{number}/own{at}/{each.name}"] for at in range(each.evaluations)],
             select=arrays[f"{number}/select/{each.name}"] if each.selected else None,
             dtype=each.dtype,
             tolerance=each.tolerance,

@@ -21,9 +21,11 @@ ARRAYS = "references.safetensors"
 
 @attrs.frozen(kw_only=True)
 class PreparedOutput:
-    """What is known of an output on a case beside its values (posexport.verify.graph.parity.Expected)."""
+    """What is known of an output on a case beside its values (posexport.verify.graph.parity.Expected). `error` is the
+    largest of the honest evaluations: a reference from which they are farther is not the one that was prepared."""
 
     name: str
+    error: float
     dtype: str
     tolerance: Tolerance
     least_scale: float = 0.0

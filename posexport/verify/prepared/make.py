@@ -25,6 +25,7 @@ from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.parity import Expected
 from posexport.verify.jobs import JobMaker, submit
 from posexport.verify.judge import ArtifactJob
+from posexport.verify.prepared.check import largest_error
 from posexport.verify.prepared.data import (
     ARRAYS,
     PreparedCase,
@@ -131,7 +132,7 @@ def _prepared(number: int, case: Case | GraphCase, expected: Sequence[Expected],
     for each in expected:
         own = each.own[:1]
         if len(each.own) > 1 and np.asarray(each.exact).dtype.kind == "f":
-            own = [each.own[0], max(each.own, key=lambda array: _error(array, each))]
+            own = [each.own[0], max(each.own, key=lambda array: largest_error(array, each))]
         elif len(each.own) > 1:
             own = list(each.own)
         arrays[f"{number}/exact/{each.name}"] = np.asarray(each.exact)
@@ -141,6 +142,7 @@ def _prepared(number: int, case: Case | GraphCase, expected: Sequence[Expected],
         outputs.append(
             PreparedOutput(
                 name=each.name,
+                error=max((largest_error(array, each) for array in own), default=0.0),
                 dtype=each.dtype,
                 tolerance=each.tolerance,
                 least_scale=each.least_scale,
@@ -149,14 +151,6 @@ def _prepared(number: int, case: Case | GraphCase, expected: Sequence[Expected],
             )
         )
     return PreparedCase(name=case.name, far_out=case.far_out, inputs=tuple(case.arrays), outputs=tuple(outputs))
-
-
-def _error(array: object, each: Expected) -> float:
-    """The largest error of an honest evaluation where it is finite, by the values that mean something."""
-    errors = np.abs(np.asarray(array).astype(np.float64) - np.asarray(each.exact))
-    if each.select is not None:
-        errors = errors[each.select]
-    return float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
 
 
 def _run(job: ArtifactJob | GraphJob, cases: Sequence[Case | GraphCase], row: Runtime) -> PreparedRun:

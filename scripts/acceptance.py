@@ -279,11 +279,11 @@ def run(
                 _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
             elif timed and prepared.shapes is not None:
                 later.append(prepared)
-        for prepared in later if results is not None else ():
+        if results is None:
+            raise click.UsageError("nothing of what was chosen is there: choose other names.")
+        for prepared in later:
             progress.update(f"timing {prepared.name}")
             _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
-    if results is None:
-        raise click.UsageError("nothing of what was chosen is there: choose other names.")
     return results
 
 

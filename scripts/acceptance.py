@@ -38,8 +38,9 @@ from posexport.runtimes import RUNTIMES, cuda, gpu_missing
 from posexport.runtimes.pool import Pool
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
+from posexport.verify.eligibility import UNSUPPORTED
 from posexport.verify.matrix.run import OUT_OF_TIME
-from posexport.verify.matrix.table import MODES
+from posexport.verify.matrix.table import MODES, makers
 from posexport.verify.prepared.check import check_file
 from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, Verdict
 
@@ -65,6 +66,7 @@ class Row:
     check: str
     state: str
     reason: str = ""
+    code: str = ""
     sha256: str | None = None
     error: float | None = None
     torch_error: float | None = None
@@ -84,6 +86,7 @@ class Row:
             check=verdict.check,
             state=verdict.state,
             reason=verdict.reason or "",
+            code=verdict.reason_code or "",
             sha256=verdict.sha256,
             error=None if worst is None else worst.max_error,
             torch_error=None if worst is None else worst.torch_error,
@@ -114,8 +117,8 @@ def _time(timed: Mapping[str, Any]) -> str:
 
 @attrs.define(kw_only=True)
 class Results:
-    """The rows so far, written to a folder after every change. `earlier` are those of a run before, by their file and
-    runtime, which stand where the same file passed with the same `header`."""
+    """The rows so far, written to a folder after every change. `earlier` are those of a run before with the same
+    `header`, by their file and runtime: they stand until there are others in their place."""
 
     folder: Path
     header: Mapping[str, Any]
@@ -129,16 +132,19 @@ class Results:
             for row in data["rows"]:
                 self.earlier.setdefault((row["file"], row["runtime"]), []).append(Row(**row))
 
-    def passed_before(self, prepared: Prepared, runtime: str) -> bool:
-        """Whether a runtime passed on this file in the run before; its rows then stand."""
-        rows, file = self.earlier.get((prepared.name, runtime), []), prepared.file
-        done = file is not None and any(
-            row.check == PARITY and row.state == PASSED and row.sha256 == file.sha256[file.model] for row in rows
+    def keep(self, file: str, runtime: str, missing: Reason | None, sha256: str | None = None) -> bool:
+        """Keep the rows of the run before, if there are some and none may be another now: no failure, none that time
+        did not reach, no runtime that was `missing` and is here, no file of another `sha256` (None: not known)."""
+        rows = self.earlier.get((file, runtime), [])
+        kept = bool(rows) and all(
+            row.state != FAILED
+            and row.reason != OUT_OF_TIME
+            and (row.check != PARITY or row.state == PASSED or row.code == UNSUPPORTED or missing is not None)
+            and (None in (sha256, row.sha256) or sha256 == row.sha256)
+            for row in rows
         )
-        if not done or any(row.state == FAILED or row.reason == OUT_OF_TIME for row in rows):
-            return False
-        self.rows += rows
-        return True
+        self.rows += [row for row in rows if kept and row not in self.rows]
+        return kept
 
     def add(self, row: Row) -> None:
         """Add a row, and write all."""
@@ -147,23 +153,26 @@ class Results:
 
     def write(self) -> None:
         """Write the rows as data, and as a page."""
+        here = {(row.file, row.runtime) for row in self.rows}
+        rows = [*self.rows, *(row for key, others in self.earlier.items() if key not in here for row in others)]
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "acceptance.json", {**self.header, "rows": list(map(attrs.asdict, self.rows))})
+        write_json(self.folder / "acceptance.json", {**self.header, "rows": list(map(attrs.asdict, rows))})
         title = TITLE.format(device=self.header["device"])
-        lines = [f"# {title}", "", f"Written by `scripts/gpu_acceptance`: {self.summary()}.", ""]
-        lines += table_lines(COLUMNS, [row.shown() for row in self.rows], escape=lambda text: text.replace("|", "/"))
+        lines = [f"# {title}", "", f"Written by `scripts/gpu_acceptance`: {summary(rows)}.", ""]
+        lines += table_lines(COLUMNS, [row.shown() for row in rows], escape=lambda text: text.replace("|", "/"))
         with staged() as files:
             files.write(self.folder / "acceptance.md", lambda file: file.write("\n".join([*lines, ""]).encode()))
-
-    def summary(self) -> str:
-        """How many rows are in each state, in words."""
-        states = [row.state for row in self.rows]
-        return ", ".join(f"{states.count(state)} {state}" for state in STATES)
 
     def exit_code(self, lacking: bool) -> int:
         """1 where something failed, 3 where nothing passed or a runtime that was named is `lacking`."""
         states = {row.state for row in self.rows}
         return 1 if FAILED in states else 3 if lacking or PASSED not in states else 0
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many rows are in each state, in words."""
+    states = [row.state for row in rows]
+    return ", ".join(f"{states.count(state)} {state}" for state in STATES)
 
 
 @click.command()
@@ -214,16 +223,25 @@ def main(
         if from_prepared is None and len(reasons) == len(names):
             click.echo(f"not run: {'; '.join(dict.fromkeys(reasons))}", err=True)
             raise SystemExit(3)
+        listed = None if from_prepared is None else read_list(from_prepared)
+        device, made_by = _device(names), makers() if listed is None else dict(listed.made_by)
+        header = {"device": device, "made_by": made_by, "quick": quick if listed is None else listed.quick, **record()}
+        folder = output or RESULTS / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+        results = Results(folder=folder, header=header)
         with temporary.folder() as made:
-            if from_prepared is None:
-                source, lists = made, prepare(made, chosen, float("inf"), quick)
+            if from_prepared is None or listed is None:
+                left = (one for one in chosen if not all(results.keep(one.name, *each) for each in missing.items()))
+                source, lists = made, prepare(made, left, float("inf"), quick)
             else:
-                source, lists = from_prepared, _one_by_one(read_list(from_prepared), {one.name for one in chosen})
-            results = run(source, lists, missing, minutes=minutes, timed=timed, output=output)
+                source, lists = from_prepared, _one_by_one(listed, {one.name for one in chosen})
+            run(source, lists, missing, results, minutes=minutes, timed=timed, prepares=from_prepared is None)
+        if not results.rows:
+            raise click.UsageError("nothing of what was chosen is there: choose other names.")
+        results.write()
     except PosexportError as error:
         raise click.UsageError(str(error)) from None
     console.show_table(TITLE.format(device=results.header["device"]), COLUMNS, [row.shown() for row in results.rows])
-    click.echo(f"{results.summary()}: {results.folder / 'acceptance.json'}")
+    click.echo(f"{summary(results.rows)}: {results.folder / 'acceptance.json'}")
     raise SystemExit(results.exit_code(bool(runtime and reasons)))
 
 
@@ -252,45 +270,44 @@ def run(
     source: Path,
     lists: Iterator[PreparedList],
     missing: Mapping[str, Reason | None],
+    results: Results,
     *,
     minutes: float,
     timed: bool,
-    output: Path | None,
-) -> Results:
+    prepares: bool,
+) -> None:
     """Verify and time the last item of each list, whose folder is below `source`, on runtimes that may be missing.
 
     Whole models are timed at once; blocks, which take longer, once all are verified or VERIFYING of the time is over.
+    Where the list `prepares` each item as it goes on, it ends then.
     """
-    start, results, device = time.monotonic(), None, _device(list(missing))
+    start, quick, later = time.monotonic(), bool(results.header["quick"]), list[Prepared]()
     end, end_of_blocks = start + 60 * minutes, start + 60 * minutes * (VERIFYING if timed else 1)
-    folder = output or RESULTS / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    later, quick = list[Prepared](), False
     with Pool(TIME_LIMIT) as pool, console.steps("preparing") as progress:
         for listed in lists:
-            prepared, quick = listed.items[-1], listed.quick
-            if results is None:
-                header = {"device": device, "made_by": dict(listed.made_by), "quick": quick, **record()}
-                results = Results(folder=folder, header=header)
-            progress.update(f"verifying {prepared.name}")
+            prepared = listed.items[-1]
             in_time = time.monotonic() < (end if prepared.is_model else end_of_blocks)
+            progress.update(f"verifying {prepared.name}")
             _check(source / prepared.place, prepared, pool, missing, results, in_time)
             if timed and prepared.is_model:
                 progress.update(f"timing {prepared.name}")
                 _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
             elif timed and prepared.shapes is not None:
                 later.append(prepared)
-        if results is None:
-            raise click.UsageError("nothing of what was chosen is there: choose other names.")
+            if prepares and not in_time:
+                break
+            progress.update("preparing")
         for prepared in later:
             progress.update(f"timing {prepared.name}")
             _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
-    return results
 
 
 def _check(
     folder: Path, prepared: Prepared, pool: Pool, missing: Mapping[str, Reason | None], results: Results, in_time: bool
 ) -> None:
-    names = [name for name in missing if not results.passed_before(prepared, name)]
+    """Add the rows of a file on each runtime whose rows of the run before don't stand."""
+    sha256 = None if prepared.file is None else prepared.file.sha256[prepared.file.model]
+    names = [name for name in missing if not results.keep(prepared.name, name, missing[name], sha256)]
     why = (FAILED, f"it could not be prepared: {prepared.error}") if prepared.file is None else None
     if why is None and not folder.is_dir():
         why = (NOT_RUN, f"{prepared.place} is not here: copy its part")

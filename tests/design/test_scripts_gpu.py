@@ -15,6 +15,7 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
+from posexport.errors import Reason
 from posexport.files import sha256_of
 from posexport.runtimes import gpu_missing, ort
 from posexport.runtimes.tensors import load_arrays, save_arrays
@@ -74,6 +75,36 @@ def test_what_passed_stands_when_it_runs_again(block: Path, tmp_path: Path, monk
     first = rows(block, tmp_path)
     monkeypatch.setattr(acceptance, "check_file", lambda prepared, folder, pool, runtimes, missing: iter(()))
     assert rows(block, tmp_path) == first
+
+
+def kept(folder: Path, missing: Reason | None, **fields: Any) -> bool:
+    """Whether a row of the run before stands."""
+    row = acceptance.Row(**{"file": "a", "runtime": "ort-cuda", "check": "parity", "state": "passed", **fields})
+    results = acceptance.Results(folder=folder, header={})
+    results.earlier["a", "ort-cuda"] = [row]
+    found = results.keep("a", "ort-cuda", missing, "1")
+    assert results.rows == [row] * found
+    return bool(found)
+
+
+def test_only_rows_that_may_not_be_others_now_stand(tmp_path: Path) -> None:
+    no_gpu = Reason("no-gpu", "no GPU")
+    assert kept(tmp_path, None, sha256="1")
+    assert not kept(tmp_path, None, sha256="2")
+    assert not kept(tmp_path, None, state="failed")
+    assert not kept(tmp_path, None, state="not run", reason="no GPU", code="no-gpu")
+    assert kept(tmp_path, no_gpu, state="not run", reason="no GPU", code="no-gpu")
+    assert kept(tmp_path, None, state="not run", reason="no kernels", code="unsupported")
+    assert not kept(tmp_path, no_gpu, state="not run", reason="out of time")
+
+
+def test_rows_of_other_files_stay(block: Path, tmp_path: Path) -> None:
+    _, (row,) = rows(block, tmp_path)
+    path = tmp_path / "out/acceptance.json"
+    data = json.loads(path.read_bytes())
+    data["rows"].append({**row, "file": "another"})
+    path.write_text(json.dumps(data))
+    assert [row["file"] for row in rows(block, tmp_path)[1]] == [BLOCK, "another"]
 
 
 def model_of(folder: Path) -> Path:

@@ -181,7 +181,7 @@ def summary(rows: Sequence[Row]) -> str:
 )
 @click.option("--from-prepared", type=click.Path(path_type=Path, file_okay=False), help="verify and time this folder")
 @click.option(
-    "--megabytes", type=click.FloatRange(1), default=60, show_default=True, help="prepare at most about so many"
+    "--megabytes", type=click.FloatRange(1), default=120, show_default=True, help="prepare at most about so many"
 )
 @click.option("--runtime", multiple=True, help="this one only, repeatable  [default: all that need a GPU]")
 @click.option("--model", multiple=True, type=click.Choice(list(MODELS)), help="this one only, repeatable")

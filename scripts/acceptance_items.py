@@ -30,7 +30,7 @@ PART_BYTES = 32 * 2**20
 """About the most that a part takes; an item of more is a part by itself."""
 
 COMMON = ("rope", "alibi", "t5", "none", "learned", "sinusoidal", "relative", "rope2d")
-"""The encodings that most models have: their blocks have twelve heads of 64 features, and are timed."""
+"""The encodings that most models have: their blocks have eight heads of 64 features, and are timed."""
 
 FORM_RANKS = ("native", "contrib", "decomposed")
 DTYPE_RANKS = ("fp16", "bf16", "fp32")
@@ -38,18 +38,18 @@ MODE_RANKS = ("decode", "prefill", "decode-shared", "padding")
 
 DECODER: Mapping[str, Any] = {
     "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
-    "vocab_size": 500,
+    "vocab_size": 200,
     "eos_token_id": None,
 }
 VISION: Mapping[str, Any] = {
     "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "image_size": 64,
     "patch_size": 16,
@@ -132,7 +132,7 @@ class Item:
         from posexport.models.weights import seeded_weights
         from posexport.verify.matrix.table import MODES, SIZES
 
-        sizes = {"hidden_size": 768, "num_heads": 12} if self.encoding in COMMON else SIZES
+        sizes = {"hidden_size": 512, "num_heads": 8} if self.encoding in COMMON else SIZES
         sizes = {"hidden_size": 64, "num_heads": 4} if self.quick else sizes
         encoding = {"name": self.encoding, **({"max_positions": 4096} if self.encoding == "learned" else {})}
         fields = MODES[self.mode].fields_for(self.encoding)
@@ -170,25 +170,42 @@ def items(
 ) -> Iterator[Item]:
     """Everything, most telling first; names of an axis choose among it, and `model` or an axis of blocks alone leaves
     the others out."""
+    models = list[Item]()
     if model or not (encoding or mode):
-        for one_dtype, name in itertools.product(("fp16", "fp32"), MODELS):
-            fits = (not model or name in model) and (not dtype or one_dtype in dtype)
-            if fits and (not form or MODELS[name][1] in form):
-                yield Item(model=name, form=MODELS[name][1], dtype=one_dtype, quick=quick)
-    if model and not (encoding or mode):
-        return
+        models = [
+            Item(model=name, form=MODELS[name][1], dtype=one_dtype, quick=quick)
+            for one_dtype, name in itertools.product(("fp16", "fp32"), MODELS)
+            if (not model or name in model)
+            and (not dtype or one_dtype in dtype)
+            and (not form or MODELS[name][1] in form)
+        ]
+    yield from (one for one in models if one.dtype == "fp16")
+    blocks = [] if model and not (encoding or mode) else _blocks(encoding, form, dtype, mode, quick)
+    first = (FORM_RANKS[0], DTYPE_RANKS[0], MODE_RANKS[0])
+    yield from (one for one in blocks if (one.form, one.dtype, one.mode) == first)
+    yield from (one for one in models if one.dtype != "fp16")
+    yield from (one for one in blocks if (one.form, one.dtype, one.mode) != first)
+
+
+def _blocks(
+    encoding: Sequence[str], form: Sequence[str], dtype: Sequence[str], mode: Sequence[str], quick: bool
+) -> list[Item]:
+    """The blocks, most telling first: all encodings in the same form, dtype and mode, those that most models have at
+    the head of them."""
     encodings = (*COMMON, *(name for name in ENCODINGS if name not in COMMON))
+    forms = (*FORM_RANKS, *(name for name in FORMS if name not in FORM_RANKS))
     ranked = sorted(
-        itertools.product((*FORM_RANKS, *set(FORMS).difference(FORM_RANKS)), DTYPE_RANKS, MODE_RANKS),
-        key=lambda one: sum(axis.index(each) for axis, each in zip(_RANKS, one, strict=True) if each in axis),
+        itertools.product(forms, DTYPE_RANKS, MODE_RANKS),
+        key=lambda one: forms.index(one[0]) + DTYPE_RANKS.index(one[1]) + MODE_RANKS.index(one[2]),
     )
-    for (one_form, one_dtype, one_mode), name in itertools.product(ranked, encodings):
-        given = zip((one_form, one_dtype, one_mode, name), (form, dtype, mode, encoding), strict=True)
-        if all(not names or each in names for each, names in given):
-            yield Item(encoding=name, form=one_form, dtype=one_dtype, mode=one_mode, quick=quick)
-
-
-_RANKS = (FORM_RANKS, DTYPE_RANKS, MODE_RANKS)
+    return [
+        Item(encoding=name, form=one_form, dtype=one_dtype, mode=one_mode, quick=quick)
+        for (one_form, one_dtype, one_mode), name in itertools.product(ranked, encodings)
+        if (not encoding or name in encoding)
+        and (not form or one_form in form)
+        and (not dtype or one_dtype in dtype)
+        and (not mode or one_mode in mode)
+    ]
 
 
 @attrs.frozen(kw_only=True)
@@ -229,7 +246,7 @@ def prepare(folder: Path, chosen: Iterator[Item], most_bytes: float, quick: bool
             file, error = None, ""
             try:
                 checkpoint = item.make(made, work / "checkpoints")
-                file = prepare_file(made / "model.onnx", pool, checkpoint=checkpoint, most_bytes=2**18)
+                file = prepare_file(made / "model.onnx", pool, checkpoint=checkpoint, most_bytes=2**17)
             except PosexportError as wrong:
                 error = str(wrong)
             size = sum(one.stat().st_size for one in made.iterdir())

@@ -91,7 +91,7 @@ def prepare_file(
     )
 
 
-MOST_CASES = 16
+MOST_CASES = 12
 """Sets of inputs of one file: outputs of a whole model may be far larger than what it is given."""
 
 

@@ -27,6 +27,9 @@ from posexport.runtimes.base import Arrays, check_onnx_file, timed
 from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import BF16
 
+OLDEST = "1.31"
+"""The version that posexport needs: an older one may lack operators that its files have."""
+
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
 _OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers", "graph_level", "io_binding", "shared")
@@ -148,6 +151,12 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray[Any, Any]:
     shape = tuple(value.shape())
     raw = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape))) if 0 not in shape else b""
     return np.frombuffer(raw, dtype=BF16).reshape(shape)
+
+
+def is_too_old() -> bool:
+    """Whether the ONNX Runtime here is older than OLDEST."""
+    here, oldest = (tuple(map(int, text.split(".")[:2])) for text in (onnxruntime.__version__, OLDEST))
+    return here < oldest
 
 
 def _torch_stream() -> Any:

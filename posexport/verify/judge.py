@@ -35,6 +35,7 @@ from posexport.runtimes.tensorrt.api import BUILDERS
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.coverage import not_shown, reached
+from posexport.verify.graph.parity import Expected
 from posexport.verify.parity import (
     TOLERANCES,
     compare,
@@ -279,6 +280,22 @@ class ArtifactJob:
                         draws = draws.with_another(reference, answer.outputs[0])
             self.torch_again[index] = draws
         return self.torch_again[index]
+
+    def expected(self, index: int) -> list[Expected]:
+        """What each output must be on a case: the reference, and the farthest of several of torch's results."""
+        reference, by_torch = (result(future).outputs[index] for future in (self.reference, self.by_torch) if future)
+        farthest = self._torch_again(index, reference, by_torch).outputs
+        return [
+            Expected(
+                name=name,
+                exact=reference[name],
+                own=[by_torch[name], *([] if farthest[name] is by_torch[name] else [farthest[name]])],
+                select=None,
+                dtype=dtype,
+                tolerance=self._tolerances[self.cases[index].name],
+            )
+            for name, (_, dtype) in self.artifact.outputs.items()
+        ]
 
     def _not_computed(self, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer) -> Iterator[str]:
         """What of the outputs on the user's inputs torch can't compute in the artifact's dtype."""

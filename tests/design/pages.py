@@ -38,6 +38,7 @@ COVERED = {
     "./scripts/mutation": "an hour; test_mutation.py tests its parts, test_mutation_slow.py runs a part of it",
     "./scripts/angle_errors": "test_angle_errors.py runs it",
     "pip install": "test_packaging.py installs the wheel",
+    "pip download": "needs a network",
     "pre-commit install": "needs a network",
 }
 """Commands that a page shows and this doesn't run: how they begin, and why."""

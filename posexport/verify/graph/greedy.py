@@ -7,7 +7,7 @@ tokens. Where float64 has another that is likelier by no more than the limit of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -22,7 +22,9 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.generation import GenerationOptions, left_padded
 from posexport.runtimes.generation_process import generate_in_child
 from posexport.runtimes.pool import Pool
+from posexport.verify.graph.judge_tokens import judge_tokens
 from posexport.verify.graph.parity import tolerance_of
+from posexport.verify.graph.reference import Evaluation
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.graph.truth import module_reference
 from posexport.verify.result import (
@@ -31,8 +33,8 @@ from posexport.verify.result import (
     NO_LOOP,
     NOT_RUN,
     OTHER_TOKENS,
-    PASSED,
     REFERENCE_FAILED,
+    Tolerance,
     Verdict,
 )
 
@@ -43,9 +45,6 @@ TOKENS = 64
 
 LENGTHS = (9, 2, 14)
 """Tokens of the prompts."""
-
-LISTED = 3
-"""Places that a note names; it counts the others."""
 
 
 def is_decoder(subject: GraphSubject) -> bool:
@@ -79,54 +78,38 @@ class GreedyCheck:
         if row.module != ORT:
             reason = Reason(NO_LOOP, "tokens are made one after the other in ONNX Runtime only")
             return Verdict.of(path, row.name, NOT_RUN, reason, check=GENERATION)
-        prompts = self._prompts()
+        prompts = self.prompts()
         options = GenerationOptions(max_new_tokens=self.count)
         try:
             made = generate_in_child(self.subject.path, row.options, prompts, options).tokens
         except PosexportError as error:
             return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, str(error).rstrip(".")), check=GENERATION)
-        rows = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made, strict=True)]
-        evaluation = module_reference(self.pool, self.subject, [self._inputs(rows)], self.module).evaluation(0)
+        evaluation = self.evaluated(prompts, made)
         if evaluation.failure is not None:
             reason = Reason(REFERENCE_FAILED, f"float64 can't be evaluated: {evaluation.failure.text.rstrip('.')}")
             return Verdict.of(path, row.name, NOT_RUN, reason, check=GENERATION)
-        exact, *own = (
-            np.asarray(arrays["logits"], np.float64)[:, -self.count - 1 : -1]
-            for arrays in (evaluation.exact, *evaluation.own)
-        )
-        return self._judged(row, np.array(made), exact, own[0])
+        exact, own = evaluation.exact["logits"], evaluation.own[0]["logits"]
+        return judge_tokens(path, row.name, np.array(made), exact, own, self.tolerance_of_logits())
 
-    def _judged(self, row: Runtime, made: Array, exact: Array, own: Array) -> Verdict:
-        """Compare tokens [rows, count] with logits [rows, count, vocabulary] at the places before them."""
+    def tolerance_of_logits(self) -> Tolerance:
+        """What an error of a logit may be."""
         dtype = self.subject.outputs["logits"][1]
-        tolerance = attrs.evolve(tolerance_of(dtype, self.subject.dtype), **self.tolerance)
-        limit = tolerance.limit(float(np.abs(own - exact).max()), float(np.sqrt(np.mean(exact**2))))
-        ranked = np.sort(exact, -1)
-        margins = ranked[..., -1] - ranked[..., -2]
-        short = ranked[..., -1] - np.take_along_axis(exact, made[..., None], -1)[..., 0]
-        same, open_places = short == 0, np.argwhere(margins <= limit)
-        notes = [f"row {at + 1}, token {step + 1}: {margins[at, step]:.2e}" for at, step in open_places[:LISTED]]
-        if notes:
-            more = f" and {len(open_places) - LISTED} more" if len(open_places) > LISTED else ""
-            notes = [f"margins within the limit of {limit:.2e}, where either token is right: {', '.join(notes)}{more}"]
-        reason = None
-        if (short > limit).any():
-            at, step = min(map(tuple, np.argwhere(short > limit)), key=lambda place: place[1])
-            reason = Reason(
-                OTHER_TOKENS,
-                f"token {step + 1} of row {at + 1} is {made[at, step]}, and float64 has {exact[at, step].argmax()}, "
-                f"whose logit is {short[at, step]:.2e} more (limit {limit:.2e})",
-            )
-        fields = {
-            "check": GENERATION,
-            "cases": 1,
-            "notes": tuple(notes),
-            "measured": f"{int(same.sum())} of {made.size} tokens are those of float64",
-            "limit_text": f"{made.size - len(open_places)}, as many as have a margin above {limit:.2e}",
-        }
-        return Verdict.of(str(self.subject.path), row.name, PASSED if reason is None else FAILED, reason, **fields)
+        return attrs.evolve(tolerance_of(dtype, self.subject.dtype), **self.tolerance)
 
-    def _prompts(self) -> list[list[int]]:
+    def evaluated(self, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> Evaluation:
+        """The module's logits [rows, count, vocabulary] at the places before these tokens, one pass for each row."""
+        rows = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made, strict=True)]
+        evaluation = module_reference(self.pool, self.subject, [self._inputs(rows)], self.module).evaluation(0)
+        if evaluation.failure is not None:
+            return evaluation
+
+        def before(arrays: Arrays) -> Arrays:
+            return {"logits": np.asarray(arrays["logits"], np.float64)[:, -self.count - 1 : -1]}
+
+        return Evaluation(exact=before(evaluation.exact), own=list(map(before, evaluation.own)))
+
+    def prompts(self) -> list[list[int]]:
+        """Token ids of each row."""
         width = self.subject.outputs["logits"][0][-1]
         rng = np.random.default_rng((self.seed, 3))
         grouped = any(role.grouped for role in self.roles.values())  # which takes no padding on the left

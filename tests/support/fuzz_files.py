@@ -261,6 +261,31 @@ def npz_reader(folder: Path) -> tuple[str, Make, Read]:
     return "mutant.npz", lambda mutator: mutator.npz(arrays), read
 
 
+def tokenizer_reader(folder: Path) -> tuple[str, Make, Read]:
+    """What runs in the child process, here: what is a fault there is a refusal."""
+    from posexport.runtimes.tokens_process import Session
+
+    sound = [json.loads(path.read_bytes()) for path in sorted((folder / "tokenizers").glob("*.json"))]
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    link = folder / "tokenizer" / "tokenizer.json"
+    if not link.is_symlink():
+        link.symlink_to("../mutant.json")
+
+    def read(path: Path) -> None:
+        session = Session()
+        requests = {
+            "open": str(link.parent),
+            "encode": ["The cat, \u00e9t\u00e9 \U0001f600."],
+            "decode": [[0, 1, 2, 9**9]],
+        }
+        for work, given in requests.items():
+            fault = session.answer({work: given})["fault"]
+            if fault is not None:
+                raise _error()(fault)
+
+    return "mutant.json", lambda mutator: _json(mutator.random.choice(sound))(mutator), read
+
+
 def _json(data: Any) -> Make:
     text = json.dumps(data).encode()
     return lambda mutator: mutator.tree(data) if mutator.random.randrange(8) else mutator.raw(text)
@@ -312,6 +337,7 @@ READERS: dict[str, Callable[[Path], tuple[str, Make, Read]]] = {
     "toml": toml_reader,
     "result": result_reader,
     "npz": npz_reader,
+    "tokenizer": tokenizer_reader,
 }
 PLANTED: dict[str, Read] = {
     "planted-raise": _raises,

@@ -20,7 +20,7 @@ from posexport.errors import RequestError, shown
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
 from posexport.models.checkpoints.tensors import Tensors
-from posexport.models.model_limits import check_counts, limited_to
+from posexport.models.pretrained_limits import check_counts, limited_to
 
 EXPERTS = "batched_mm"
 """How experts of a mixture are computed: the one way of transformers that has a translation to ONNX."""

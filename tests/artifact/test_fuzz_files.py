@@ -28,39 +28,6 @@ CONFIG = {
     **{"model_type": "llama", "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 9},
     **{"intermediate_size": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "rope_theta": 1e4},
 }
-_FIELDS: dict[str, Any] = {
-    **{"version": "1.0", "added_tokens": [], "decoder": {"type": "ByteLevel"}, "post_processor": None},
-    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-    "truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
-    "padding": {
-        **{"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None},
-        **{"pad_id": 0, "pad_type_id": 0, "pad_token": "a"},
-    },
-}
-_SPLIT = {"type": "Split", "pattern": {"Regex": "\\s+|\\w+"}, "behavior": "Isolated", "invert": False}
-_LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
-TOKENIZERS: dict[str, dict[str, Any]] = {
-    "bpe": {
-        **_FIELDS,
-        "model": {"type": "BPE", "vocab": {**_LETTERS, "th": 26, "the": 27}, "merges": [["t", "h"], ["th", "e"]]},
-    },
-    "words": {
-        **_FIELDS,
-        "pre_tokenizer": _SPLIT,
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            **{"type": "WordPiece", "vocab": {**_LETTERS, "[UNK]": 26, "##at": 27}, "unk_token": "[UNK]"},
-            **{"continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
-        },
-    },
-    "unigram": {
-        **_FIELDS,
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
-        "decoder": {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], *([one, -1.5] for one in "abcdeht")]},
-    },
-}
 BATCH = 250
 """Mutants in one process."""
 
@@ -103,9 +70,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, data in results.items():
         (folder / "results" / f"{name}.json").write_text(json.dumps(data))
-    (folder / "tokenizers").mkdir()
-    for name, data in TOKENIZERS.items():
-        (folder / "tokenizers" / f"{name}.json").write_text(json.dumps(data))
     return folder
 
 

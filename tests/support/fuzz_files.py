@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from file_mutator import Mutator
+from fuzz_tokenizers import tokenizer_reader
 
 LONGEST = 10
 """Seconds of the processor that one file may take."""
@@ -259,31 +260,6 @@ def npz_reader(folder: Path) -> tuple[str, Make, Read]:
         fit_inputs(path, read_arrays(path), artifact.spec, artifact.inputs, artifact.bounds)
 
     return "mutant.npz", lambda mutator: mutator.npz(arrays), read
-
-
-def tokenizer_reader(folder: Path) -> tuple[str, Make, Read]:
-    """What runs in the child process, here: what is a fault there is a refusal."""
-    from posexport.runtimes.tokens_process import Session
-
-    sound = [json.loads(path.read_bytes()) for path in sorted((folder / "tokenizers").glob("*.json"))]
-    (folder / "tokenizer").mkdir(exist_ok=True)
-    link = folder / "tokenizer" / "tokenizer.json"
-    if not link.is_symlink():
-        link.symlink_to("../mutant.json")
-
-    def read(path: Path) -> None:
-        session = Session()
-        requests = {
-            "open": str(link.parent),
-            "encode": ["The cat, \u00e9t\u00e9 \U0001f600."],
-            "decode": [[0, 1, 2, 9**9]],
-        }
-        for work, given in requests.items():
-            fault = session.answer({work: given})["fault"]
-            if fault is not None:
-                raise _error()(fault)
-
-    return "mutant.json", lambda mutator: _json(mutator.random.choice(sound))(mutator), read
 
 
 def _json(data: Any) -> Make:

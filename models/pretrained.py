@@ -20,6 +20,7 @@ from posexport.errors import RequestError, shown
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
 from posexport.models.checkpoints.tensors import Tensors
+from posexport.models.pretrained_limits import check_counts, limited_to
 
 EXPERTS = "batched_mm"
 """How experts of a mixture are computed: the one way of transformers that has a translation to ONNX."""
@@ -79,16 +80,21 @@ def open_pretrained(folder: Path) -> Pretrained:
     transformers = _transformers()
     if not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is no folder: give that of a checkpoint, with config.json and weights.")
-    files = Tensors(folder).files()
+    tensors = Tensors(folder)
+    files = tensors.files()
+    stored = sum((folder / name).stat().st_size for name in files)
     known = _known_class(folder, transformers)
     model, problem = None, ""
-    with quiet(transformers):
+    with quiet(transformers), limited_to(folder, len(tensors), stored):
         for kernel in KERNELS:
             try:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
+                options |= {"dtype": "auto", "output_loading_info": True}
                 options["ignore_mismatched_sizes"] = True  # they are listed, and refused below
-                model, loaded = known.from_pretrained(str(folder), dtype="auto", output_loading_info=True, **options)
+                model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
                 break
+            except RequestError:
+                raise
             except Exception as error:  # of a class that has no such kernel, or of a damaged checkpoint
                 problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if model is None:
@@ -128,6 +134,7 @@ def _known_class(folder: Path, transformers: Any) -> Any:
         data = None
     if not isinstance(data, dict):
         raise RequestError(f"{str(folder / FILE)!r} can't be read as JSON: give the folder of a checkpoint.")
+    check_counts(data, str(folder / FILE))
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     known = getattr(transformers, name, None) if name is not None and name.isidentifier() else None

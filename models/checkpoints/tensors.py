@@ -53,6 +53,10 @@ class Tensors:
         else:
             self._files = self._index()
 
+    def __len__(self) -> int:
+        """How many tensors the files hold, whatever the index lists."""
+        return sum(map(len, self._held.values()))
+
     def path(self, candidates: Sequence[str]) -> str:
         """The one of these modules that has tensors here; RequestError where it is stored twice, under whatever
         root."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from posexport.runtimes import ORT, RUNTIMES, runtime
 from posexport.runtimes.tokens import read_tokenizer, stop_tokens, trained_length
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from posexport.runtimes.generation import Generated
     from posexport.runtimes.tokens import Tokenizer
 
@@ -52,6 +55,9 @@ def generate(
     if path.suffix != ".onnx":
         raise RequestError(f"{file!r} is no .onnx: give the ONNX file of a decoder.")
     check_artifact(path)
+    for text in prompt:
+        if not _is_unicode(text):
+            raise RequestError(f"--prompt is {shown(text)}, which is not UTF-8: give text in UTF-8.")
     if bool(prompt) == bool(prompt_ids):
         raise RequestError(
             f"{'both kinds of' if prompt else 'no'} prompt given: give either --prompt TEXT or --prompt-ids 1,2,3."
@@ -65,22 +71,27 @@ def generate(
     folder = path.parent
     stop = () if ignore_eos else stop_tokens(folder)
     options = GenerationOptions(stop=stop, **{key: value for key, value in given.items() if value is not None})
-    tokenizer = read_tokenizer(folder) if prompt else None
-    prompts = [_ids(text) for text in prompt_ids] if tokenizer is None else [tokenizer.encode(text) for text in prompt]
-    if not all(prompts):
-        raise RequestError("a prompt has no tokens: give at least one.")
-    length, positions = trained_length(folder), max(map(len, prompts)) + options.max_new_tokens - 1
-    if length is not None and positions > length:
-        console.warn(f"prompt and new tokens have {positions} positions, and the model was trained for {length}.")
-    stream = _Stream(tokenizer, len(prompts), silent=as_json)
-    made = generate_in_child(path, row.options, prompts, options, trained_length=length, told=stream.told)
-    if made.cache == "none":
-        console.warn("the file has no caches, so each step computes all tokens again.")
-    if as_json:
-        console.show_json(_as_json(file, row.name, prompts, made, tokenizer))
-    else:
-        stream.end(made)
+    with read_tokenizer(folder) if prompt else nullcontext() as tokenizer:
+        prompts = [_ids(text) for text in prompt_ids] if tokenizer is None else tokenizer.encode(prompt)
+        if not all(prompts):
+            raise RequestError("a prompt has no tokens: give at least one.")
+        length, positions = trained_length(folder), max(map(len, prompts)) + options.max_new_tokens - 1
+        if length is not None and positions > length:
+            console.warn(f"prompt and new tokens have {positions} positions, and the model was trained for {length}.")
+        stream = _Stream(tokenizer, len(prompts), silent=as_json)
+        made = generate_in_child(path, row.options, prompts, options, trained_length=length, told=stream.told)
+        if made.cache == "none":
+            console.warn("the file has no caches, so each step computes all tokens again.")
+        if as_json:
+            console.show_json(_as_json(file, row.name, prompts, made, tokenizer))
+        else:
+            stream.end(made)
     return 0
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a word of the command line was UTF-8: Python keeps the bytes of others as halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _ids(text: str) -> list[int]:
@@ -112,15 +123,15 @@ class _Stream:
             console.write_part(text[len(self._written) :])
             self._written = text
 
-    def _text(self, ids: list[int]) -> str:
-        return ",".join(map(str, ids)) if self._tokenizer is None else self._tokenizer.decode(ids)
+    def _text(self, ids: Sequence[int]) -> str:
+        return ",".join(map(str, ids)) if self._tokenizer is None else self._tokenizer.decode([ids])[0]
 
     def end(self, made: Generated) -> None:
         if self._rows == 1:
-            console.write_part(self._text([*made.tokens[0]])[len(self._written) :] + "\n")
+            console.write_part(self._text(made.tokens[0])[len(self._written) :] + "\n")
         else:
             for number, row in enumerate(made.tokens, 1):
-                console.write(f"{number}: {self._text([*row])}")
+                console.write(f"{number}: {self._text(row)}")
         facts = [("prompt", f"{made.prompt_seconds * 1e3:.1f} ms")]
         if made.step_seconds:
             facts.append(("step", f"{statistics.median(made.step_seconds) * 1e3:.2f} ms, {_speed(made):.1f} tokens/s"))
@@ -135,10 +146,12 @@ def _speed(made: Generated) -> float:
 def _as_json(
     file: str, runtime: str, prompts: list[list[int]], made: Generated, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    rows = [
-        {"prompt": prompt, "tokens": [*tokens], **({} if tokenizer is None else {"text": tokenizer.decode([*tokens])})}
-        for prompt, tokens in zip(prompts, made.tokens, strict=True)
+    rows: list[dict[str, Any]] = [
+        {"prompt": prompt, "tokens": [*tokens]} for prompt, tokens in zip(prompts, made.tokens, strict=True)
     ]
+    if tokenizer is not None:
+        for row, text in zip(rows, tokenizer.decode(made.tokens), strict=True):
+            row["text"] = text
     return {
         "kind": "generate",
         "file": file,

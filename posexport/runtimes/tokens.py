@@ -2,61 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import attrs
-
 from posexport.errors import RequestError
+from posexport.files import is_there, not_a_file
 from posexport.jsondata import read_json
+from posexport.processes import (
+    CRASHED,
+    EXITED,
+    KILLED,
+    LIMITED,
+    MEMORY,
+    MISSING,
+    STOPPED,
+    TIMED_OUT,
+    Worker,
+    failure_of,
+)
 
-FAST = "tokenizer.json"
+FAST, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+
+_CLASS = "AutoTokenizer"
+"""The key in `auto_map` of _SETTINGS that names a class in a Python file beside it."""
 
 FILES = (
-    *(FAST, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *(FAST, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
     *("normalizer.json", "source.spm", "target.spm", "chat_template.json"),
 )
 """The files that a tokenizer may have in the folder of a checkpoint."""
 
 
-@attrs.frozen(kw_only=True)
+LONGEST = 60.0
+"""Seconds that a tokenizer may take to be opened, and for each call."""
+
+MOST_MEMORY = 4 * 2**30
+"""Bytes that a tokenizer may take: the largest known ones take a tenth of it."""
+
+MOST_IDS = MOST_CHARACTERS = 2**24
+"""What a tokenizer may make of one text, and of one row of ids."""
+
+_ADVICE = "give --prompt-ids, or put the tokenizer's files there"
+
+_CRASHED = "its library crashes, or needs more memory than it may take"
+_FAILURES: Mapping[str, str] = {
+    TIMED_OUT: f"it takes longer than {LONGEST:g} s",
+    MEMORY: "it needs more memory than it may take",
+    LIMITED: "it crashes or needs more memory than the limit of this shell (ulimit) allows",
+    **dict.fromkeys((KILLED, CRASHED, EXITED), _CRASHED),
+    STOPPED: "its process was stopped",
+}
+"""Why a tokenizer gave no answer, by the codes of posexport.processes; what its library wrote is not shown."""
+
+
 class Tokenizer:
-    """Turns text into token ids and back."""
+    """Turns text into token ids and back, in a child process that lives until it is closed: its files may be hostile.
 
-    _tokenizer: Any
-    _fast: bool
+    RequestError where it can't, where it takes too long or too much memory, and where its library crashes.
+    """
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that the tokenizer puts around it."""
-        return list(self._tokenizer.encode(text).ids if self._fast else self._tokenizer.encode(text))
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._worker = Worker("posexport.runtimes.tokens_process")
+        try:
+            self._ask("be read", open=str(folder.absolute()))
+        except BaseException:
+            self._worker.close()
+            raise
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids, without special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    def __enter__(self) -> Tokenizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, with the special tokens that the tokenizer puts around it."""
+        ids: list[list[int]] = self._ask("encode the prompt", encode=list(texts))["ids"]
+        return ids
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of ids, without special tokens."""
+        texts: list[str] = self._ask("decode the tokens", decode=[list(row) for row in rows])["texts"]
+        return texts
+
+    def _ask(self, purpose: str, **request: Any) -> dict[str, Any]:
+        reply = self._worker.ask(request, LONGEST)
+        failure = failure_of(reply)
+        if failure is not None and failure.code == MISSING:
+            raise RequestError(
+                f"text needs a package for tokenizers: pip install 'posexport[transformers]', or {_ADVICE}."
+            )
+        fault = reply["fault"] if failure is None else _FAILURES.get(failure.code, failure.text)
+        if fault is not None:
+            raise RequestError(f"the tokenizer in {str(self._folder)!r} can't {purpose} ({fault}): {_ADVICE}.")
+        return reply
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a folder; RequestError where there is none that can be read."""
-    advice = "give --prompt-ids, or put the tokenizer's files there"
+    """The tokenizer in a folder, to be closed; RequestError where there is none that can be read, and for one that
+    needs code that lies beside it, which is not run."""
     if not any((folder / name).is_file() for name in FILES):
-        raise RequestError(f"{str(folder)!r} holds no tokenizer ({FAST}): {advice}.")
-    try:
-        if (folder / FAST).is_file():
-            from tokenizers import Tokenizer as Fast
-
-            return Tokenizer(tokenizer=Fast.from_file(str(folder / FAST)), fast=True)
-        from transformers import AutoTokenizer
-
-        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        return Tokenizer(tokenizer=slow, fast=False)
-    except ImportError:
+        raise RequestError(f"{str(folder)!r} holds no tokenizer ({FAST}): {_ADVICE}.")
+    for name in (*FILES, "config.json"):
+        problem = not_a_file(folder / name)
+        if problem is not None and is_there(folder / name):
+            raise RequestError(f"the tokenizer in {str(folder)!r} can't be read ({name} is {problem}): {_ADVICE}.")
+    code = (read_config(folder / _SETTINGS) or {}).get("auto_map")
+    if not (folder / FAST).is_file() and (isinstance(code, list) or (isinstance(code, dict) and _CLASS in code)):
         raise RequestError(
-            f"text needs a package for tokenizers: pip install 'posexport[transformers]', or {advice}."
-        ) from None
-    except Exception as error:  # both raise plain Exceptions
-        first = next(iter(str(error).splitlines()), "")
-        raise RequestError(f"the tokenizer in {str(folder)!r} can't be read ({first}): {advice}.") from None
+            f"the tokenizer in {str(folder)!r} needs the Python code that {_SETTINGS} names in auto_map, and code that "
+            f"a model brings with it is not run: give --prompt-ids, or put a {FAST} there."
+        )
+    return Tokenizer(folder)
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:

@@ -134,6 +134,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "below 0": (["model.onnx", "--prompt-ids", "1,-2"], "--prompt-ids is '1,-2': give whole numbers from 0"),
     "no ids": (["model.onnx", "--prompt-ids", " , "], "--prompt-ids is ' , ': give whole numbers"),
     "empty text": (["model.onnx", "--prompt", ""], "--prompt was given an empty text"),
+    "no UTF-8": (["model.onnx", "--prompt", "w1 \udcff"], "--prompt is 'w1 \\udcff', which is not UTF-8"),
     "no words": (["model.onnx", "--prompt", " "], "a prompt has no tokens: give at least one"),
     "out of range": (["model.onnx", "--prompt-ids", "60"], "the token 60 is none of the model's: give ids from 0 to 5"),
     "no file": (["nothing.onnx", "--prompt-ids", "1"], "'nothing.onnx' is not there"),

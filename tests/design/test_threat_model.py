@@ -51,6 +51,8 @@ def offences(source: str, module: str = "") -> Iterator[str]:
             called = ast.unparse(node.func)
             if called in FORBIDDEN_CALLS and (module, called) not in ALLOWED:
                 yield f"calls {called}"
+            if called.endswith(".from_pretrained") and "trust_remote_code" not in {one.arg for one in node.keywords}:
+                yield f"calls {called} without trust_remote_code"  # which then asks whether it may run code
             for keyword in node.keywords:
                 value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
                 if keyword.arg in SAFE_ARGUMENTS and value is not SAFE_ARGUMENTS[keyword.arg]:
@@ -69,6 +71,8 @@ PLANTED = (
     "np.load('x', allow_pickle=True)",
     "np.load('x', allow_pickle=flag)",
     "Model.from_pretrained('x', trust_remote_code=True)",
+    "Model.from_pretrained('x')",
+    "Model.from_pretrained('x', **options)",
     "eval('1')",
     "def f():\n    import urllib.request",
     "from urllib import request",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -135,6 +137,52 @@ def _missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
+def _header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Change what the header of the weights says; the data stays."""
+
+    def rewrite(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+    return rewrite
+
+
+def _long_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes((2**62).to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+def _pickled(folder: Path) -> None:
+    """Weights that a loader would unpickle, and with that run."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
+
+
+def _index(names: dict[str, str]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+    return write
+
+
+def _listed_layers(folder: Path) -> None:
+    """As many as config.json says, in the index alone."""
+    _edited(num_hidden_layers=10**5)(folder)
+    _index({f"model.layers.{number}.x": "model-00001-of-00001.safetensors" for number in range(10**5)})(folder)
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+NORM, TABLE = "model.norm.weight", "model.embed_tokens.weight"
 BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["neither model.safetensors nor"]),
     "no config": (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
@@ -149,6 +197,34 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     ),
     "other sizes": (_edited(intermediate_size=64), ["another shape for", "LlamaForCausalLM"]),
     "more layers": (_edited(num_hidden_layers=5), ["has no tensor for", "layers.4"]),
+    "ten million layers": (_edited(num_hidden_layers=10**7), ["'num_hidden_layers' is 10000000", "up to 1048576"]),
+    "layers of a part": (_edited(text_config={"depths": [2, 10**9]}), ["text_config: 'depths' is 1000000000"]),
+    "too many layers": (_edited(num_hidden_layers=10**5), ["parts or more, and its files have 39 tensors"]),
+    "too many heads": (_edited(num_attention_heads=10**12), ["'num_attention_heads' is 1000000000000"]),
+    "labels": (_edited(num_labels=10**9), ["'num_labels' is 1000000000"]),
+    "too many tokens": (_edited(vocab_size=4 * 10**9), ["128,000,000,000 weights or more, and its files have"]),
+    "a table of 13 GB": (_edited(vocab_size=10**8), ["3,200,000,000 weights or more"]),
+    "too wide": (_edited(intermediate_size=10**15), ["weights or more"]),
+    "wider than 64 bits can count": (_edited(hidden_size=2**62), ["can't make a LlamaForCausalLM"]),
+    "a shape that is not that of its data": (
+        _header(lambda header: header[TABLE].update(shape=[10**9, 32])),
+        ["model.safetensors", "can't be read as .safetensors", "fetch the file again"],
+    ),
+    "data behind the end": (
+        _header(lambda header: header[TABLE].update(data_offsets=[0, 2**40])),
+        ["can't be read as .safetensors"],
+    ),
+    "data that is another's too": (
+        _header(lambda header: header[NORM].update(data_offsets=header[TABLE]["data_offsets"])),
+        ["can't be read as .safetensors"],
+    ),
+    "a dtype that is none": (_header(lambda header: header[NORM].update(dtype="X9")), ["can't be read as"]),
+    "a header beyond the file": (_long_header, ["can't be read as .safetensors"]),
+    "a pipe for weights": (_pipe, ["model.safetensors"]),
+    "pickled weights": (_pickled, ["neither model.safetensors nor"]),
+    "a shard in another folder": (_index({NORM: "../other.safetensors"}), ["is no index of shards"]),
+    "an index that is no table": (_index([]), ["is no index of shards"]),  # type: ignore[arg-type]
+    "an index of layers that are not there": (_listed_layers, ["parts or more, and its files have 39 tensors"]),
 }
 
 
@@ -159,6 +235,7 @@ def test_broken_checkpoints(case: str, tmp_path: Path) -> None:
     change(folder)
     refused(cli(*export(folder, tmp_path / "model.onnx")), *said)
     assert not (tmp_path / "model.onnx").exists()
+    assert not list(tmp_path.rglob("ran"))
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from file_mutator import Mutator
+from fuzz_tokenizers import tokenizer_reader
 
 LONGEST = 10
 """Seconds of the processor that one file may take."""
@@ -312,6 +313,7 @@ READERS: dict[str, Callable[[Path], tuple[str, Make, Read]]] = {
     "toml": toml_reader,
     "result": result_reader,
     "npz": npz_reader,
+    "tokenizer": tokenizer_reader,
 }
 PLANTED: dict[str, Read] = {
     "planted-raise": _raises,

@@ -202,8 +202,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "too many layers": (_edited(num_hidden_layers=10**5), ["parts or more, and its files have 39 tensors"]),
     "too many heads": (_edited(num_attention_heads=10**12), ["'num_attention_heads' is 1000000000000"]),
     "labels": (_edited(num_labels=10**9), ["'num_labels' is 1000000000"]),
-    "too many tokens": (_edited(vocab_size=4 * 10**9), ["128,000,000,000 weights or more, and its files have"]),
-    "a table of 13 GB": (_edited(vocab_size=10**8), ["3,200,000,000 weights or more"]),
+    "too many tokens": (_edited(vocab_size=4 * 10**9), ["256,000,000,000 weights or more, and its files have"]),
+    "a table of 13 GB": (_edited(vocab_size=10**8), ["6,400,000,000 weights or more"]),
     "too wide": (_edited(intermediate_size=10**15), ["weights or more"]),
     "wider than 64 bits can count": (_edited(hidden_size=2**62), ["can't make a LlamaForCausalLM"]),
     "a shape that is not that of its data": (

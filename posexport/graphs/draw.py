@@ -52,7 +52,8 @@ HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
 @attrs.frozen(kw_only=True)
 class Kinds:
     """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
-    SCORES; with `ends` the first and the last token of the vocabulary are among the tokens."""
+    SCORES; with `ends` the first and the last token of the vocabulary are among the tokens, and with positions `every`
+    all tokens are, if there are enough places."""
 
     positions: str = "consecutive"
     padding: str = "none"
@@ -167,6 +168,8 @@ def every_token(role: Role, *seed: int) -> Iterator[int]:
 def _ids(draw: _Draw) -> Array:
     rows = draw.role.rows or VOCABULARY
     ids = draw.rng.integers(0, rows, draw.shape)
+    if draw.kinds.positions == "every":
+        return np.resize(draw.rng.permutation(rows), draw.shape)
     if draw.tokens is not None:
         ids = np.fromiter(itertools.islice(draw.tokens, ids.size), np.int64, ids.size).reshape(draw.shape)
     if draw.kinds.ends and ids.size:

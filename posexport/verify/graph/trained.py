@@ -84,7 +84,7 @@ class Trained:
         for role in self.tables(roles).values():
             rows, seq = role.rows or 0, min(ROW, most)
             if rows <= min(TABLE, affordable):
-                kinds = Kinds(positions="every" if role.kind == "position_ids" else "consecutive")
+                kinds = Kinds(positions="every")
                 yield Corner(label=f"all {TABLES[role.kind]}", batch=-(-rows // seq), seq=seq, kinds=kinds)
 
     def not_shown(self, tables: Mapping[str, Role], cases: Sequence[GraphCase]) -> Iterator[str]:

@@ -1,0 +1,132 @@
+"""Sets of inputs that reach what a checkpoint's configuration says: its vocabulary, trained length and windows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from helpers import cli
+from onnx import numpy_helper
+
+from posexport.graphs.cases import cases_of
+from posexport.graphs.roles import Role
+from posexport.verify.graph.cases import drawn_cases
+from posexport.verify.graph.trained import LONG, Trained, trained
+
+TOKENS = Role(
+    name="input_ids",
+    kind="token_ids",
+    dtype="int64",
+    shape=("b", "s"),
+    axes=("batch", "seq"),
+    stated=("b", "s"),
+    rows=500,
+)
+PLACES = attrs.evolve(TOKENS, name="position_ids", kind="position_ids", rows=400)
+CACHE = attrs.evolve(
+    TOKENS,
+    name="past_key_values.0.key",
+    kind="past",
+    dtype="fp32",
+    shape=("b", 2, "p", 4),
+    axes=("batch", 2, "past", 4),
+    stated=("b", 2, "p", 4),
+    rows=None,
+)
+ROLES = {role.name: role for role in (TOKENS, PLACES, CACHE)}
+
+CONFIGS: list[tuple[dict[str, Any], Trained]] = [
+    ({}, Trained()),
+    ({"vocab_size": 90, "n_positions": 70}, Trained(vocabulary=90, length=70)),
+    ({"vocab_size": 90, "text_config": {"vocab_size": 80, "sliding_window": 6}}, Trained(vocabulary=80, windows=(6,))),
+    ({"sliding_window": 6, "use_sliding_window": False}, Trained()),
+    ({"sliding_window": 6, "layer_types": ["full_attention"] * 2}, Trained()),
+    ({"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}, Trained(windows=(6,))),
+    ({"attention_chunk_size": 9, "sliding_window": None, "vocab_size": "x"}, Trained(windows=(9,))),
+]
+
+
+@pytest.mark.parametrize(("config", "sizes"), CONFIGS)
+def test_sizes_are_those_of_the_configuration(config: dict[str, Any], sizes: Trained, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert trained(tmp_path) == sizes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_tables_windows_and_usual_lengths_are_reached(seed: int) -> None:
+    model = Trained(vocabulary=3000, length=1024, windows=(300,))
+    corners = list(model.corners(ROLES, 10_000, seed))
+    cases = drawn_cases(model.roles(ROLES), seed, own=corners)
+    assert {*np.concatenate([case.arrays["input_ids"].ravel() for case in cases]).tolist()} == {*range(3000)}
+    assert {*np.concatenate([case.arrays["position_ids"].ravel() for case in cases]).tolist()} == {*range(1024)}
+    assert list(model.not_shown(model.tables(ROLES), cases)) == []
+    lengths = [case.sizes["seq"] for case in cases if case.sizes["past"] == 0]
+    assert LONG in lengths
+    for low, high in ((22, 40), (41, 63), (65, 130), (132, LONG)):
+        assert any(low <= seq <= high for seq in lengths)
+    assert {case.keys - case.sizes["seq"] for case in cases} >= {298}
+    assert any(case.keys > 302 and case.sizes["seq"] == 2 for case in cases)
+
+
+def test_what_costs_too_much_is_said() -> None:
+    model = Trained(vocabulary=128_000, length=4096, windows=(8000,))
+    cases = drawn_cases(model.roles(ROLES), 0, own=list(model.corners(ROLES, 10**9, 0)))
+    said = list(model.not_shown(model.tables(ROLES), cases))
+    assert len(said) == 3
+    assert said[0].endswith("of 128000 token ids were not read")
+    assert said[1].endswith("of 4096 positions were not read")
+    assert said[2] == "no query had more keys than the window of 8000"
+    assert max(case.sizes["batch"] * case.sizes["seq"] for case in cases) < 200
+
+
+def test_positions_without_a_table_need_not_be_read() -> None:
+    model, roles = Trained(length=1024), {"position_ids": attrs.evolve(PLACES, rows=None)}
+    cases = drawn_cases(model.roles(roles), 0)
+    assert list(model.not_shown(model.tables(roles), cases)) == []
+    assert max(case.farthest or 0 for case in cases) < 1024
+
+
+def test_a_graph_without_a_checkpoint_has_the_same_cases_as_before() -> None:
+    names = [case.label for case in cases_of(ROLES, 0)]
+    assert [case.label for case in cases_of(ROLES, 0, own=[*Trained().corners(ROLES, 10, 0)])][: len(names)] == names
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A whole model as a file, and its checkpoint."""
+    from tiny_models import checkpoint
+
+    folder, path = checkpoint("gpt2"), tmp_path_factory.mktemp("whole") / "model.onnx"
+    assert cli("export", "--from", folder, "--model", "-o", path).exit_code == 0
+    return path, folder
+
+
+def _changed(path: Path, out: Path, fault: str) -> None:
+    """The file with a fault that few tokens don't show, and without a manifest."""
+    model = onnx.load(path)
+    tables = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
+    held = [tensor for tensor in model.graph.initializer if tensor.name in tables and len(tensor.dims) == 2]
+    [positions] = [tensor for tensor in held if "wpe" in tensor.name]
+    array = numpy_helper.to_array(positions).copy()
+    if fault == "one row":
+        array[57] = array[3]
+    elif fault == "fewer rows":
+        array = array[: len(array) // 2]
+    positions.CopyFrom(numpy_helper.from_array(array, positions.name))
+    onnx.save(model, out)
+
+
+@pytest.mark.parametrize(("fault", "said"), [("one row", "is off by"), ("fewer rows", "that the module takes")])
+def test_tables_that_are_wrong_far_out_fail(fault: str, said: str, whole: tuple[Path, Path], tmp_path: Path) -> None:
+    path, folder = whole
+    _changed(path, tmp_path / "model.onnx", fault)
+    done = cli("verify", tmp_path / "model.onnx", "--from", folder, "--runtime", "ort-cpu", "--json")
+    assert done.exit_code == 1, done.output
+    parity = json.loads(done.stdout)["verdicts"][0]
+    assert parity["state"] == "failed"
+    assert said in parity["reason"]

@@ -81,10 +81,10 @@ def test_a_model_is_its_checkpoint(name: str, folder: Path) -> None:
 def test_the_cases_are_prompts_steps_and_chunks_with_padding(folder: Path) -> None:
     from posexport.verify.graph.cases import drawn_cases
     from posexport.verify.graph.subject import read_file, read_subject
-    from posexport.verify.graph.submission import _within_training
+    from posexport.verify.graph.trained import trained
 
     roles = read_subject(read_file(file_of(folder, "grown"))).roles()
-    cases = drawn_cases(_within_training(roles, folder / "Llama"), 0)
+    cases = drawn_cases(trained(folder / "Llama").roles(roles), 0)
     sizes = {(case.sizes["seq"] == 1, case.sizes["past"] > 0) for case in cases}
     assert sizes == {(False, False), (True, False), (False, True), (True, True)}
     masks = [case.arrays["attention_mask"] for case in cases]

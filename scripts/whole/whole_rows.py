@@ -15,6 +15,14 @@ from vision import COMMON as IMAGE
 from vision import SPEECH, image
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 LATENT = {
     **COMMON,
     "num_key_value_heads": 4,
@@ -23,12 +31,7 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
+    **ROUTED,
 }
 SOUND = {**BART, "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 64}
 
@@ -52,36 +55,8 @@ MORE = [
             "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
         },
     ),
-    decoder(
-        "dots1",
-        "Dots1",
-        "rope",
-        {
-            **HEADED,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "moe_intermediate_size": 32,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-        },
-    ),
-    decoder(
-        "glm4_moe",
-        "Glm4Moe",
-        "rope",
-        {
-            **HEADED,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "moe_intermediate_size": 32,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-        },
-    ),
+    decoder("dots1", "Dots1", "rope", {**HEADED, **ROUTED, "n_shared_experts": 1}),
+    decoder("glm4_moe", "Glm4Moe", "rope", {**HEADED, **ROUTED, "n_shared_experts": 1}),
     decoder(
         "ernie4_5_moe",
         "Ernie4_5_Moe",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import small_spec, weights_for
+from result_pages import figures_of
 
 from posexport.custom_ops.operator import plain_torch
 from posexport.models import ENCODINGS
@@ -48,17 +49,12 @@ def read(name: str) -> Any:
     return json.loads((results.RESULTS / name).read_bytes())
 
 
-def figures_of(page: str) -> str:
-    text = (results.RESULTS / page).read_text(encoding="utf-8")
-    return text.partition("<!-- figures -->\n")[2].partition("<!-- end of figures -->")[0]
-
-
 def test_the_pages_are_of_the_committed_data(command: ModuleType) -> None:
     benchmarks = [line for part in read("cpu.json").values() for line in command._section(part)]
     pages = {"alternatives": alternatives.figures, "tuning": tuning.figures}
     lines = {"benchmarks": benchmarks, **{name: figures(read(f"{name}.json")) for name, figures in pages.items()}}
     for name, expected in lines.items():
-        assert figures_of(f"{name}.md") == "\n".join(expected).strip("\n") + "\n", name
+        assert figures_of(results.RESULTS / f"{name}.md") == "\n".join(expected).strip("\n") + "\n", name
 
 
 def test_every_result_names_its_machine(command: ModuleType) -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import attrs
 import pytest
+from result_pages import figures_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 Load = Callable[[str], ModuleType]
@@ -25,9 +26,10 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 def test_the_page_is_of_the_committed_data(load: Load) -> None:
     data, results = load("whole_data"), load("results")
-    text = (results.RESULTS / "models.md").read_text(encoding="utf-8")
-    figures = text.partition("<!-- figures -->\n")[2].partition("<!-- end of figures -->")[0]
-    assert figures == "\n".join(load("whole_page").figures(data.read())).strip("\n") + "\n"
+    assert (
+        figures_of(results.RESULTS / "models.md")
+        == "\n".join(load("whole_page").figures(data.read())).strip("\n") + "\n"
+    )
 
 
 def test_the_data_hold_what_the_schema_says_and_nothing_else(load: Load) -> None:

@@ -18,6 +18,7 @@ import onnx
 import pytest
 import small_graphs
 from onnx import TensorProto, helper
+from result_pages import figures_of
 from rewrite_helpers import feeds, saved
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -34,9 +35,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 def test_the_page_is_of_the_committed_data(load: Load) -> None:
     data, results = load("rewrite_data"), load("results")
-    text = (results.RESULTS / "rewrite.md").read_text(encoding="utf-8")
-    figures = text.partition("<!-- figures -->\n")[2].partition("<!-- end of figures -->")[0]
-    assert figures == "\n".join(load("page").figures(data.read())).strip("\n") + "\n"
+    assert figures_of(results.RESULTS / "rewrite.md") == "\n".join(load("page").figures(data.read())).strip("\n") + "\n"
 
 
 def test_the_data_hold_what_the_schema_says_and_nothing_else(load: Load) -> None:

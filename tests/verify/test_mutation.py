@@ -19,6 +19,7 @@ from mutation.random_faults import KINDS, random_mutant
 from mutation.scoring import Plan, score
 from mutation.sound_specs import draw_specs
 from mutation.surgery import copy_of
+from result_pages import figures_of
 
 from posexport.models import ENCODINGS
 from posexport.spec.spec import Spec
@@ -149,10 +150,7 @@ def test_a_score_counts_what_verify_catches() -> None:
 
 def test_the_page_is_of_the_committed_data_and_reaches_the_targets() -> None:
     data = json.loads((RESULTS / "mutation.json").read_bytes())
-    text = (RESULTS / "mutation.md").read_text(encoding="utf-8")
-    assert text.partition("<!-- figures -->\n")[2].partition("<!-- end of figures -->")[0] == (
-        "\n".join(page.figures(data)) + "\n"
-    )
+    assert figures_of(RESULTS / "mutation.md") == "\n".join(page.figures(data)) + "\n"
     for name, target in page.TARGETS.items():
         assert page.share(data["score"][name]) >= target, name
     assert data["score"]["artifacts"] == len(ARTIFACTS)

@@ -11,6 +11,7 @@ from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError, located
 from posexport.graphs.baked import baked_sizes, pinned
+from posexport.graphs.cases import Corner
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import Role
 from posexport.runtimes import Runtime
@@ -62,16 +63,18 @@ def make_graph_job(
         roles = {} if differs is not None else shared_roles(roles, theirs)
     exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
     checkpoint = checkpoint_of(request.module)
-    own = Trained() if checkpoint is None else trained(checkpoint)
-    tables, corners = own.tables(roles), list(own.corners(roles, subject.weight_count, request.seed))
-    roles = own.roles(roles)
+    own, tables, corners = Trained(), dict[str, Role](), list[Corner]()
+    if checkpoint is not None:
+        own = trained(checkpoint)
+        tables, corners = own.tables(roles), list(own.corners(roles, subject.weight_count, request.seed))
+        roles = own.roles(roles)
     if differs is not None:
         cases = []
     elif request.inputs is not None and request.arrays is not None:
         with located(repr(str(subject.path))):
             cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
     else:
-        cases = drawn_cases(roles, request.seed, request.reach, request.more, corners if checkpoint else ())
+        cases = drawn_cases(roles, request.seed, request.reach, request.more, corners)
     greedy = None
     if checkpoint is not None:
         _check_opens(pool, subject, checkpoint)
@@ -100,7 +103,7 @@ def make_graph_job(
         other_roles=_other_roles(graph, roles),
         greedy=greedy,
         trained=own,
-        tables={} if checkpoint is None else tables,
+        tables=tables,
     )
 
 

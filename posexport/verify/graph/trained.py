@@ -81,11 +81,11 @@ class Trained:
                 yield Corner(
                     label=f"window of {window} and more", batch=1, seq=2, past=window + int(rng.integers(2, 9))
                 )
-        for role in self.tables(roles).values():
-            rows, seq = role.rows or 0, min(ROW, most)
-            if rows <= min(TABLE, affordable):
-                kinds = Kinds(positions="every")
-                yield Corner(label=f"all {TABLES[role.kind]}", batch=-(-rows // seq), seq=seq, kinds=kinds)
+        rows = [role.rows or 0 for role in self.tables(roles).values()]
+        rows = [count for count in rows if count <= min(TABLE, affordable)]
+        if rows:
+            seq = min(ROW, most)
+            yield Corner(label="whole tables", batch=-(-max(rows) // seq), seq=seq, kinds=Kinds(positions="every"))
 
     def not_shown(self, tables: Mapping[str, Role], cases: Sequence[GraphCase]) -> Iterator[str]:
         """What of the model's sizes and its tables these cases did not reach."""

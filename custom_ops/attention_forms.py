@@ -289,6 +289,9 @@ def _grouped(call: Call) -> Results:
         total = op.Add(op.ReduceMax(call.write_indices, [0]), seq)
         if added is not None:  # only the keys so far, not the whole buffer
             added = op.Slice(added, [0], total, [3])
+    # The same values: behind a bare MatMul, ONNX Runtime's GroupQueryAttentionFusion for CUDA puts rotations into the
+    # operator and loses their positions and the mask, or fails (its issue 29524).
+    v = op.Reshape(v, [0, 0, heads.num_kv_heads * call.head_dim])
     inputs = (q, k, v, *(past or (None, None)), lengths, op.Cast(op.Squeeze(total), to=int32))
     attributes: dict[str, Any] = {"num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads}
     attributes["scale"] = heads.scale

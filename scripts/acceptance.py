@@ -132,15 +132,23 @@ class Results:
             for row in data["rows"]:
                 self.earlier.setdefault((row["file"], row["runtime"]), []).append(Row(**row))
 
-    def keep(self, file: str, runtime: str, missing: Reason | None, sha256: str | None = None) -> bool:
+    def keep(
+        self, file: str, runtime: str, missing: Reason | None, sha256: str | None = None, in_time: bool = True
+    ) -> bool:
         """Keep the rows of the run before, if there are some and none may be another now: no failure, none that time
-        did not reach, no runtime that was `missing` and is here, no file of another `sha256` (None: not known)."""
+        did not reach, no runtime that was `missing` and is here, no file of another `sha256` (None: not known). Where
+        no time is left all rows of the same file are kept."""
         rows = self.earlier.get((file, runtime), [])
         kept = bool(rows) and all(
-            row.state != FAILED
-            and row.reason != OUT_OF_TIME
-            and (row.check != PARITY or row.state == PASSED or row.code == UNSUPPORTED or missing is not None)
-            and (None in (sha256, row.sha256) or sha256 == row.sha256)
+            (None in (sha256, row.sha256) or sha256 == row.sha256)
+            and (
+                not in_time
+                or (
+                    row.state != FAILED
+                    and row.reason != OUT_OF_TIME
+                    and (row.check != PARITY or row.state == PASSED or row.code == UNSUPPORTED or missing is not None)
+                )
+            )
             for row in rows
         )
         self.rows += [row for row in rows if kept and row not in self.rows]
@@ -307,7 +315,7 @@ def _check(
 ) -> None:
     """Add the rows of a file on each runtime whose rows of the run before don't stand."""
     sha256 = None if prepared.file is None else prepared.file.sha256[prepared.file.model]
-    names = [name for name in missing if not results.keep(prepared.name, name, missing[name], sha256)]
+    names = [name for name in missing if not results.keep(prepared.name, name, missing[name], sha256, in_time)]
     why = (FAILED, f"it could not be prepared: {prepared.error}") if prepared.file is None else None
     if why is None and not folder.is_dir():
         why = (NOT_RUN, f"{prepared.place} is not here: copy its part")

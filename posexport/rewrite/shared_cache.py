@@ -55,7 +55,9 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
         raise RequestError("no input tells the number of new tokens, so its caches can't be shared: drop --kv-cache.")
     total = length(TOTAL, ("attention_mask",))
     if total is not None:
-        return Lengths(past=nodes.one("Sub", total, seq), seq=seq, total=total, batch=batch)
+        past = nodes.one("Sub", total, seq)
+        past.shape = ir.Shape([1])
+        return Lengths(past=past, seq=seq, total=total, batch=batch)
     _check_one_length(roles)
     past = ir.Value(name=LENGTH_INPUT, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
     model.graph.inputs.append(past)

@@ -77,6 +77,8 @@ def lower(model: ir.Model, functions: Functions, form: str) -> None:
     if any(node.domain == "com.microsoft" for node in model.graph.all_nodes()):
         model.opset_imports.setdefault("com.microsoft", 1)
     _share(model, inner, names)
+    for node in list(model.graph):
+        _read_before_repeating(model, node)
 
 
 def _share(model: ir.Model, nodes: Collection[ir.Node], names: Collection[str]) -> None:
@@ -90,6 +92,16 @@ def _share(model: ir.Model, nodes: Collection[ir.Node], names: Collection[str]) 
         for old, new in zip(node.outputs, first.outputs, strict=True):
             old.replace_all_uses_with(new)
         model.graph.remove(node, safe=True)
+
+
+def _read_before_repeating(model: ir.Model, node: ir.Node) -> None:
+    """Let the largest of equal numbers be that number: on a GPU, ONNX Runtime then knows it without waiting for it."""
+    source = node.inputs[0].producer() if node.op_type == "ReduceMax" and node.inputs[0] is not None else None
+    if source is not None and source.op_type == "Expand":
+        value = source.inputs[0]
+        if value is not None and value.shape is not None and value.shape.dims == (1,):
+            node.outputs[0].replace_all_uses_with(value)
+            model.graph.remove(node, safe=True)
 
 
 def _attributes_key(attributes: Mapping[str, ir.Attr]) -> object:

@@ -70,7 +70,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
             "many tokens."
         )
-    session, _ = open_session(path, request["session"])
+    session, _ = open_session(path, {**request["session"], "new_lengths": True})
     decoder = Decoder(session, "cpu" if provider == "CPU" else "cuda", request["trained_length"])
     options = structure(request["options"], GenerationOptions)
     generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))

@@ -2,7 +2,8 @@
 
 Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice, or as many as the CPUs
 that this process is kept to), `cuda_graph` (capture the run once and replay it), `disabled_optimizers` (names of graph
-optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `io_binding` (false: timed by plain
+optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `new_lengths` (each run has other ones:
+on CUDA, attention by kernels that plan nothing for them), `io_binding` (false: timed by plain
 calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16), `shared`
 ({output: input} of caches that a bound run writes in place; default: those of posexport's own files).
 
@@ -19,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from posexport.errors import RuntimeMissingError, check_known
+from posexport.errors import RequestError, RuntimeMissingError, check_known
 from posexport.machine import kept_to
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_onnx_file, timed
@@ -32,9 +34,22 @@ OLDEST = "1.31"
 
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
-_OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers", "graph_level", "io_binding", "shared")
+_OPTIONS = (
+    "provider",
+    "threads",
+    "cuda_graph",
+    "disabled_optimizers",
+    "graph_level",
+    "new_lengths",
+    "io_binding",
+    "shared",
+)
 GRAPH_LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 """onnxruntime's GraphOptimizationLevel, `ORT_` left out, by the name that the option has."""
+
+_NO_PLANS = 1 | 2 | 16
+"""`sdpa_kernel` of flash, memory-efficient and plain attention, without cuDNN's, which plans for 40 ms at each new
+length (MultiHeadAttention on an H100, ONNX Runtime 1.31.1)."""
 
 _QUIET = 4  # fatal only: what goes wrong comes as an exception with the same words
 
@@ -204,11 +219,22 @@ def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.In
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
         cuda = {"device_id": "0", "use_tf32": "0", "enable_cuda_graph": str(int(cuda_graph))}
+        if options.get("new_lengths"):
+            cuda["sdpa_kernel"] = str(_NO_PLANS)
         if stream is not None:
             cuda["user_compute_stream"] = str(stream.cuda_stream)
         providers = [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
     more = {"disabled_optimizers": options["disabled_optimizers"]} if options.get("disabled_optimizers") else {}
-    session = onnxruntime.InferenceSession(str(path), settings, providers=providers, **more)
+    try:
+        session = onnxruntime.InferenceSession(str(path), settings, providers=providers, **more)
+    except Fail:
+        if not cuda_graph:
+            raise
+        open_session(path, {**options, "cuda_graph": False})  # raises what else is wrong
+        raise RequestError(
+            f"onnxruntime can't record {path.name!r} as a CUDA graph, since it runs some of its nodes on the CPU: "
+            "leave CUDA graphs out."
+        ) from None
     session.disable_fallback()
     name = f"{provider}ExecutionProvider"
     if session.get_providers()[0] != name:

@@ -77,12 +77,12 @@ def test_what_passed_stands_when_it_runs_again(block: Path, tmp_path: Path, monk
     assert rows(block, tmp_path) == first
 
 
-def kept(folder: Path, missing: Reason | None, **fields: Any) -> bool:
+def kept(folder: Path, missing: Reason | None, in_time: bool = True, **fields: Any) -> bool:
     """Whether a row of the run before stands."""
     row = acceptance.Row(**{"file": "a", "runtime": "ort-cuda", "check": "parity", "state": "passed", **fields})
     results = acceptance.Results(folder=folder, header={})
     results.earlier["a", "ort-cuda"] = [row]
-    found = results.keep("a", "ort-cuda", missing, "1")
+    found = results.keep("a", "ort-cuda", missing, "1", in_time)
     assert results.rows == [row] * found
     return bool(found)
 
@@ -96,6 +96,8 @@ def test_only_rows_that_may_not_be_others_now_stand(tmp_path: Path) -> None:
     assert kept(tmp_path, no_gpu, state="not run", reason="no GPU", code="no-gpu")
     assert kept(tmp_path, None, state="not run", reason="no kernels", code="unsupported")
     assert not kept(tmp_path, no_gpu, state="not run", reason="out of time")
+    assert kept(tmp_path, None, in_time=False, state="failed", sha256="1")
+    assert not kept(tmp_path, None, in_time=False, state="failed", sha256="2")
 
 
 def test_rows_of_other_files_stay(block: Path, tmp_path: Path) -> None:

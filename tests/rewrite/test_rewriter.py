@@ -115,6 +115,23 @@ def test_shared_caches_give_what_grown_ones_give(form: str) -> None:
             np.testing.assert_allclose(cached, expected[f"present.0.{kind}"], rtol=0, atol=2e-5)
 
 
+def test_shared_caches_suit_the_cuda_provider_of_onnxruntime() -> None:
+    """Its fusion of rotations needs values of a bare MatMul, and ruins what it takes; and a length that is computed on
+    the GPU has to be waited for: all are told by shapes."""
+    _, proto = rewritten_model(decoder(), form="contrib", target="ort", kv_cache="shared")
+    made_by = {name: node for node in proto.graph.node for name in node.output}
+    (attention,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
+    assert [made_by[name].op_type for name in attention.input[:2]] == ["RotaryEmbedding"] * 2
+    assert made_by[attention.input[2]].op_type == "Reshape"
+    pending, ends = [attention.input[6]], set()
+    while pending:
+        node = made_by.get(pending.pop())
+        if node is not None and node.op_type != "Shape":
+            ends.add(node.op_type)
+            pending += node.input
+    assert ends <= {"Cast", "Squeeze", "Add", "Sub", "Constant"}
+
+
 def test_a_graph_without_a_cache_can_not_share_it() -> None:
     with pytest.raises(RequestError, match="the graph has no grown cache"):
         rewrite_model(ir.from_proto(decoder(cache=False)), kv_cache="shared", form="contrib", target="ort")

@@ -109,6 +109,44 @@ def test_options_reach_the_session(artifacts: dict[str, Path]) -> None:
     )
 
 
+class NoGpu:
+    """ONNX Runtime as if there were a GPU: it keeps what sessions are asked for, and records no CUDA graph."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[dict[str, str]] = []
+        self._session = onnxruntime.InferenceSession
+        monkeypatch.setattr(ort, "gpu_missing", lambda: None)
+        monkeypatch.setattr(ort, "_torch_stream", lambda: None)
+        monkeypatch.setattr(ort.onnxruntime, "preload_dlls", lambda: None, raising=False)
+        monkeypatch.setattr(ort.onnxruntime, "InferenceSession", self.open)
+        monkeypatch.setattr(self._session, "get_providers", lambda session: ["CUDAExecutionProvider"])
+
+    def open(self, path: str, settings: Any, providers: list[Any]) -> Any:
+        self.asked.append(providers[0][1])
+        if providers[0][1]["enable_cuda_graph"] == "1":
+            raise ort.Fail("not all nodes are on the GPU")
+        return self._session(path, settings, providers=["CPUExecutionProvider"])
+
+
+def test_a_file_that_cannot_be_recorded_as_a_cuda_graph_is_refused(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = NoGpu(monkeypatch)
+    with pytest.raises(RequestError, match=r"can't record '.*\.onnx' as a CUDA graph"):
+        ort.load(artifacts["fp32"], {"provider": "CUDA", "cuda_graph": True})
+    assert [asked["enable_cuda_graph"] for asked in gpu.asked] == ["1", "0"]
+    (tmp_path / "damaged.onnx").write_bytes(b"no graph")
+    with pytest.raises(Exception, match="Protobuf"):
+        ort.load(tmp_path / "damaged.onnx", {"provider": "CUDA", "cuda_graph": True})
+
+
+def test_runs_of_new_lengths_need_no_plans(artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = NoGpu(monkeypatch)
+    for options in ({}, {"new_lengths": True}):
+        ort.load(artifacts["fp32"], {"provider": "CUDA", **options})
+    assert [asked.get("sdpa_kernel") for asked in gpu.asked] == [None, "19"]
+
+
 @pytest.mark.parametrize(
     ("engine", "options", "said"),
     [

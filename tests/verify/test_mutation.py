@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import onnx
 import pytest
-from mutation import page
+from mutation import page, sound_specs
 from mutation.artifacts import ARTIFACTS, Artifact, make_spec, write_artifact
 from mutation.corners import CLASSES, FAMILIES, corner_mutant
 from mutation.corners.bands import draw_band
@@ -17,7 +17,7 @@ from mutation.inputs import REACH, Aim, broad_aims, draw
 from mutation.oracle import EQUIVALENT, FAULT, Oracle
 from mutation.random_faults import KINDS, random_mutant
 from mutation.scoring import Plan, score
-from mutation.sound_specs import draw_specs
+from mutation.sound_specs import Alarms, draw_specs, false_alarms
 from mutation.surgery import copy_of
 from result_pages import figures_of
 
@@ -45,6 +45,24 @@ def test_artifacts_have_every_encoding_and_drawn_specs_too() -> None:
     assert {drawn.spec.encoding.name for drawn in draw_specs(len(ENCODINGS), 3)} == set(ENCODINGS)
     assert len(KINDS) == 20
     assert {kind for kind, _ in FAMILIES.values()} == set(CLASSES)
+
+
+def test_sound_specs_go_on_where_a_run_before_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: list[int] = []
+
+    def verify(drawn: object, start: int, runtimes: object) -> Alarms:
+        verified.append(start)
+        return Alarms(passed={"ort-cpu": 2}, failed=[f"of {start}"])
+
+    monkeypatch.setattr(sound_specs, "_verified", verify)
+    specs = draw_specs(4, 0)
+    for drawn in (specs[:2], specs, specs):
+        alarms = false_alarms(drawn, group=2, kept=tmp_path)
+    assert verified == [0, 2]
+    assert alarms == Alarms(passed={"ort-cpu": 4}, failed=["of 0", "of 2"])
+    monkeypatch.setattr(sound_specs, "_sources", lambda: "changed")
+    false_alarms(specs, ("onnx-reference",), group=2, kept=tmp_path)
+    assert verified == [0, 2, 0, 2]
 
 
 @pytest.mark.slow

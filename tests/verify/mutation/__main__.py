@@ -33,6 +33,7 @@ SLOW_RUNTIMES = ("onnx-reference", "tensorrt-import")
 @click.option("--specs", default=500, show_default=True, help="sound specs")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--jobs", default=1, show_default=True, help="artifacts at a time")
+@click.option("--keep", type=click.Path(path_type=Path), help="a folder: sound specs go on where a run before ended")
 @click.option("--details", type=click.Path(path_type=Path), help="write every mutant to this JSON file")
 @click.option("--write", is_flag=True, help="write the parts that were made to docs/results")
 def main(
@@ -45,6 +46,7 @@ def main(
     specs: int,
     seed: int,
     jobs: int,
+    keep: Path | None,
     details: Path | None,
     write: bool,
 ) -> None:
@@ -63,7 +65,11 @@ def main(
         made["sound"] = []
         for runtimes, count in ((("ort-cpu",), specs), (SLOW_RUNTIMES, specs // 10)):
             alarms = false_alarms(
-                draw_specs(count, seed), runtimes, jobs=jobs, progress=lambda text: click.echo(text, err=True)
+                draw_specs(count, seed),
+                runtimes,
+                jobs=jobs,
+                kept=keep,
+                progress=lambda text: click.echo(text, err=True),
             )
             made["sound"].append(page.sound_data(alarms, count, seed))
             for line in alarms.failed:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import multiprocessing
 import tempfile
 import zlib
@@ -15,11 +18,14 @@ from typing import Any
 import attrs
 import numpy as np
 
+import posexport.custom_ops
+import posexport.models
 from mutation.artifacts import make_spec
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.export.support import unsupported_reason
+from posexport.files import write_json
 from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import RUNTIMES
@@ -253,7 +259,32 @@ class Alarms:
     failed: list[str] = attrs.field(factory=list)
 
 
-def _group_alarms(drawn: Sequence[Drawn], start: int, runtimes: Sequence[str]) -> Alarms:
+def _group_alarms(drawn: Sequence[Drawn], start: int, runtimes: Sequence[str], kept: Path | None = None) -> Alarms:
+    """The alarms of these specs: those in the folder `kept`, where a run before of the same sources wrote them."""
+    if kept is None:
+        return _verified(drawn, start, runtimes)
+    specs = [[one.spec.to_json(), one.form, one.target, one.opset] for one in drawn]
+    key = json.dumps([_sources(), start, list(runtimes), specs])
+    path = kept / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    if path.exists():
+        return Alarms(**json.loads(path.read_bytes()))
+    made = _verified(drawn, start, runtimes)
+    kept.mkdir(parents=True, exist_ok=True)
+    write_json(path, attrs.asdict(made))
+    return made
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of posexport's code."""
+    digest = hashlib.sha256()
+    for part in (posexport, posexport.models, posexport.custom_ops):
+        for file in sorted(Path(str(part.__file__)).parent.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _verified(drawn: Sequence[Drawn], start: int, runtimes: Sequence[str]) -> Alarms:
     """Export these specs and verify them; `start` is the seed of verify, and the number of the first of them."""
     made = Alarms()
     with tempfile.TemporaryDirectory(prefix="posexport-sound-") as place:
@@ -281,18 +312,20 @@ def false_alarms(
     *,
     group: int = 25,
     jobs: int = 1,
+    kept: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Alarms:
-    """Export these specs and verify them, each group with a seed of its own, `jobs` groups at a time in processes."""
+    """Export these specs and verify them, each group with a seed of its own, `jobs` groups at a time in processes.
+    Groups whose alarms are in the folder `kept` are not verified again; the others are written to it."""
     made = Alarms()
     starts = list(range(0, len(drawn), group))
     groups = [drawn[start : start + group] for start in starts]
     with ExitStack() as stack:
         if jobs > 1:
             pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
-            parts: Iterable[Alarms] = pool.map(_group_alarms, groups, starts, [tuple(runtimes)] * len(groups))
+            parts: Iterable[Alarms] = pool.map(partial(_group_alarms, runtimes=runtimes, kept=kept), groups, starts)
         else:
-            parts = map(partial(_group_alarms, runtimes=runtimes), groups, starts)
+            parts = map(partial(_group_alarms, runtimes=runtimes, kept=kept), groups, starts)
         for start, part in zip(starts, parts, strict=True):
             for name, count in part.passed.items():
                 made.passed[name] = made.passed.get(name, 0) + count

@@ -25,12 +25,14 @@ LEAST = 4
 
 @attrs.frozen(kw_only=True)
 class Corner:
-    """A case before it is drawn: rows, new tokens, cached ones, the size of axes of no known meaning, and its kinds."""
+    """A case before it is drawn: rows, new tokens, cached ones, tokens of an encoder (None: by turns), the size of axes
+    of no known meaning, and its kinds."""
 
     label: str
     batch: int = 2
     seq: int
     past: int = 0
+    encoder: int | None = None
     free: int | None = None
     kinds: Kinds = attrs.field(factory=Kinds)
 
@@ -136,7 +138,7 @@ def cases_of(
     }
     for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more), *own)):
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
-        sizes[ENCODER] = _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
+        sizes[ENCODER] = corner.encoder or _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
         if pictures:
             sizes |= _sides(roles, number, pictures)
         if corner.free is not None:

@@ -54,7 +54,11 @@ ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+QUICK = ("vit_classifier", "wav2vec2_ctc", "bert_masked")
+"""The others take as long, and run by `scripts/test slow`."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in ENCODERS])
 def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> None:
     form, inputs, outputs = ENCODERS[name]
     (model,) = exported(name, form=form)
@@ -72,7 +76,7 @@ def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> N
             assert error(made[output], wanted[output].numpy(), real) < BOUND
 
 
-@pytest.mark.parametrize("name", ["bart", "whisper"])
+@pytest.mark.parametrize("name", ["bart", pytest.param("whisper", marks=pytest.mark.slow)])
 def test_an_encoder_decoder_is_two_files(name: str, tmp_path: Path) -> None:
     """The encoder gives what the decoder's cross-attention reads; tokens come in three chunks behind the caches."""
     runs = {}
@@ -122,6 +126,7 @@ def test_rows_that_are_looped_over_are_refused() -> None:
         exported("pixtral_vision")
 
 
+@pytest.mark.slow
 def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read outside of the layers, so that no layer can stand for another."""
     import transformers

@@ -45,7 +45,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("llama, grown caches", "llama, buffers", "tied embeddings, learned positions")
+"""The others take as long, and run by `scripts/test slow`."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in CASES])
 def test_a_decoder_is_the_model_of_transformers(case: str, tmp_path: Path) -> None:
     name, how, operators = CASES[case]
     model = exported(name, **how)
@@ -102,7 +106,7 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     assert len(tables) == 1
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision(stored: str, tmp_path: Path) -> None:
     path = written(exported("llama", stored, form="native", dtype=torch.float16), tmp_path)
     kinds = {tensor.type.tensor_type.elem_type for tensor in onnx.load(path).graph.output}

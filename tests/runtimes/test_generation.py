@@ -59,7 +59,11 @@ def run(path: Path, prompts: Any = PROMPTS, trained_length: int | None = None, *
     return generate(Decoder(session, trained_length=trained_length), prompts, settings)
 
 
-@pytest.mark.parametrize("name", FILES)
+QUICK = ("grown", "buffers")
+"""The others take as long, and run by `scripts/test slow`."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FILES])
 def test_greedy_tokens_are_those_of_transformers(name: str, made: Callable[[str], Made]) -> None:
     path, model = made(name)
     if name == "fp16":

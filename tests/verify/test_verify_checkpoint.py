@@ -60,7 +60,7 @@ def verdicts(path: Path, checkpoint: Path, *options: str) -> tuple[int, dict[str
     return result.exit_code, {verdict["check"]: verdict for verdict in found}
 
 
-SLOW = ("no caches", "no positions")
+SLOW = ("no caches", "no positions", "fp16", "learned")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FILES])
@@ -135,6 +135,7 @@ def test_planted_faults_fail(name: str, folder: Path, tmp_path: Path) -> None:
         assert "of row" in found["generation"]["reason"]
 
 
+@pytest.mark.slow
 def test_equal_logits_are_stated(tmp_path: Path) -> None:
     """Two tokens with the same row of the head: either is right, and the note says where."""
     small_checkpoint(tmp_path / "twins")

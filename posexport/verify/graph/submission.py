@@ -11,6 +11,7 @@ from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError, located
 from posexport.graphs.baked import baked_sizes, pinned
+from posexport.graphs.bands import band_corners
 from posexport.graphs.cases import Corner
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import Role
@@ -68,6 +69,7 @@ def make_graph_job(
         own = trained(checkpoint)
         tables, corners = own.tables(roles), list(own.corners(roles, subject.weight_count, request.seed))
         roles = own.roles(roles)
+    corners += band_corners(roles, request.seed, own.cost(roles, subject.weight_count, subject.outputs))
     if differs is not None:
         cases = []
     elif request.inputs is not None and request.arrays is not None:
@@ -84,7 +86,7 @@ def make_graph_job(
                 subject=subject,
                 roles=roles,
                 module=str(checkpoint),
-                trained_length=own.length,
+                trained_length=own.decodes,
                 seed=request.seed,
                 tolerance=overrides.tolerance,
             )

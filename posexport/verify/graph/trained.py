@@ -14,10 +14,12 @@ import attrs
 import numpy as np
 
 from posexport.graphs.axes import PAST, SLOTS
+from posexport.graphs.bands import Cost
 from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
 from posexport.graphs.roles import Role
 from posexport.runtimes.tokens import is_whole, read_config, trained_length
+from posexport.spec.contract import Values
 from posexport.verify.graph.cases import GraphCase
 
 WORK = 6e10
@@ -44,12 +46,19 @@ TABLES = {"token_ids": "token ids", "encoder_token_ids": "token ids of the encod
 
 @attrs.frozen(kw_only=True)
 class Trained:
-    """The rows of a model's table of tokens, the positions that it was trained for, and its windows; None where the
-    configuration doesn't say them."""
+    """The rows of a model's table of tokens, the positions that it was trained for, its windows, and the length from
+    which on its angles are others; None where the configuration doesn't say them."""
 
     vocabulary: int | None = None
     length: int | None = None
     windows: tuple[int, ...] = ()
+    other_angles: int | None = None
+
+    @property
+    def decodes(self) -> int | None:
+        """How many tokens a row may have that is decoded step by step: beyond `other_angles`, keys that are cached keep
+        the angles of a short row, and one pass over the whole row gives them those of a long one."""
+        return min(filter(None, (self.length, self.other_angles)), default=None)
 
     def roles(self, roles: Mapping[str, Role]) -> dict[str, Role]:
         """The roles with tokens of the model's vocabulary and positions that it was trained for, even where the tables
@@ -63,16 +72,11 @@ class Trained:
         return {name: own[name] for name, role in roles.items() if role.kind in TABLES and role.rows is not None}
 
     def corners(self, roles: Mapping[str, Role], weight_count: int, seed: int) -> Iterator[Corner]:
-        """Prompts of usual lengths, keys on both sides of each window, and every row of tables that are not large, for
-        the roles that a file has itself."""
+        """A long prompt, keys on both sides of each window, and every row of tables that are not large, for the roles
+        that a file has itself."""
         affordable = int(WORK / max(weight_count, 1))
         most = min(self.length or LONG, LONG, max(affordable, USUAL))
         rng = np.random.default_rng((seed, 4))
-        for low, high, batch in ((22, 40, 2), (41, 63, 3), (65, 130, 2), (132, LONG, 1)):
-            seq = int(rng.integers(low, high + 1))
-            if seq < most:
-                padding = "left" if batch > 1 else "none"
-                yield Corner(label="tokens between", batch=batch, seq=seq, kinds=Kinds(padding=padding))
         yield Corner(label="many tokens", batch=1, seq=most)
         cached = sum(_per_token(role) for role in roles.values())
         for window in self.windows:
@@ -86,6 +90,19 @@ class Trained:
         if rows:
             seq = min(ROW, most)
             yield Corner(label="whole tables", batch=-(-max(rows) // seq), seq=seq, kinds=Kinds(positions="every"))
+
+    def cost(self, roles: Mapping[str, Role], weight_count: int, outputs: Values) -> Cost:
+        """What sets of inputs of many sizes may take: the work of a few long prompts, and outputs and caches that are
+        held in memory."""
+        per_token = max(
+            (math.prod(dim for dim in shape if isinstance(dim, int)) for shape, _ in outputs.values()), default=1
+        )
+        cached = sum(_per_token(role) for role in roles.values())
+        return Cost(
+            tokens=min(3 * WORK / max(weight_count, 1), CACHED / max(per_token, 1)),
+            cached=CACHED / max(cached, 1),
+            longest=self.length,
+        )
 
     def not_shown(self, tables: Mapping[str, Role], cases: Sequence[GraphCase]) -> Iterator[str]:
         """What of the model's sizes and its tables these cases did not reach."""
@@ -108,7 +125,18 @@ def trained(folder: Path) -> Trained:
         vocabulary=next((int(size) for size in sizes if is_whole(size) and size > 0), None),
         length=trained_length(folder),
         windows=tuple(sorted({window for one in (*parts, config) for window in _windows(one)})),
+        other_angles=min((length for one in (*parts, config) for length in _other_angles(one)), default=None),
     )
+
+
+def _other_angles(config: Mapping[str, Any]) -> Iterator[int]:
+    """The length from which on a configuration's longrope has other factors."""
+    tables = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
+    tables += [table for one in tables if isinstance(one, dict) for table in one.values()]  # of each type of layers
+    for table in tables:
+        if isinstance(table, dict) and "longrope" in (table.get("rope_type"), table.get("type")):
+            name = "original_max_position_embeddings"
+            yield from (value for value in (table.get(name), config.get(name)) if is_whole(value) and value > 0)
 
 
 def _windows(config: Mapping[str, Any]) -> Iterator[int]:

@@ -1,0 +1,98 @@
+"""Corners of many sizes for a graph of tokens, so that a fault which shows in a band of sizes alone meets one of them.
+
+Of prompts, steps and chunks, of one row and of several, of rows, and of an encoder's tokens, sizes form a ladder: any
+band whose end is RATIO times its beginning or more holds a rung. Where the rungs lie is drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import attrs
+import numpy as np
+
+from posexport.graphs.axes import PAST, SEQ, SLOTS
+from posexport.graphs.cases import Corner
+from posexport.graphs.draw import Kinds
+from posexport.graphs.roles import Role
+from posexport.graphs.sizes import is_dynamic
+
+RATIO = 1.5
+"""The end of the narrowest band that is met for sure, over its beginning."""
+
+LONGEST, MOST_ROWS = 600, 40
+"""The last rungs of tokens and of rows, where the graph and its cost allow them."""
+
+SHORTEST = 40
+"""The last rung of tokens whatever they cost."""
+
+_OF_ALL = 18
+"""About how many times the longest length all lengths are together, with their rows."""
+
+
+@attrs.frozen(kw_only=True)
+class Cost:
+    """What all sets of inputs together may take: new tokens, and cached ones, of all rows. None: any number."""
+
+    tokens: float = math.inf
+    cached: float = math.inf
+    longest: int | None = None
+
+    def last(self, budget: float) -> int:
+        """The last rung of a ladder within a budget."""
+        return int(min(self.longest or LONGEST, LONGEST, max(SHORTEST, budget / _OF_ALL)))
+
+
+def ladder(first: int, last: int, rng: np.random.Generator) -> list[int]:
+    """Whole numbers from `first` to `last`, none as far from the one before that a band of RATIO fits between."""
+    rungs = [first] if first <= last else []
+    while rungs and rungs[-1] < last:
+        high = math.ceil(RATIO * (rungs[-1] + 1))  # the band begins behind a rung and ends before the next
+        low = max(rungs[-1] + 1, math.ceil(0.9 * high))
+        rungs.append(min(int(rng.integers(low, high + 1)), last))
+    return rungs
+
+
+def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[Corner]:
+    """The corners for a graph with these roles, the same for the same seed; none where its lengths are fixed."""
+    if not is_dynamic(roles, SEQ):
+        return
+    rng = np.random.default_rng((seed, 5))
+    alone, new, old = cost.last(3 * cost.tokens), cost.last(cost.tokens), cost.last(cost.cached)
+    encoder = itertools.cycle(rng.permutation(ladder(1, new, rng)).tolist())
+    rows = itertools.cycle(rng.permutation((2, 3, 4, 5, 7, 10)).tolist())
+    for corner in _sizes(roles, rng, rows, alone, new, old):
+        padding = str(rng.choice(("none", "none", "left", "right", "holes")))
+        yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=Kinds(padding=padding))
+
+
+def _sizes(
+    roles: Mapping[str, Role], rng: np.random.Generator, rows: Iterator[int], alone: int, new: int, old: int
+) -> Iterator[Corner]:
+    for seq in ladder(2, alone, rng):
+        yield Corner(label="band of prompts", batch=1, seq=seq)
+    for seq in ladder(1, max(new // 2, min(new, SHORTEST)), rng):
+        yield Corner(label="band of rows of prompts", batch=next(rows), seq=seq)
+    for batch in ladder(5, MOST_ROWS, rng):
+        yield Corner(label="band of many rows", batch=batch, seq=int(rng.integers(2, 10)))
+    if not _grows(roles):
+        return
+    for past in ladder(1, old - 1, rng):
+        yield Corner(label="band of steps", batch=1, seq=1, past=past)
+    for past in ladder(1, old - 1, rng):
+        yield Corner(label="band of rows of steps", batch=next(rows), seq=1, past=past)
+    for batch in ladder(5, MOST_ROWS, rng):
+        yield Corner(label="many steps", batch=batch, seq=1, past=int(rng.integers(2, SHORTEST)))
+    pasts, chunks = (rng.permutation(ladder(*ends, rng)).tolist() for ends in ((1, old - 2), (2, new - 1)))
+    for number in range(max(len(pasts), len(chunks))):
+        past, seq = pasts[number % len(pasts)], chunks[number % len(chunks)]
+        yield Corner(label="band of chunks", batch=next(rows) if number % 2 and seq < 64 else 1, seq=seq, past=past)
+
+
+def _grows(roles: Mapping[str, Role]) -> bool:
+    """Whether tokens may be cached, as many as one likes."""
+    return any(role.kind in ("past", "write_indices") for role in roles.values()) and (
+        is_dynamic(roles, PAST) or is_dynamic(roles, SLOTS)
+    )

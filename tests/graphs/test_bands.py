@@ -1,0 +1,98 @@
+"""Sizes that form ladders: whatever band of them a fault shows in, some set of inputs has one of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from helpers import cli
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posexport.graphs.bands import LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
+from posexport.graphs.cases import Corner
+from posexport.graphs.roles import Role
+
+X = Role(name="x", kind="features", dtype="fp32", shape=("b", "s", 4), axes=("batch", "seq", 4), stated=("b", "s", "4"))
+PAST = attrs.evolve(X, name="past", kind="past", shape=("b", 1, "p", 4), axes=("batch", 1, "past", 4))
+ENCODER = attrs.evolve(X, name="e", kind="encoder_features", axes=("batch", "encoder", 4))
+ROLES = {role.name: role for role in (X, PAST, ENCODER)}
+
+CLASSES: dict[str, tuple[Callable[[Corner], bool], Callable[[Corner], int | None], int]] = {
+    "prompts": (lambda one: one.batch == 1 and not one.past, lambda one: one.seq, LONGEST),
+    "rows of prompts": (lambda one: one.batch > 1 and not one.past, lambda one: one.seq, LONGEST // 2),
+    "steps": (lambda one: one.batch == one.seq == 1, lambda one: one.past, LONGEST - 1),
+    "rows of steps": (lambda one: one.batch > 1 and one.seq == 1, lambda one: one.past, LONGEST - 1),
+    "chunks": (lambda one: bool(one.past) and one.seq > 1, lambda one: one.seq, LONGEST - 1),
+    "what chunks follow": (lambda one: one.seq > 1, lambda one: one.past or None, LONGEST - 2),
+    "rows": (lambda one: not one.past, lambda one: one.batch, MOST_ROWS),
+    "rows of one token": (lambda one: one.seq == 1 and bool(one.past), lambda one: one.batch, MOST_ROWS),
+    "encoder": (lambda one: True, lambda one: one.encoder, LONGEST),
+}
+
+
+def meets(sizes: set[int], first: int, last: int) -> list[int]:
+    """Where bands begin that hold none of these sizes."""
+    starts = (low for low in range(first, last + 1) if RATIO * low <= last)
+    return [low for low in starts if not sizes & {*range(low, math.ceil(RATIO * low) + 1)}]
+
+
+@given(st.integers(1, 20), st.integers(1, 900), st.integers(0, 99))
+def test_every_band_holds_a_rung(first: int, last: int, seed: int) -> None:
+    rungs = ladder(first, last, np.random.default_rng(seed))
+    assert rungs == sorted({*rungs})
+    assert ({first, last} <= {*rungs}) if first <= last else not rungs
+    assert meets({*rungs}, first, last) == []
+    if len(rungs) > 8:  # the check can fail
+        assert meets({*rungs} - {rungs[7]}, first, last)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_band_of_a_kind_is_met(kind: str, seed: int) -> None:
+    chosen, size, last = CLASSES[kind]
+    found = {size(one) for one in band_corners(ROLES, seed, Cost()) if chosen(one)} - {None}
+    assert meets({one for one in found if one is not None}, 2, last) == []
+
+
+def test_what_a_graph_fixes_and_what_it_costs_end_ladders() -> None:
+    fixed = {"x": attrs.evolve(X, shape=("b", 7, 4))}
+    assert list(band_corners(fixed, 0, Cost())) == []
+    assert not any(one.past for one in band_corners({"x": X}, 0, Cost()))
+    still = {"x": X, "past": attrs.evolve(PAST, shape=("b", 1, 9, 4))}
+    assert not any(one.past for one in band_corners(still, 0, Cost()))
+    dear = list(band_corners(ROLES, 0, Cost(tokens=10, cached=10)))
+    assert max(max(one.seq, one.past) for one in dear) == SHORTEST
+    assert max(one.seq + one.past for one in band_corners(ROLES, 0, Cost(longest=50))) < 2 * 50
+
+
+FAULTS = {
+    "rows": "b = Less(four, rows)",
+    "long": "b = Less(fifty, keys)",
+    "steps behind many": "old = Less(fifty, keys) one = Equal(tokens, unit) b = And(old, one)",
+    "chunks": "new = Less(four, tokens) behind = Less(tokens, keys) b = And(new, behind)",
+}
+
+
+def test_faults_in_bands_fail(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[batch, sequence, 4] x, float[batch, 1, past, 4] past_key_values) => (float[batch, total, 4] y) {
+        axis = Constant<value_ints = [1]>() four = Constant<value_ints = [4]>() fifty = Constant<value_ints = [50]>()
+        unit = Constant<value_ints = [1]>() flat = Squeeze(past_key_values, axis) z = Concat<axis = 1>(flat, x)
+        rows = Shape<start = 0, end = 1>(z) keys = Shape<start = 1, end = 2>(z) tokens = Shape<start = 1, end = 2>(x)
+        FAULT
+    }"""
+    wrong = "two = Constant<value_float = 2.0>() twice = Mul(z, two) y = Where(b, twice, z)"
+    ends = {"right": "y = Identity(z)", **{name: f"{fault} {wrong}" for name, fault in FAULTS.items()}}
+    paths = {name: tmp_path / f"{name}.onnx" for name in ends}
+    for name, end in ends.items():
+        onnx.save(onnx.parser.parse_model(text.replace("FAULT", end)), paths[name])
+    result = cli("verify", *paths.values(), "--against", paths["right"], "--runtime", "ort-cpu", "--json")
+    states = {Path(one["artifact"]).stem: one["state"] for one in json.loads(result.stdout)["verdicts"]}
+    assert states == {name: "passed" if name == "right" else "failed" for name in ends}

@@ -66,6 +66,9 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
     for corner in _sizes(roles, rng, rows, alone, new, old):
         padding = str(rng.choice(("none", "none", "left", "right", "holes")))
         yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=Kinds(padding=padding))
+    if any(role.kind == "position_ids" for role in roles.values()):
+        yield Corner(label="farthest positions", batch=2, seq=33, kinds=Kinds(positions="farthest"))
+        yield Corner(label="step of farthest positions", batch=3, seq=1, past=20, kinds=Kinds(positions="farthest"))
 
 
 def _sizes(

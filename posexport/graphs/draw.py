@@ -28,6 +28,9 @@ VOCABULARY = 100
 FAR = 2**15
 """Positions end here where no table ends earlier."""
 
+FARTHEST = 2**20
+"""Where the farthest ones end."""
+
 OFFSET = 300
 """Rows whose positions don't begin at 0 begin below this one."""
 
@@ -131,6 +134,7 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
     "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
     "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
     "far": lambda rng, places, limit: _far(rng, places, limit),
+    "farthest": lambda rng, places, limit: np.sort(_far(rng, places, limit), axis=1),
     "every": lambda rng, places, limit: np.arange(places.size).reshape(places.shape) % limit,
 }
 """(generator, places [batch, seq] of the tokens among those that are seen, limit) to positions below the limit."""
@@ -185,7 +189,7 @@ def _types(draw: _Draw) -> Array:
 def _positions(draw: _Draw) -> Array:
     """Places are counted as pipelines do, padding left out: of the new tokens, or of an encoder's tokens or all keys
     where the axes are theirs."""
-    limit = draw.role.rows or FAR
+    limit = draw.role.rows or (FARTHEST if draw.kinds.positions == "farthest" else FAR)
     keys = draw.encoder_keys if ENCODER in draw.role.axes else draw.keys
     first = draw.sizes[PAST] if SEQ in draw.role.axes else 0
     places = np.maximum(keys.cumsum(1) - 1, 0)[:, first:]

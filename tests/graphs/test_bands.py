@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posexport.graphs.bands import LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
-from posexport.graphs.cases import Corner
+from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.roles import Role
 
 X = Role(name="x", kind="features", dtype="fp32", shape=("b", "s", 4), axes=("batch", "seq", 4), stated=("b", "s", "4"))
@@ -70,6 +70,16 @@ def test_what_a_graph_fixes_and_what_it_costs_end_ladders() -> None:
     dear = list(band_corners(ROLES, 0, Cost(tokens=10, cached=10)))
     assert max(max(one.seq, one.past) for one in dear) == SHORTEST
     assert max(one.seq + one.past for one in band_corners(ROLES, 0, Cost(longest=50))) < 2 * 50
+
+
+@pytest.mark.parametrize(("rows", "last"), [(None, 2**20 - 1), (90, 89)])
+def test_the_farthest_positions_are_tried(rows: int | None, last: int) -> None:
+    ids = attrs.evolve(
+        X, name="p", kind="position_ids", dtype="int64", shape=("b", "s"), axes=("batch", "seq"), rows=rows
+    )
+    roles = {**ROLES, "p": ids}
+    cases = cases_of(roles, 0, own=[one for one in band_corners(roles, 0, Cost()) if "farthest" in one.label])
+    assert max(int(case.arrays["p"].max()) for case in cases) == last
 
 
 FAULTS = {

@@ -20,7 +20,9 @@ from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.roles import Role
 
 X = Role(name="x", kind="features", dtype="fp32", shape=("b", "s", 4), axes=("batch", "seq", 4), stated=("b", "s", "4"))
-PAST = attrs.evolve(X, name="past", kind="past", shape=("b", 1, "p", 4), axes=("batch", 1, "past", 4))
+PAST = attrs.evolve(
+    X, name="past", kind="past", shape=("b", 1, "p", 4), axes=("batch", 1, "past", 4), stated=("b", "1", "p", "4")
+)
 ENCODER = attrs.evolve(X, name="e", kind="encoder_features", axes=("batch", "encoder", 4))
 ROLES = {role.name: role for role in (X, PAST, ENCODER)}
 

@@ -77,7 +77,14 @@ def test_what_a_graph_fixes_and_what_it_costs_end_ladders() -> None:
 @pytest.mark.parametrize(("rows", "last"), [(None, 2**20 - 1), (90, 89)])
 def test_the_farthest_positions_are_tried(rows: int | None, last: int) -> None:
     ids = attrs.evolve(
-        X, name="p", kind="position_ids", dtype="int64", shape=("b", "s"), axes=("batch", "seq"), rows=rows
+        X,
+        name="p",
+        kind="position_ids",
+        dtype="int64",
+        shape=("b", "s"),
+        axes=("batch", "seq"),
+        stated=("b", "s"),
+        rows=rows,
     )
     roles = {**ROLES, "p": ids}
     cases = cases_of(roles, 0, own=[one for one in band_corners(roles, 0, Cost()) if "farthest" in one.label])

@@ -26,6 +26,9 @@ MOST = 2**20
 _COUNTS = re.compile(r"(^|_)(layers?|depths?|blocks?|stages?|levels?|heads|experts|labels)$")
 """The keys of config.json that configurations and models loop over."""
 
+_SIZES = ("max_position_embeddings", "vocab_size", "hidden_size")
+"""Keys of config.json that have no special number in any model that has them."""
+
 _PARTS, _FEWEST_PARTS = 32, 10_000
 """Modules, weights and buffers for each tensor of the files, and how many are always taken."""
 
@@ -34,13 +37,15 @@ _WEIGHTS, _FEWEST_WEIGHTS = 4, 2**24
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:
-    """RequestError for a count in a config.json, at whatever depth, that is more than MOST."""
+    """RequestError for a count in a config.json, at whatever depth, that is more than MOST, or a size below 1."""
     for key, value in data.items():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
                 check_counts(one, f"{where}: {key}")
             if isinstance(one, int) and one > MOST and _COUNTS.search(key):
                 raise RequestError(f"{where}: {shown(key)} is {one}: it must be a whole number up to {MOST}.")
+            if isinstance(one, int) and one < 1 and key in _SIZES:
+                raise RequestError(f"{where}: {shown(key)} is {one}: it must be a whole number above 0.")
 
 
 class _Built:

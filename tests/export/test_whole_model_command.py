@@ -171,6 +171,12 @@ def _index(names: dict[str, str]) -> Callable[[Path], None]:
     return write
 
 
+def _bare_index(folder: Path) -> None:
+    _index({NORM: "model-00001-of-00001.safetensors"})(folder)
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": json.loads(path.read_text())["weight_map"]}))
+
+
 def _listed_layers(folder: Path) -> None:
     """As many as config.json says, in the index alone."""
     _edited(num_hidden_layers=10**5)(folder)
@@ -201,6 +207,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "layers of a part": (_edited(text_config={"depths": [2, 10**9]}), ["text_config: 'depths' is 1000000000"]),
     "too many layers": (_edited(num_hidden_layers=10**5), ["parts or more, and its files have 39 tensors"]),
     "too many heads": (_edited(num_attention_heads=10**12), ["'num_attention_heads' is 1000000000000"]),
+    "a negative length": (_edited(max_position_embeddings=-1), ["'max_position_embeddings' is -1: it must be"]),
     "labels": (_edited(num_labels=10**9), ["'num_labels' is 1000000000"]),
     "too many tokens": (_edited(vocab_size=4 * 10**9), ["256,000,000,000 weights or more, and its files have"]),
     "a table of 13 GB": (_edited(vocab_size=10**8), ["6,400,000,000 weights or more"]),
@@ -223,6 +230,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a pipe for weights": (_pipe, ["model.safetensors"]),
     "pickled weights": (_pickled, ["neither model.safetensors nor"]),
     "a shard in another folder": (_index({NORM: "../other.safetensors"}), ["is no index of shards"]),
+    "an index without metadata": (_bare_index, ["has no table 'metadata'", "transformers needs"]),
     "an index that is no table": (_index([]), ["is no index of shards"]),  # type: ignore[arg-type]
     "an index of layers that are not there": (_listed_layers, ["parts or more, and its files have 39 tensors"]),
 }

@@ -181,6 +181,14 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     refused(cli("build", "--project", tmp_path / "posexport.toml"), "can't be made (File exists): name another")
 
 
+def test_a_build_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "posexport.toml").write_text(
+        'folder = "a/b"\n[[artifact]]\nname = "x"\nencoding = "rope"\nhidden-size = 4194304\nnum-heads = 4\n'
+    )
+    refused(cli("build", "--project", tmp_path / "posexport.toml"), "of memory are free: choose smaller sizes")
+    assert [path.name for path in tmp_path.iterdir()] == ["posexport.toml"]
+
+
 def test_options_that_exclude_each_other_are_refused(made: Path) -> None:
     project = ("--project", made / "posexport.toml")
     refused(cli("build", *project, "--check", "--force"), "both --check and --force")

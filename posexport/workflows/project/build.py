@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,14 +105,29 @@ def _not_signed(product: Product, key: SigningKey) -> str | None:
     return None
 
 
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make a folder and those above it; where the block fails, those that it made and left empty go again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folders(path)
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def _make(project: Project, product: Product, reason: str, progress: Progress, key: SigningKey | None) -> Outcome:
     """Make one file; a plan whose builder is not there is "not run"."""
     if product.plan and (missing := can_build(product.plan.runtime)) is not None:
         return _outcome(product, "not run", f"{product.plan.runtime} can't build a plan here, {missing}")
     folder = product.path.parent
-    with system_error(f"the folder {str(folder)!r} of the project can't be made", "name another"):
-        make_folders(folder)
-    with located(repr(str(product.path))):
+    with ExitStack() as stack:
+        with system_error(f"the folder {str(folder)!r} of the project can't be made", "name another"):
+            stack.enter_context(_folder(folder))
+        stack.enter_context(located(repr(str(product.path))))
         if product.plan:
             progress(f"loading {product.plan.runtime}")
             from posexport.export.compile import compile_plan

@@ -1,14 +1,7 @@
-"""Sizes that a graph fixes although its inputs say that they vary.
+"""Sizes that a graph fixes although its inputs say that they vary: those with which it may have been traced.
 
 Exporters that trace write sizes of their example into Reshape and Expand: such a graph takes these alone. Its constants
-tell which they may be, and evaluating it tells which they are.
-
-A graph that takes one of these sizes may still take others: attention within blocks of 8 tokens takes all multiples of
-8, and a table of 16 rows that is added takes 16 tokens or one. What is true of one size alone, such as that a block is
-all tokens, must not be told of such a graph. So other sizes are tried after the first one. Where the graph can be
-evaluated on one of them, the axis stays one that varies; sizes on which its outputs are as long as it says are those
-that are drawn (Role.taken). Only a graph that takes none of the sizes that are tried counts as one of a fixed size:
-whether there is another one, nobody knows.
+tell which they may be; posexport.graphs.settled finds out which they are.
 """
 
 from __future__ import annotations
@@ -18,16 +11,10 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 import onnx_ir as ir
-import torch
 
-from posexport.errors import RequestError
 from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, SEQ, WIDTH
-from posexport.graphs.draw import probe_inputs
-from posexport.graphs.evaluate import Evaluator
-from posexport.graphs.kernels.fallback import UnknownOperatorError
-from posexport.graphs.roles import Role, values_of_model
+from posexport.graphs.roles import Role
 from posexport.graphs.sizes import is_dynamic, step_of
-from posexport.runtimes.tensors import to_tensors
 from posexport.spec.contract import Shape, Values
 
 TRIES = 300
@@ -44,9 +31,6 @@ _ROWS = (1, 2, 3, 4, 6, 8)
 
 _LONGEST = 4096
 """Tokens of an example at most."""
-
-_LONG, _LARGEST_SIDE = 300, 1024
-"""A large number of tokens, and pixels on a side of images at most, that are tried where others are taken."""
 
 
 def pinned(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> dict[str, Role]:
@@ -107,75 +91,6 @@ def _lengths(model: ir.Model) -> set[int]:
         products = (a * b for a, b in itertools.combinations(numbers, 2))
         lengths |= {*numbers, *(product for product in products if product <= _LONGEST)}
     return lengths
-
-
-def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict[str, Role]:
-    """The roles, with the sizes fixed that the graph alone takes, where it doesn't take the usual ones; with those that
-    it was seen to take, where these are several.
-
-    They stay as they are where the graph takes no size that was tried, or has an operator that can't be evaluated.
-    """
-    try:
-        if _evaluate(model, roles, seed):
-            return dict(roles)
-    except UnknownOperatorError:
-        return dict(roles)
-    except RequestError:
-        pass
-    for sizes in baked_sizes(model, roles):
-        if _takes(model, pinned(roles, sizes), seed):
-            taken = _taken(model, roles, sizes, seed)
-            fixed = pinned(roles, {axis: size for axis, size in sizes.items() if axis not in taken})
-            return {
-                name: attrs.evolve(role, taken=tuple((axis, tuple(taken[axis])) for axis in taken if axis in role.axes))
-                for name, role in fixed.items()
-            }
-    return dict(roles)
-
-
-def _taken(model: ir.Model, roles: Mapping[str, Role], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
-    """For each of these axes that isn't fixed the sizes that the graph takes, of this one and of others that are tried,
-    for one axis alone and for all together."""
-    taken: dict[str, set[int]] = {}
-    groups = [*((axis,) for axis in sizes), tuple(sizes)]
-    for axes in dict.fromkeys(groups):
-        for changed in zip(*(_others(axis, sizes[axis]) for axis in axes), strict=False):
-            others = {axis: other for axis, other in zip(axes, changed, strict=True) if other != sizes[axis]}
-            agrees = _takes(model, pinned(roles, {**sizes, **others}), seed) if others else None
-            if agrees is None:
-                continue
-            for axis, size in others.items():
-                known = taken.setdefault(axis, {sizes[axis]})
-                if agrees:
-                    known.add(size)
-    return {axis: sorted(known) for axis, known in taken.items()}
-
-
-def _others(axis: str, size: int) -> tuple[int, ...]:
-    """Other sizes than one: multiples, 1 more, less, and a large one."""
-    if axis in (HEIGHT, WIDTH):
-        return tuple(min(other, _LARGEST_SIDE) for other in (2 * size, size + 1, max(size // 2, 1)))
-    if axis == BATCH:
-        return (2 * size, size + 1, 1)
-    return (2 * size, size + 1, max(size // 2, 1), 3 * size, 1, size * -(-_LONG // size))
-
-
-def _takes(model: ir.Model, roles: Mapping[str, Role], seed: int) -> bool | None:
-    """Whether the graph's outputs have the sizes that it says; None where it can't be evaluated on these inputs."""
-    try:
-        return _evaluate(model, roles, seed)
-    except RequestError:
-        return None
-
-
-def _evaluate(model: ir.Model, roles: Mapping[str, Role], seed: int) -> bool:
-    """Whether the graph's outputs have the sizes that it says; RequestError where it can't be evaluated."""
-    arrays = to_tensors(probe_inputs(roles, seed).arrays)
-    results = Evaluator(model).run(arrays)
-    tensors = {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
-    inputs, outputs = (values_of_model(values) for values in (model.graph.inputs, model.graph.outputs))
-    given, made = ({name: tuple(tensor.shape) for name, tensor in some.items()} for some in (arrays, tensors))
-    return agree(inputs, outputs, given, made)
 
 
 def agree(inputs: Values, outputs: Values, given: Mapping[str, Shape], made: Mapping[str, Shape]) -> bool:

@@ -25,11 +25,8 @@ Array = np.ndarray[Any, Any]
 VOCABULARY = 100
 """Tokens of a vocabulary whose table was not found."""
 
-FAR = 2**15
-"""Positions end here where no table ends earlier."""
-
-FARTHEST = 2**20
-"""Where the farthest ones end."""
+FAR, FARTHEST = 2**15, 2**20
+"""Where positions, and the farthest ones, end where no table ends earlier."""
 
 OFFSET = 300
 """Rows whose positions don't begin at 0 begin below this one."""
@@ -143,8 +140,7 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """Anywhere up to the limit, each power of two as likely; the last position is the limit's."""
     far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
-    far[:, -1] = limit - 1
-    return np.asarray(far)
+    return np.hstack((far[:, :-1], np.full((len(far), 1), limit - 1)))
 
 
 @attrs.frozen(kw_only=True)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.mapped_file import read_mapped
 from posexport.errors import RequestError, shown
 
 
@@ -134,3 +135,18 @@ def _settle_names(model: ir.Model) -> None:
         if node.name and counts[node.name] > 1 and name and name not in taken:
             node.name = name
             taken.add(name)
+
+
+_kept: dict[tuple[str, int, int], ir.Model] = {}
+
+
+def model_at(path: Path) -> ir.Model:
+    """The model of a file with its functions inlined and external data left on the disk until it is read."""
+    status = path.stat()
+    key = (str(path), status.st_mtime_ns, status.st_size)
+    if key not in _kept:
+        _kept.clear()
+        model = ir_of(read_mapped(path))
+        ir.external_data.set_base_dir(model.graph, path.parent)
+        _kept[key] = inlined(model)
+    return _kept[key]

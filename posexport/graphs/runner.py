@@ -17,10 +17,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.artifact.mapped_file import read_mapped
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
-from posexport.graphs.load import inlined, ir_of
+from posexport.graphs.load import model_at
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.tensors import to_numpy, to_tensors
 
@@ -32,20 +31,6 @@ DECISIONS |= {"QuantizeLinear", "DynamicQuantizeLinear"}
 """Operators whose results jump where a float changes a little; of Cast, those to whole numbers."""
 
 _INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == ir.DataType.BOOL}
-
-_kept: dict[tuple[str, int, int], ir.Model] = {}
-
-
-def model_at(path: Path) -> ir.Model:
-    """The model of a file with its functions inlined and external data left on the disk until it is read."""
-    status = path.stat()
-    key = (str(path), status.st_mtime_ns, status.st_size)
-    if key not in _kept:
-        _kept.clear()
-        model = ir_of(read_mapped(path))
-        ir.external_data.set_base_dir(model.graph, path.parent)
-        _kept[key] = inlined(model)
-    return _kept[key]
 
 
 class GraphRunner:

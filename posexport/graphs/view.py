@@ -12,13 +12,13 @@ from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.recognise import Found, nested, recognise
 from posexport.graphs.axes import BATCH
-from posexport.graphs.baked import settled_roles
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, expand, expandable
 from posexport.graphs.load import live
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
+from posexport.graphs.settled import settled_roles
 from posexport.runtimes.tensors import to_tensors
 
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 from small_graphs import Graph
 
-from posexport.graphs.baked import settled_roles
 from posexport.graphs.draw import draw_inputs, probe_inputs
 from posexport.graphs.roles import Role, roles_of
+from posexport.graphs.settled import settled_roles
 from posexport.graphs.view import view_of
 
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from posexport import temporary
 from posexport.errors import plain, shown
 from posexport.files import staged
-from posexport.graphs.runner import model_at
+from posexport.graphs.load import model_at
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import result

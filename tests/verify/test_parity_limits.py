@@ -250,6 +250,31 @@ def _compared(case: str, error: float, torch_error: float) -> Comparison:
     )
 
 
+def _jump(case: str, rms_error: float) -> Comparison:
+    """A failure of another output."""
+    made = _compared(case, 1.5, 0.001)
+    return attrs.evolve(made, output="p", rms_error=rms_error, reason_code="over-limit")
+
+
+@pytest.mark.parametrize(
+    ("case", "rms_error", "left"),
+    [
+        ("unclear", 0.1, 0),  # an expert's token where rounding hides logits
+        ("unclear", 0.5, 1),  # many values
+        ("sound 0", 0.1, 0),  # on other inputs
+    ],
+)
+def test_a_few_values_are_set_aside_where_tokens_go_to_experts(case: str, rms_error: float, left: int) -> None:
+    sound = [_compared(f"sound {n}", 0.001, 0.001) for n in range(7)]
+    sound += [attrs.evolve(each, output="p") for each in sound]
+    hidden, jump = _compared("unclear", 0.1, 0.03), _jump(case, rms_error)
+    tolerances = {each.case: TOLERANCES["fp16"] for each in (*sound, hidden)}
+    for others, is_routed, failures in ((hidden, True, left), (hidden, False, 1), (sound[0], True, 1)):
+        kept, clauses = set_aside([*sound, others, jump], tolerances, is_routed)
+        assert [each.output for each in kept if each.state == FAILED] == ["p"] * failures
+        assert len(clauses) == (others is hidden) + (1 - failures)
+
+
 @pytest.mark.parametrize(
     ("errors", "left"),
     [

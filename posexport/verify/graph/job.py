@@ -209,7 +209,7 @@ class GraphJob:
         tolerances = {each.case: self._tolerance(truth, each) for each in comparisons}
         unclear: tuple[str, ...] = ()
         if not self.given:
-            comparisons, unclear = set_aside(comparisons, tolerances)
+            comparisons, unclear = set_aside(comparisons, tolerances, self.subject.is_routed)
         fields = {
             "notes": notes,
             "not_shown": (*unclear, *_some(left), *_zeros(comparisons)),

@@ -33,8 +33,8 @@ STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 class GraphSubject:
     """A file, read and checked. `dtype` is that of most of its weights, `weight_count` how many numbers they have.
 
-    `is_quantised` where features are rounded to whole numbers. `foreign_domains` are operator domains that are neither
-    the standard's nor defined by functions of the file.
+    `is_quantised` where features are rounded to whole numbers, `is_routed` where tokens may go to experts.
+    `foreign_domains` are operator domains that are neither the standard's nor defined by functions of the file.
     `bounded` are outputs that a sigmoid or softmax makes: runtimes compute those to so many digits of 1.
     """
 
@@ -45,6 +45,7 @@ class GraphSubject:
     foreign_domains: tuple[str, ...]
     has_attention: bool
     is_quantised: bool
+    is_routed: bool
     bounded: frozenset[str]
     inputs: Values
     outputs: Values
@@ -79,6 +80,7 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
         foreign_domains=_foreign_domains(model),
         has_attention=any(node.op_type == "Attention" for node in model.graph.all_nodes()),
         is_quantised=any(node.op_type in _ROUNDING for node in model.graph.all_nodes()),
+        is_routed=any(node.op_type in _CHOICES for node in model.graph.all_nodes()),
         bounded=frozenset(str(value.name) for value in model.graph.outputs if _is_bounded(value)),
         inputs=inputs,
         outputs=values_of_model(model.graph.outputs),
@@ -126,6 +128,9 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
 def _bytes(tensor: onnx.TensorProto) -> int:
     return int(math.prod(tensor.dims)) * _FLOATS.get(tensor.data_type, ("", 8))[1]
 
+
+_CHOICES = {"TopK", "ArgMax", "ArgMin"}
+"""Operators that choose the largest of numbers, as routers do."""
 
 _ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
 """Operators that round features to whole numbers."""

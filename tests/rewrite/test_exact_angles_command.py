@@ -33,7 +33,7 @@ def test_exact_angles_are_said_with_both_errors(decoder: Path) -> None:
     lines = [re.sub(" {2,}", " | ", line.strip()) for line in helpers.numbers_hidden(result.stdout).splitlines()]
     assert lines[2] == "attention | recognised | state | error | cases | angles"
     assert re.search(r"rewritten \| # \| 23 \| exact, error #, was # up to 16777215$", lines[3]), lines[3]
-    assert "ort-cpu | passed: error #, limit #, 23 sets of inputs" in lines
+    assert "ort-cpu | passed: error #, limit #, 110 sets of inputs" in lines
     data = json.loads(cli(*arguments, "--json").stdout)
     (angles,) = (one["angles"] for one in data["attentions"])
     assert data["angles"] == "exact" and angles["state"] == "exact" and angles["reason"] is None

@@ -99,7 +99,7 @@ class Trained:
         )
         cached = sum(_per_token(role) for role in roles.values())
         return Cost(
-            tokens=min(3 * WORK / max(weight_count, 1), CACHED / max(per_token, 1)),
+            tokens=min(WORK / max(weight_count, 1), CACHED / max(per_token, 1)),
             cached=CACHED / max(cached, 1),
             longest=self.length,
         )

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from posexport import custom_ops
 from posexport.models.attention import Attention, Cache, EncodingState, SharedInputs, TransformerLayer
+from posexport.models.positions import token_positions
 from posexport.models.weights import TORCH_DTYPES, layer_shapes, weight_shapes
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
@@ -44,19 +44,13 @@ class InputEmbedding(nn.Module):
                 x_BSD = x_BSD.to(self.dtype)
             if self.spec.scale_embedding:
                 x_BSD = x_BSD * self.spec.hidden_size**0.5
-        if self.encoding is not None:
-            x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, inputs["position_ids"])
         caches = [tensor for name, tensor in inputs.items() if name.startswith("past_")]
         pairs: list[Cache | None] = list(zip(caches[::2], caches[1::2], strict=True)) or [None] * self.spec.layers
-        positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
-        write_indices = inputs.get("write_indices")
-        encodings = [layer.encoding for layer in self.spec.distinct_layers()]
-        reads_k_positions = any(encoding.axes and encoding.hook in ("bias", "score") for encoding in encodings)
-        k_positions = None
-        if caches and positions is not None and reads_k_positions:
-            k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
-        shared = SharedInputs(positions, k_positions, mask, inputs.get("encoder_hidden_states"), write_indices)
-        return x_BSD, shared, pairs
+        positions, k_positions = token_positions(self.spec, inputs, tensors[0], caches[0] if caches else None)
+        if self.encoding is not None and positions is not None:
+            x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, positions)
+        others = (inputs.get(name) for name in ("attention_mask", "encoder_hidden_states", "write_indices"))
+        return x_BSD, SharedInputs(positions, k_positions, *others), pairs
 
 
 class Block(InputEmbedding):

@@ -35,7 +35,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """Every architecture by its `model_type`."""
 
 
-OPTIONS = ("dtype", "kv_cache", "padding_mask", "angles", "prefix_tokens")
+OPTIONS = ("dtype", "kv_cache", "padding_mask", "angles", "positions", "prefix_tokens")
 """Fields of a spec that no config.json sets, except prefix_tokens, which some set."""
 
 

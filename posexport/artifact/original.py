@@ -2,7 +2,7 @@
 
 The file must be what an export of the original is: the same function by its spec, and the same weights once they are
 rounded to the file's dtype. Only what whoever exports it chooses may differ: the dtype, caches, a padding mask, how
-angles are computed, the form, and fixed sizes.
+angles are computed, what positions are, the form, and fixed sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OTHER_SPEC, OTHER_WEIGHTS = "other-spec", "other-weights"
 _SHOWN = 4
 """How many differences a sentence lists; it counts the others."""
 
-_FREE = ("dtype", "kv_cache", "padding_mask", "angles")
+_FREE = ("dtype", "kv_cache", "padding_mask", "angles", "positions")
 """Fields of a spec that whoever exports a checkpoint chooses; its config.json sets none of them."""
 
 

@@ -86,7 +86,10 @@ def graph_inputs(spec: Spec) -> dict[str, tuple[Shape, str]]:
     if spec.cross:
         inputs["encoder_hidden_states"] = (("batch", "encoder_seq", spec.hidden_size), spec.dtype)
     axes = spec.position_axes
-    if axes:
+    if spec.consecutive:
+        if spec.takes_start:
+            inputs["position_ids"] = (("batch", 1), "int64")
+    elif axes:
         inputs["position_ids"] = (("batch", "seq") if axes == 1 else ("batch", "seq", axes), "int64")
     if spec.padding_mask:
         keys = {None: "seq", "concat": "total_seq", "shared": "max_seq"}[spec.kv_cache]

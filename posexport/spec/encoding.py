@@ -110,6 +110,10 @@ class Encoding:
         """Names of the properties (posexport.verify.properties) that hold for any weights."""
         return self.base_properties
 
+    def by_difference(self, spec: Spec) -> bool:
+        """Whether positions act through their differences alone in a layer of this spec."""
+        return not self.axes or ("shift" in self.properties(spec) and not spec.prefix_tokens)
+
     def has_angles(self) -> bool:
         """Whether it takes cosines and sines of angles with these parameters, so that `angles` concerns it."""
         return self.angular

@@ -27,6 +27,7 @@ MOST_LAYERS = 1000
 DTYPES = tuple(LARGEST_FINITE)
 CACHES = ("concat", "shared")
 ANGLES = ("parity", "exact")
+POSITIONS = ("data", "consecutive")
 QK_NORMS = ("rms", "l2")
 
 
@@ -112,6 +113,9 @@ class Spec:
         _read_cache,
     )
     angles: str = fields.choice("parity", ANGLES, "angles as PyTorch models compute them, or exact to position 2^24")
+    positions: str = fields.choice(
+        "data", POSITIONS, "position_ids of every token, or a promise of consecutive ones, of which the first is given"
+    )
     prefix_tokens: int = fields.integer(0, "number of first tokens without a position (class, registers)", at_least=0)
     padding_mask: bool = fields.flag(False, "take attention_mask; a query that sees no key attends to zeros")
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
@@ -296,6 +300,11 @@ class Spec:
         names = ", ".join(dict.fromkeys(layer.name for layer in layers))
         if self.angles != "parity" and not any(layer.has_angles() for layer in layers):
             yield f"angles is {self.angles!r} with {names}, which has no angles of positions: drop it."
+        if self.positions == "consecutive" and (grid := next((layer for layer in layers if layer.axes > 1), None)):
+            yield (
+                f"positions is 'consecutive' with {grid.name}, whose tokens stand on a grid of {grid.axes} axes: only "
+                "positions on one axis can be consecutive, so drop it."
+            )
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             yield (
                 f"prefix_tokens is {self.prefix_tokens} with {names}: only rotary encodings can leave the first tokens "
@@ -326,16 +335,33 @@ class Spec:
             return 0
         return max([layer.encoding.axes for layer in self.layer_pattern] or [self.encoding.axes])
 
+    @property
+    def consecutive(self) -> bool:
+        """Whether the positions of all tokens of a row are consecutive, by promise."""
+        return self.positions == "consecutive"
+
+    @property
+    def takes_start(self) -> bool:
+        """Whether outputs depend on where consecutive positions begin: an encoding takes positions themselves, not only
+        their differences, or cached keys are rotated by theirs."""
+        return self.position_axes > 0 and not all(
+            layer.encoding.by_difference(layer) and not (layer.kv_cache and layer.encoding.hook == "rotate")
+            for layer in self.distinct_layers()
+        )
+
     def projections(self) -> tuple[str, ...]:
         """Names of the linear projections of one layer."""
         return ATTENTION_PROJECTIONS + (MLP_PROJECTIONS[self.mlp] if self.mlp else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with every field; the encoding is a table with its `name` first."""
+        """Plain data with every field but `positions`, which is there where it is no data; the encoding is a table with
+        its `name` first."""
         data = {f.name: getattr(self, f.name) for f in attrs.fields(Spec)}
         data["encoding"] = encoding_dict(self.encoding)
         data["bias"] = list(self.bias)
         data["layer_pattern"] = [layer.to_dict() for layer in self.layer_pattern]
+        if not self.consecutive:  # as files were written before there was a choice
+            del data["positions"]
         return data
 
     def to_json(self) -> str:

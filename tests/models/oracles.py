@@ -70,6 +70,19 @@ def key_places(positions: Array, mask: Array, first: Array) -> Array:
     return made
 
 
+def promised_places(spec: Any, inputs: dict[str, Array], batch: int, seq: int, first: Array, keys: int) -> Any:
+    """Positions [B, S] and [B, T] where they are consecutive by promise: token i has start + i, and each key before it
+    one less than the next; a start that nobody gives is the place of the first new token."""
+    made, of_keys = np.zeros((batch, seq), np.int64), np.zeros((batch, keys), np.int64)
+    for b in range(batch):
+        start = int(inputs["position_ids"][b, 0]) if "position_ids" in inputs else int(first[b])
+        for i in range(seq):
+            made[b, i] = start + i
+        for j in range(keys):
+            of_keys[b, j] = start - (int(first[b]) - j)
+    return made, of_keys
+
+
 def head_norm(heads: Array, weight: Array, eps: float) -> Array:
     """RMSNorm (Zhang and Sennrich 2019) over each head's features."""
     made: Array = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + eps) * weight
@@ -98,7 +111,11 @@ def attention(
     batch, seq, _ = x.shape
     encoding, width = spec.encoding, spec.head_dim
     source = inputs["encoder_hidden_states"].astype(np.float64) if spec.cross else x
+    grown = 0 if past is None or spec.kv_cache == "shared" else past[0].shape[2]
+    first = inputs.get("write_indices", np.full(batch, grown))
     positions = inputs.get("position_ids", np.zeros((batch, seq), np.int64))  # `none` reads none
+    if spec.positions == "consecutive":
+        positions, _ = promised_places(spec, inputs, batch, seq, first, 0)
     q = linear(x, weights, "q_proj").reshape(batch, seq, spec.num_heads, width)
     k = linear(source, weights, "k_proj").reshape(batch, -1, spec.num_kv_heads, width)
     v = linear(source, weights, "v_proj").reshape(batch, -1, spec.num_kv_heads, width)
@@ -109,12 +126,12 @@ def attention(
         q, k = (turned(spec, t, positions, own, sign) for t, sign in ((q, 1), (k, -1)))
     if spec.qk_norm_type == "l2":
         q, k = (head_norm(t, np.ones(width), spec.norm_eps) for t in (q, k))
-    grown = 0 if past is None or spec.kv_cache == "shared" else past[0].shape[2]
-    first = inputs.get("write_indices", np.full(batch, grown))
     k, v = (written(None if past is None else past[each], t, first) for each, t in enumerate((k, v)))
     present = (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     mask = inputs.get("attention_mask", np.ones(k.shape[:2], np.int64))
     k_positions = positions if past is None or positions.ndim > 2 else key_places(positions, mask, first)
+    if spec.positions == "consecutive":
+        _, k_positions = promised_places(spec, inputs, batch, seq, first, k.shape[1])
     k, v = (
         np.stack([t[:, :, n * spec.num_kv_heads // spec.num_heads] for n in range(spec.num_heads)], 2) for t in (k, v)
     )
@@ -194,6 +211,8 @@ def outputs(spec: Any, weights: dict[str, Array], inputs: dict[str, Array]) -> d
     else:
         x = inputs["hidden_states"].astype(np.float64)
     encoding = spec.encoding
+    if spec.positions == "consecutive" and positions is not None:
+        positions, _ = promised_places(spec, inputs, *x.shape[:2], np.zeros(len(x)), 0)
     if encoding.name == "learned":
         x = x + weights["encoding.weight"][positions]
     if encoding.name == "sinusoidal":

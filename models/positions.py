@@ -1,0 +1,52 @@
+"""The positions of tokens in a block: those that a caller gives, or consecutive ones by promise.
+
+data         position_ids [B, S] are the queries' positions; cached keys stand right before the first of them
+             (custom_ops.key_positions)
+consecutive  p_i = start + i for the new token i, and start - cached + j for key j of a row: of left-padded rows too, so
+             that the difference of two tokens is that of their places. `start` is position_ids [B, 1]; where only
+             differences matter it is no input, and the number of cached tokens stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from posexport import custom_ops
+from posexport.spec.spec import Spec
+
+Positions = tuple[Tensor | None, Tensor | None]
+"""int64 [B, S] of queries (or [B, S, axes]) and [B, T] of keys; None for keys that are the queries' own tokens."""
+
+
+def token_positions(spec: Spec, inputs: Mapping[str, Tensor], tokens: Tensor, past: Tensor | None) -> Positions:
+    """The positions of a block's queries `tokens` [B, S, ...] and keys, `past` [B, K, P, head_dim] cached ones; None in
+    a block that reads none."""
+    if not spec.position_axes:
+        return None, None
+    encodings = [layer.encoding for layer in spec.distinct_layers()]
+    of_keys = past is not None and any(each.axes and each.hook in ("bias", "score") for each in encodings)
+    if spec.consecutive:
+        return _consecutive(inputs, tokens, past, of_keys)
+    positions = inputs["position_ids"]
+    if past is None or not of_keys:
+        return positions, None
+    return positions, custom_ops.key_positions(
+        positions, past, inputs.get("write_indices"), inputs.get("attention_mask")
+    )
+
+
+def _consecutive(inputs: Mapping[str, Tensor], tokens: Tensor, past: Tensor | None, of_keys: bool) -> Positions:
+    batch, seq = tokens.shape[:2]
+    write_indices = inputs.get("write_indices")
+    cached: int | Tensor = 0 if past is None else past.shape[2]
+    if write_indices is not None:
+        cached = write_indices.unsqueeze(1)
+    start = inputs.get("position_ids", cached)
+    positions = (start + torch.arange(seq, device=tokens.device)).expand(batch, seq)
+    if past is None or not of_keys:
+        return positions, None
+    total = past.shape[2] + (seq if write_indices is None else 0)
+    return positions, (start - cached + torch.arange(total, device=tokens.device)).expand(batch, total)

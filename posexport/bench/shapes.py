@@ -199,7 +199,9 @@ def seeded_inputs(spec: Spec, sizes: Sizes, seed: int) -> Arrays:
     array: Any
     for name, (shape, dtype) in graph_inputs(spec).items():
         dims = [resolved(dim, sizes.to_dict()) for dim in shape]
-        if name == "position_ids":
+        if name == "position_ids" and spec.consecutive:
+            array = np.full(dims, past)
+        elif name == "position_ids":
             columns = math.isqrt(past + seq - 1) + 1
             ids = past + np.arange(seq)
             axes = [ids] if spec.position_axes == 1 else [ids % columns, ids // columns, *[ids * 0] * len(dims)]

@@ -25,6 +25,7 @@ from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
 from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
+from posexport.verify.starts import starts
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
 
 USUAL_POSITIONS = 2**16
@@ -49,9 +50,17 @@ class Case:
         return int(before) + self.sizes["seq"]
 
     @property
+    def positions(self) -> Array | None:
+        """The positions of all new tokens, [batch, seq] or [batch, seq, axes]; None where the graph takes none."""
+        positions = self.arrays.get("position_ids")
+        if positions is None or positions.ndim > 2 or positions.shape[1] == self.sizes["seq"]:
+            return positions
+        return np.asarray(positions + np.arange(self.sizes["seq"]))  # consecutive ones, of which the first is given
+
+    @property
     def farthest(self) -> int:
         """The largest position, or its distance from 0 where positions are negative; 0 without positions."""
-        positions = self.arrays.get("position_ids")
+        positions = self.positions
         return 0 if positions is None or not positions.size else max(int(positions.max()), -int(positions.min()))
 
     @property
@@ -151,7 +160,8 @@ def _case(
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
         if name == "position_ids":
-            arrays[name] = position_ids(draft.positions, rng, places, spec)
+            made = starts(draft.positions, rng, places, new, spec) if spec.consecutive else None
+            arrays[name] = position_ids(draft.positions, rng, places, spec) if made is None else made
         elif name == "attention_mask":
             arrays[name] = mask
         elif name == "write_indices":
@@ -205,6 +215,8 @@ def _sizes(
     """The sizes of a case, and how many tokens each row has in its cache."""
     batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0
     seq = _other_than("seq", draft.seq)
+    if spec.consecutive:  # all positions of a row are others
+        seq = within(seq, (1, spec.position_limit()))
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
     seq = within(seq, bounds["seq"])

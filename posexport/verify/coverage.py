@@ -73,11 +73,11 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
         left = spec.vocab_size - len(np.unique(np.concatenate(ids)))
         if left:
             yield f"{left} of {spec.vocab_size} token ids were not read"
-    positions = [case.arrays["position_ids"] for case in cases if "position_ids" in case.arrays]
-    if not positions:
+    positions = [case.positions for case in cases if case.positions is not None]
+    if not spec.position_axes or not (positions or spec.consecutive):
         return
     rows, axes, sides = spec.position_limit(), spec.position_axes, spec.position_limits()
-    if axes == 1 and rows is not None and any(layer.encoding.at_input for layer in spec.distinct_layers()):
+    if positions and axes == 1 and rows is not None and any(layer.encoding.at_input for layer in spec.distinct_layers()):
         read = len(np.unique(np.concatenate([array.ravel() for array in positions])))
         if read < rows:
             yield f"{rows - read} of {rows} rows of the table of positions were not read"
@@ -110,7 +110,9 @@ def _untried_offsets(positions: Sequence[Array], sides: Array) -> int:
 
 def _span(case: Case) -> int:
     """The largest distance between two tokens of a row, cached ones included."""
-    positions = case.arrays["position_ids"]
+    positions = case.positions
+    if positions is None:  # consecutive ones
+        return case.keys - 1
     within = int((positions.max(1) - positions.min(1)).max()) if positions.size else 0
     return max(within, case.keys - 1 if case.keys > case.sizes["seq"] else 0)
 
@@ -151,10 +153,11 @@ def spread_cells(spec: Spec) -> Array | None:
 def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
     """Two positions for every distance up to the one from which on all are alike, int64 [rows, 2, 1], both ways round.
 
-    Of more than `most` distances some are drawn, with those at both ends. None for a block without such a distance.
+    Of more than `most` distances some are drawn, with those at both ends. None for a block without such a distance, and
+    where two tokens can't stand apart.
     """
     reach = max((layer.encoding.saturation_distance() or 0 for layer in spec.distinct_layers()), default=0)
-    if not reach or spec.position_axes != 1:
+    if not reach or spec.position_axes != 1 or spec.consecutive:
         return None
     wanted = np.arange(reach + 3)
     if len(wanted) > most // 2:

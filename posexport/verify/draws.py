@@ -180,6 +180,8 @@ class At:
 def is_far_apart(spec: Spec, kind: object, width: int) -> bool:
     """Whether half precision may have too few digits for biases of keys in rows of `width` places, with positions of
     this kind."""
+    if spec.consecutive:
+        kind = "consecutive"
     if kind in ("far", "middle", "text") or (kind == "far row" and spec.position_axes > 1):
         return True
     return _steepness(spec) * (width if kind in (*_close(spec), "mixed") else NEAR) > FAINT

@@ -44,6 +44,10 @@ class Probe:
         columns = [steps % width, steps // width % width, steps // width**2][:axes]
         return np.stack(columns, -1) + start
 
+    def still(self) -> Array:
+        """[seq, axes]: the same for all tokens, or from 0 on where they must be consecutive."""
+        return self.positions() if self.spec.consecutive else self.positions() * 0
+
     def inputs(self, positions: Array, order: Sequence[int] | None = None) -> Arrays:
         """The graph's inputs where tokens stand in `order` (default: as they are), with `positions` [tokens, axes]."""
         chosen = list(range(self.seq)) if order is None else list(order)
@@ -53,6 +57,7 @@ class Probe:
                 arrays[name] = np.repeat(self.features[None, chosen], self.batch, 0)
             elif name == "position_ids":
                 ids = positions if self.spec.position_axes > 1 else positions[:, 0]
+                ids = ids[:1] if self.spec.consecutive else ids
                 arrays[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
             else:
                 sizes = {"batch": self.batch, "past_seq": 0, "max_seq": self.room, "encoder_seq": 9}
@@ -106,7 +111,8 @@ def _few(probe: Probe) -> str | None:
 class Property:
     """One property: in words, its runs, and the rule: the largest error of their outputs, 0 for none.
 
-    `concerns` says whether a block can have it, `untried` why it can't be tried on a probe (None where it can).
+    `concerns` says whether a block can have it, `untried` why it can't be tried on a probe (None where it can). `gaps`
+    and `moves` say that its runs need positions with gaps, and other starts.
     """
 
     summary: str
@@ -114,6 +120,16 @@ class Property:
     rule: Callable[[Probe, Sequence[Arrays]], float]
     concerns: Callable[[Spec], bool] = lambda spec: True
     untried: Callable[[Probe], str | None] = _few
+    gaps: bool = False
+    moves: bool = False
+
+    def why_untried(self, probe: Probe) -> str | None:
+        """Why it can't be tried on a probe, or None."""
+        if probe.spec.consecutive and probe.spec.position_axes and self.gaps:
+            return "it takes positions with gaps, and this file promises consecutive ones"
+        if probe.spec.consecutive and self.moves and not probe.spec.takes_start:
+            return "it moves positions, and this file takes none: they are consecutive"
+        return self.untried(probe)
 
 
 def _norm_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
@@ -193,8 +209,9 @@ def _prefix(probe: Probe) -> range:
 
 
 def _finite_runs(probe: Probe) -> list[Arrays]:
+    row = probe.inputs(probe.positions() + FAR - 2 * TOKENS)
     far = np.linspace(0, FAR - 1, probe.seq).astype(int)
-    return [probe.inputs(probe.positions() + FAR - 2 * TOKENS), probe.inputs(far[:, None] + probe.positions() * 0)]
+    return [row] if probe.spec.consecutive else [row, probe.inputs(far[:, None] + probe.positions() * 0)]
 
 
 def _finite_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
@@ -210,9 +227,10 @@ def _chosen_runs(probe: Probe, places: Sequence[int]) -> list[Arrays]:
 PROPERTIES: Mapping[str, Property] = {
     "norms": Property(
         "turning a key keeps its length",  # whatever its position
-        runs=lambda probe: [probe.inputs(probe.positions(37)), probe.inputs(probe.positions() * 0)],
+        runs=lambda probe: [probe.inputs(probe.positions(37)), probe.inputs(probe.still())],
         rule=_norm_rule,
         untried=lambda probe: None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache",
+        moves=True,
     ),
     "shift": Property(
         "moving all positions changes nothing",  # by any offset: scores depend on relative positions only
@@ -220,6 +238,7 @@ PROPERTIES: Mapping[str, Property] = {
         rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
         concerns=lambda spec: not spec.prefix_tokens,
         untried=lambda probe: None if _shifts(probe) else "its table of positions leaves no room to move",
+        moves=True,
     ),
     "translate": Property(
         "tokens beyond a window change nothing",
@@ -230,12 +249,15 @@ PROPERTIES: Mapping[str, Property] = {
             _few(probe) if _reach(probe) + 2 <= probe.seq else f"{probe.seq} tokens don't reach beyond its windows"
         ),
     ),
-    "buckets": Property("distances of a bucket are neighbours", _bucket_runs, _bucket_rule, untried=_bucket_untried),
+    "buckets": Property(
+        "distances of a bucket are neighbours", _bucket_runs, _bucket_rule, untried=_bucket_untried, gaps=True
+    ),
     "permutation": Property(
         "tokens that trade places with their positions trade outputs",
         runs=lambda probe: _chosen_runs(probe, _order(probe)),
         rule=lambda probe, outs: _off(_output(outs[1]), _output(outs[0])[_order(probe)]),
         concerns=_order_free,
+        gaps=True,
     ),
     "prefix": Property(
         "a longer context leaves earlier outputs",
@@ -248,6 +270,7 @@ PROPERTIES: Mapping[str, Property] = {
         _finite_runs,
         _finite_rule,
         concerns=lambda spec: spec.position_axes > 0 and spec.position_limit() is None,
+        moves=True,
     ),
 }
 """Every property by name."""

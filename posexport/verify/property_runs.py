@@ -90,7 +90,7 @@ class PropertyRuns:
 
 def _runs(name: str, probe: Probe, lower: int, upper: int | None) -> list[Arrays] | Reason:
     """The inputs of a property's runs, of `lower` to `upper` tokens; or why it can't be tried."""
-    if (text := PROPERTIES[name].untried(probe)) is not None:
+    if (text := PROPERTIES[name].why_untried(probe)) is not None:
         return Reason(UNTRIED, text)
     runs = PROPERTIES[name].runs(probe)
     least, most = min(map(_tokens, runs)), max(map(_tokens, runs))

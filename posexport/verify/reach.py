@@ -31,7 +31,8 @@ def default_reach(spec: Spec) -> Reach:
     asked = [SEQ, spec.saturation_distance() + 24]
     asked += [2 * layer.attention_chunk_size + 24 for layer in spec.distinct_layers() if layer.attention_chunk_size]
     limit = spec.position_limit()
-    return Reach(seq=min(max(asked), limit) if spec.ordered and limit is not None else max(asked))
+    bounded = (spec.ordered or spec.consecutive) and limit is not None
+    return Reach(seq=min(max(asked), limit or 0) if bounded else max(asked))
 
 
 def reach_of(spec: Spec, sizes: Mapping[str, int]) -> Reach:

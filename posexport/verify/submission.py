@@ -18,6 +18,7 @@ from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import too_costly
 from posexport.verify.judge import ArtifactJob, Run
 from posexport.verify.reach import SEQ, reach_of
+from posexport.verify.starts import NOTE
 from posexport.verify.user_inputs import fit_inputs
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def draw_cases(
     if inputs is None or arrays is None:
         reach = reach_of(spec, sizes)
         cases = make_cases(spec, seed, bounds, form, reach=reach, more=more)
-        return Drawn(cases, too_costly=() if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds))
+        promised = (NOTE,) if spec.consecutive and spec.position_axes else ()
+        return Drawn(cases, promised, too_costly=() if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds))
     with located(repr(str(artifact.path))):
         case, notes = fit_inputs(inputs, arrays, spec, artifact.inputs, bounds, form)
     return Drawn([case], notes)

@@ -50,6 +50,8 @@ def fit_inputs(
             if name not in ready or rows is None:
                 continue
             numbers = ready[name] if along is None or len(limits) == 1 else ready[name][..., along]
+            if name == "position_ids" and spec.consecutive:
+                numbers = numbers + np.arange(sizes["seq"][1])
             if not ((numbers >= 0) & (numbers < rows)).all():
                 span = f"{numbers.min()} to {numbers.max()}"
                 raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")

@@ -1,0 +1,33 @@
+"""Where the positions of rows begin, for artifacts whose positions are consecutive by promise.
+
+A set of inputs has the kinds of posexport.verify.draws; what such an artifact takes of one is its first position, moved
+so that those of all new tokens lie within the limit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draws import Array, At, position_end, position_ids
+
+NOTE = "positions were consecutive, as its spec promises, and no others were tried"
+"""What verdicts say of such an artifact."""
+
+
+def starts(kind: str | At, rng: np.random.Generator, places: Array, new: Array, spec: Spec) -> Array:
+    """int64 [batch, 1], for new tokens with these places [batch, seq] in their rows; bool `new` [batch, seq] says which
+    of them are padding.
+
+    Of the kind "consecutive", every second row begins where its first token that is no padding has its place: below
+    zero, where the row begins with padding.
+    """
+    first = position_ids(kind, rng, places, spec)[:, :1]
+    if kind == "consecutive":
+        padding = np.where(new.all(1), 0, new.argmin(1))
+        first[::2, 0] -= padding[::2]
+    seq, limit = places.shape[1], position_end(spec)
+    if spec.ordered and spec.dtype != "fp32":  # as position_ids has it
+        limit //= 3
+    lowest = 1 - limit if spec.negative_positions else 0
+    return np.clip(first, lowest, max(limit - seq, 0)).astype(np.int64)

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from posexport.custom_ops.attention import attend, attend_cached, attend_shared
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import cached_keys, key_positions
+    from posexport.custom_ops.differences import (
+        difference_bias,
+        difference_key_score,
+        difference_score,
+        difference_values,
+    )
     from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
@@ -37,8 +43,8 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "add_head_bias", "alibi_bias", "angles_by_heads", "attend", "attend_cached", "attend_shared", "cached_keys",
-    "contextual_score", "cosine_bias", "cosine_heads", "disentangled_score", "exact_sinusoids", "fire_bias",
-    "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions", "length_frequencies",
+    "contextual_score", "cosine_bias", "cosine_heads", "difference_bias", "difference_key_score", "difference_score",
+    "difference_values", "disentangled_score", "exact_sinusoids", "fire_bias", "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions", "length_frequencies",
     "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers", "position_temperature",
     "relative_bias", "relative_score", "relative_table_score", "rotate", "rotate_features", "sinusoids",
     "window_bias", "window_table",
@@ -46,7 +52,12 @@ __all__ = [
 # fmt: on
 
 
-_FILES = ("angles", "attention", "bias", "cache", "frequencies", "norm", "relative", "rotary", "scores", "windows")
+# fmt: off
+_FILES = (
+    "angles", "attention", "bias", "cache", "differences", "frequencies", "norm", "relative", "rotary", "scores",
+    "windows",
+)
+# fmt: on
 """The files that define operators."""
 
 

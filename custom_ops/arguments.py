@@ -50,7 +50,7 @@ NUM_KV_HEADS: Any = Derived("past.shape[1]", "num_kv_heads")
 HEAD_DIM: Any = Derived("weight.shape[0]", "head_dim")
 SCALE: Any = Derived("head_dim**-0.5", "head_dim", lambda head_dim: head_dim**-0.5)
 
-VARYING = ("B", "S", "T", "past", "new")
+VARYING = ("B", "S", "T", "L", "past", "new")
 """The names of axes whose sizes may vary in a graph; the others are fixed."""
 
 _related: list[bool] = []

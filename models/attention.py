@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from posexport import custom_ops
 from posexport.custom_ops.angles import constant_dtype
+from posexport.custom_ops.differences import ahead
 from posexport.models.weights import Shapes, layer_shapes, norm_names
 from posexport.spec.encoding import AttentionContext
 from posexport.spec.spec import Spec
@@ -96,7 +97,7 @@ class Attention(nn.Module):
         if state is not None:
             context = self._context(state, k, shared, past)
             if positions is not None:
-                bias = state.encoding.bias(state, *context.positions())
+                bias = self._bias(state, q, context)
             q, score = state.encoding.score(state, q, context)
             bias = score if bias is None else bias
         inputs, attributes = (bias, shared.mask, self.sinks), spec.attention_attributes()
@@ -123,7 +124,23 @@ class Attention(nn.Module):
             mask=shared.mask,
             sinks=self.sinks,
             write_indices=shared.write_indices,
+            total=self._total(k, shared, past),
         )
+
+    def _total(self, k: Tensor, shared: SharedInputs, past: Cache | None) -> int | None:
+        """The number of keys, where the differences of positions are the same in all rows and all that matters."""
+        spec = self.spec
+        if not spec.consecutive or shared.write_indices is not None or not spec.encoding.by_difference(spec):
+            return None
+        return k.shape[1] + (0 if past is None else past[0].shape[2])
+
+    def _bias(self, state: EncodingState, q: Tensor, context: AttentionContext) -> Tensor | None:
+        """The bias of the encoding; that of each difference laid out for all queries and rows, where they are alike."""
+        if context.total is None or state.encoding.hook != "bias":
+            return state.encoding.bias(state, *context.positions())
+        keys = ahead(q.shape[1], context.total, self.spec.causal, q.device).unsqueeze(0)
+        numbers = state.encoding.bias(state, torch.zeros_like(keys[:, :1]), keys)
+        return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)
 
 
 class TransformerLayer(Attention):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -33,6 +33,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from posexport.spec.encoding import Constant
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table: one Gather in ONNX."""
+    from torch.nn.functional import embedding
+
+    return embedding(index, table)
+
+
+def _heads_of(spec: Spec) -> dict[str, Any]:
+    """The attributes of scores by difference."""
+    return {"num_heads": spec.num_heads, "scale": spec.scale, "causal": spec.causal}
 
 
 @attrs.frozen(kw_only=True)
@@ -78,13 +90,28 @@ class Relative(Encoding):
         return {"frequencies": angle_constant(spec, dtype, progression(spec.hidden_size, self.theta))}
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        positions, scale = context.positions(), state.spec.scale
         q_content = custom_ops.add_head_bias(q, state["content_bias"])
+        if context.total is not None:
+            return q_content, self._by_difference(state, q, context.total)
+        positions, scale = context.positions(), state.spec.scale
         weights = state["position_bias"], state["r_proj.weight"]
         if self.max_distance is not None:
             return q_content, custom_ops.relative_table_score(q, *positions, *weights, state["weight"], scale)
         q_side, k_side = (cos_sin(side, state["frequencies"]) for side in positions)
         return q_content, custom_ops.relative_score(q, *q_side, *k_side, *weights, scale)
+
+    def _by_difference(self, state: State, q: Tensor, keys: int) -> Tensor:
+        """Terms (b) and (d) for consecutive positions: W_r R(d) once for each distance."""
+        from posexport.custom_ops.differences import ahead
+
+        distances = -ahead(q.shape[1], keys, state.spec.causal, q.device)
+        if self.max_distance is not None:
+            rows = _rows(state["weight"], distances.clamp(-self.max_distance, self.max_distance) + self.max_distance)
+        else:
+            cos, sin = cos_sin(distances.unsqueeze(0), state["frequencies"])
+            rows = custom_ops.pair_features(sin, cos)[0].to(q.dtype)
+        heads = custom_ops.add_head_bias(q, state["position_bias"])
+        return custom_ops.difference_score(heads, state["r_proj.weight"] @ rows.T, **_heads_of(state.spec))
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values
@@ -115,12 +142,26 @@ class Shaw(Encoding):
         return {"keys.weight": rows, **({"values.weight": rows} if self.relative_values else {})}
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        if context.total is not None:
+            rows = self._by_difference(state, "keys.weight", q, context.total)
+            return q, custom_ops.difference_score(q, rows.T, **_heads_of(state.spec))
         distances = (self.max_distance, self.max_distance_ahead)
         return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, state.spec.scale)
+
+    def _by_difference(self, state: State, name: str, q: Tensor, keys: int) -> Tensor:
+        """The row of each difference of consecutive positions, [L, head_dim]."""
+        from posexport.custom_ops.differences import ahead
+
+        offsets = ahead(q.shape[1], keys, state.spec.causal, q.device)
+        return _rows(state[name], offsets.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance)
 
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
+        if context.total is not None:
+            rows = self._by_difference(state, "values.weight", q, context.total)
+            others = (bias, context.mask, context.sinks, rows)
+            return custom_ops.difference_values(q, context.keys(), *others, **state.spec.attention_attributes())
         inputs = (bias, context.mask, context.sinks, context.write_indices)
         return custom_ops.offset_values(
             q,
@@ -247,9 +288,28 @@ class Deberta(Encoding):
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
 
         terms = self._projections()
+        if context.total is not None:
+            return q, self._by_difference(state, q, context, [table(name) for name in terms])
         keys, queries = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
         inputs = (context.keys(), *context.positions(), state["buckets"], keys, queries)
         return q, custom_ops.disentangled_score(q, *inputs, num_heads=state.spec.num_heads, scale=state.spec.scale)
+
+
+    def _by_difference(self, state: State, q: Tensor, context: AttentionContext, tables: list[Tensor]) -> Tensor:
+        """The terms for consecutive positions, each from a row of its table for every difference."""
+        from posexport.custom_ops.differences import ahead, behind
+
+        sizes, causal = (q.shape[1], context.total or 0), state.spec.causal
+        buckets, terms = state["buckets"], []
+        reach = buckets.shape[0] // 2
+        for name, table in zip(self._projections(), tables, strict=True):
+            of_query = name == "pos_key_proj"
+            distances = -ahead(*sizes, causal, q.device) if of_query else behind(*sizes, causal, q.device)
+            rows = _rows(table.T, buckets[distances.clamp(-reach, reach) + reach]).T
+            inputs = (q, rows) if of_query else (context.keys(), q, rows)
+            operator = custom_ops.difference_score if of_query else custom_ops.difference_key_score
+            terms.append(operator(*inputs, **_heads_of(state.spec)))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 @attrs.frozen(kw_only=True)

@@ -36,7 +36,8 @@ class AttentionContext:
 
     `k` is [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; None where the encoding doesn't read keys.
     Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is int64 [B, T], `sinks` [N],
-    `write_indices` int64 [B].
+    `write_indices` int64 [B]. `total` is the number of keys where positions are consecutive and act through their
+    differences alone, the same in all rows; None elsewhere.
     """
 
     k: Tensor | None
@@ -45,6 +46,7 @@ class AttentionContext:
     mask: Tensor | None
     sinks: Tensor | None
     write_indices: Tensor | None
+    total: int | None = None
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Positions of queries and keys; ValueError in a block that has none."""

@@ -135,7 +135,7 @@ def test_the_oracle_stands_apart() -> None:
 def test_engines_load_in_functions_only_where_start_up_counts() -> None:
     """The table of encodings, the table of runtimes and the commands import no engine at their top."""
     for name, path in modules().items():
-        encodings = r"posexport\.models\.(?!(attention|block|weights|pretrained\w*|whole\w*)$).*"
+        encodings = r"posexport\.models\.(?!(attention|block|positions|weights|pretrained\w*|whole\w*)$).*"
         start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
         if name.startswith(("posexport.cli", "posexport.models.checkpoints")) or start or re.fullmatch(encodings, name):
             body = ast.parse(path.read_text()).body

@@ -1,0 +1,271 @@
+"""Logits by the difference of consecutive positions, each computed once and laid out for all queries by a slide.
+
+Query i of S has the index i + T - S among T keys, so key j stands a = j - i - (T - S) ahead of it. Numbers for the L
+differences a = -(T - 1), ..., one column each, are laid out by out[i, j] = numbers[j - i + S - 1]. The torch bodies look
+each one up. In ONNX, rows of L columns read as rows of L - 1 move by one from row to row (the shift of Transformer-XL:
+Dai et al. 2019, arXiv:1901.02860, appendix B): Reshape and Slice, and no gather.
+
+L is S + T: one column more than there are differences, so that L - 1 >= T for one query too. With `causal`, columns of
+keys ahead are left out, L is T + 1, and what stands at hidden keys is any of the numbers: attention masks it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
+from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
+from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, rank_of, shape_of, size_of, wide
+from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
+
+
+def columns(queries: int, keys: int, causal: bool) -> int:
+    """L: how many differences there are columns for."""
+    return keys + 1 if causal else keys + queries
+
+
+def ahead(queries: int, keys: int, causal: bool, device: torch.device | None = None) -> Tensor:
+    """p_j - p_i of each column, int64 [L]."""
+    return torch.arange(columns(queries, keys, causal), device=device) - (keys - 1)
+
+
+def _keys(queries: int, length: int, causal: bool) -> int:
+    """T, of L columns."""
+    return length - (1 if causal else queries)
+
+
+def _places(queries: int, length: int, causal: bool, device: torch.device) -> Tensor:
+    """The column of each query and key, [S, T]; that of the next key for all keys farther ahead, where causal."""
+    steps = torch.arange(_keys(queries, length, causal), device=device)
+    by_query = torch.arange(queries, device=device).unsqueeze(1)
+    return (steps - by_query + queries - 1).clamp(max=length - 1)
+
+
+def slid_onnx(op: Ops, numbers: ir.Value, queries: ir.Value, causal: bool) -> ir.Value:
+    """[A, N, S, L] with a number for each difference to [A, N, S, T]; `queries` is S, int64 [1]."""
+    flat = op.Reshape(numbers, [0, 0, -1])
+    moved = op.Slice(flat, op.Sub(queries, 1), [-1], [2])  # S (L - 1) of them
+    rows = op.Reshape(moved, op.Concat([0, 0], queries, [-1], axis=0))
+    if causal:
+        return rows
+    length = op.Shape(numbers, start=3, end=4)
+    return op.Slice(rows, [0], op.Sub(length, queries), [3])
+
+
+def _bias_fake(call: Any) -> Tensor:
+    numbers: Tensor = call.numbers
+    queries = call.q.shape[1]
+    return numbers.new_empty((1, numbers.shape[1], queries, _keys(queries, numbers.shape[3], call.causal)))
+
+
+@operator("DifferenceBias", "bias", fake=_bias_fake)
+def difference_bias(numbers: Tensor, q: Tensor, causal: bool = False) -> Tensor:
+    """A bias by the difference of consecutive positions, laid out for all queries.
+
+    Args:
+        numbers: float32 [1, num_heads, 1, L], the bias of each difference, from the key farthest behind on.
+        q: [B, S, D], of as many queries as there are rows.
+        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+
+    Returns:
+        The bias, float32 [1, num_heads, S, T].
+
+    Example:
+        >>> difference_bias(torch.tensor([[[[-2.0, -1.0, 0.0, 1.0]]]]), torch.zeros(1, 2, 1))
+        tensor([[[[-1.,  0.],
+                  [-2., -1.]]]])
+    """
+    return numbers[:, :, 0, _places(q.shape[1], numbers.shape[3], causal, numbers.device)]
+
+
+@difference_bias.onnx
+def _bias_onnx(op: Ops, numbers: ir.Value, q: ir.Value, causal: bool) -> ir.Value:
+    queries = op.Shape(q, start=1, end=2)
+    rows = op.Expand(numbers, op.Concat([1, 1], queries, [1], axis=0))
+    return slid_onnx(op, rows, queries, causal)
+
+
+def _score_fake(call: Any) -> Tensor:
+    queries = call.q.shape[1]
+    shape = (call.q.shape[0], call.num_heads, queries, _keys(queries, call.table.shape[1], call.causal))
+    return call.q.new_empty(shape, dtype=wide(call.q.dtype))
+
+
+def _by_head(table: Tensor, num_heads: int, head_dim: int) -> Tensor:
+    """[num_heads*head_dim, L] as [num_heads, head_dim, L]; [head_dim, L] as it is."""
+    return table if table.shape[0] == head_dim else table.unflatten(0, (num_heads, -1))
+
+
+@operator("DifferenceScore", "score", fake=_score_fake)
+def difference_score(
+    q: Tensor, table: Tensor, num_heads: int = REQUIRED, scale: float = SCALE, causal: bool = False
+) -> Tensor:
+    """scale * q_i . table[p_j - p_i] for consecutive positions.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        table: [W, L], in q's dtype: a column for each difference, from the key farthest behind on, W being
+            num_heads*head_dim, or head_dim where all heads share it.
+        num_heads: of the queries.
+        scale: of the logits, by default head_dim**-0.5.
+        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> difference_score(torch.ones(1, 2, 1), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), num_heads=1)
+        tensor([[[[2., 3.],
+                  [1., 2.]]]])
+    """
+    heads = to_heads(q, num_heads)
+    scores = heads * scale @ _by_head(table, num_heads, heads.shape[-1])
+    places = _places(q.shape[1], table.shape[1], causal, q.device)
+    return scores.gather(-1, places.expand(*scores.shape[:2], -1, -1)).to(wide(q.dtype))
+
+
+@difference_score.onnx
+def _score_onnx(op: Ops, q: ir.Value, table: ir.Value, num_heads: int, scale: float, causal: bool) -> ir.Value:
+    heads = heads_onnx(op, q, num_heads)
+    width = size_of(q, -1) // num_heads
+    if size_of(table, 0) != width:
+        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+        table = op.Reshape(table, [num_heads, width, -1])
+    products = op.MatMul(op.Mul(heads, constant(op, scale, dtype_of(q))), table)
+    slid = slid_onnx(op, products, op.Shape(q, start=1, end=2), causal)
+    return cast(op, slid, ir.DataType.FLOAT)
+
+
+def behind(queries: int, keys: int, causal: bool, device: torch.device | None = None) -> Tensor:
+    """p_i - p_j of each column of `difference_key_score`, int64 [L]."""
+    return torch.arange(columns(queries, keys, causal), device=device) - (0 if causal else queries - 1)
+
+
+def _key_score_fake(call: Any) -> Tensor:
+    keys = call.k.shape[2 if call.k.dim() == 4 else 1]
+    return call.q.new_empty((call.q.shape[0], call.num_heads, call.q.shape[1], keys), dtype=wide(call.q.dtype))
+
+
+@operator("DifferenceKeyScore", "score", fake=_key_score_fake)
+def difference_key_score(
+    k: Tensor, q: Tensor, table: Tensor, num_heads: int = REQUIRED, scale: float = SCALE, causal: bool = False
+) -> Tensor:
+    """scale * k_j . table[p_i - p_j] for consecutive positions.
+
+    Args:
+        k: [B, T, num_heads*head_dim] or [B, num_heads, T, head_dim] of a cache.
+        q: [B, S, num_heads*head_dim], of as many queries as there are rows.
+        table: [num_heads*head_dim, L], in k's dtype: a column for each difference, from the key farthest ahead on.
+        num_heads: of the keys.
+        scale: of the logits, by default head_dim**-0.5.
+        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> k, table = torch.ones(1, 2, 1), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        >>> difference_key_score(k, k, table, num_heads=1)
+        tensor([[[[2., 1.],
+                  [3., 2.]]]])
+    """
+    heads, queries = to_heads(k, num_heads), q.shape[1]
+    scores = heads * scale @ table.unflatten(0, (num_heads, -1))
+    keys, first = heads.shape[2], 0 if causal else queries - 1
+    steps = torch.arange(keys, device=q.device).unsqueeze(1)
+    places = torch.arange(queries, device=q.device) + (keys - queries) - steps + first  # by key and query
+    picked = scores.gather(-1, places.clamp(min=0).expand(*scores.shape[:2], -1, -1))
+    return picked.transpose(2, 3).to(wide(q.dtype))
+
+
+@difference_key_score.onnx
+def _key_score_onnx(
+    op: Ops, k: ir.Value, q: ir.Value, table: ir.Value, num_heads: int, scale: float, causal: bool
+) -> ir.Value:
+    heads = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
+    by_head = op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
+    products = op.MatMul(op.Mul(heads, constant(op, scale, dtype_of(k))), by_head)
+    queries, keys = op.Shape(q, start=1, end=2), op.Shape(k, start=rank_of(k) - 2, end=rank_of(k) - 1)
+    if causal:  # T rows of T + 1 columns, read as T rows of T from the column of the first query and key on
+        flat = op.Reshape(products, [0, 0, -1])
+        before = op.Sub(keys, queries)
+        moved = op.Slice(flat, before, op.Add(before, op.Mul(keys, keys)), [2])
+        rows = op.Slice(op.Reshape(moved, op.Concat([0, 0], keys, keys, axis=0)), [0], queries, [3])
+    else:
+        rows = slid_onnx(op, products, keys, causal)
+    return cast(op, op.Transpose(rows, perm=[0, 1, 3, 2]), ir.DataType.FLOAT)
+
+
+@operator("DifferenceValues", "added", fake=lambda call: torch.empty_like(call.q))
+def difference_values(
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    table: Tensor = REQUIRED,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Sum over j of a_ij table[p_j - p_i] for consecutive positions, a the weights of `attend`, whose result it is added
+    to.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
+        bias: float32 [B|1, num_heads|1, S, T], added to the logits.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        sinks: [num_heads], one more logit per head, without a value.
+        table: [L, head_dim], in q's dtype: a row for each difference, from the key farthest behind on, for all heads; L
+            is S + T, or T + 1 where `causal`.
+        num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
+
+    Returns:
+        A tensor like q.
+
+    Example:
+        >>> q, table = torch.zeros(1, 2, 1), torch.tensor([[1.0], [2.0], [4.0], [0.0]])
+        >>> difference_values(q, q, table=table, num_heads=1)
+        tensor([[[3.0000],
+                 [1.5000]]])
+    """
+    heads, added = (
+        CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap),
+        Added(bias, mask, sinks),
+    )
+    weights, seen = weights_of(to_heads(q, num_heads), to_heads(k, num_kv_heads), added, heads, None)
+    out = weights.transpose(1, 2) @ table[_places(q.shape[1], table.shape[0], causal, q.device)]
+    if mask is not None and seen is not None:
+        out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
+    return out.flatten(2)
+
+
+@difference_values.onnx
+def _values_onnx(
+    op: Ops, q: ir.Value, k: ir.Value, added: Added[ir.Value], table: ir.Value, heads: CappedHeads
+) -> ir.Value:
+    lengths = lengths_onnx(op, q, k)
+    weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, lengths, None)
+    if added.sinks is not None:  # they are the first column
+        weights = op.Slice(weights, [1], [2**31 - 1], [3])
+    if added.mask is not None and added.sinks is None:  # before the slide, so that no row reaches into the next one
+        assert seen is not None
+        weights = op.Mul(weights, cast(op, keyed_onnx(op, seen, dtype_of(q)), dtype_of(q)))
+    # the slide the other way round: rows of L - 1 read as rows of L
+    queries = op.Shape(q, start=1, end=2)
+    before = op.Sub(queries, 1)
+    if not heads.causal:
+        weights = op.Pad(weights, op.Concat([0], before, axis=0), None, [3])
+    flat = op.Pad(op.Reshape(weights, [0, 0, -1]), op.Concat(before, [1], axis=0), None, [2])
+    rows = op.Reshape(flat, op.Concat([0, 0], queries, [-1], axis=0))
+    return op.Reshape(op.Transpose(op.MatMul(rows, table), perm=[0, 2, 1, 3]), [0, 0, -1])

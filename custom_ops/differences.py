@@ -20,7 +20,19 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
-from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, rank_of, shape_of, size_of, wide
+from posexport.custom_ops.operator import (
+    Ops,
+    cast,
+    constant,
+    dtype_of,
+    either_onnx,
+    operator,
+    rank_of,
+    shape_of,
+    size_of,
+    wide,
+)
+from posexport.custom_ops.relative import biased, biased_onnx
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
 
@@ -90,15 +102,17 @@ def _bias_onnx(op: Ops, numbers: ir.Value, q: ir.Value, causal: bool) -> ir.Valu
     return slid_onnx(op, rows, queries, causal)
 
 
+def _picked(products: Tensor, causal: bool) -> Tensor:
+    """[B, N, S, L] with a number for each difference to [B, N, S, T], each looked up; in the dtype of logits."""
+    places = _places(products.shape[2], products.shape[3], causal, products.device)
+    return products.gather(-1, places.expand(*products.shape[:2], -1, -1)).to(wide(products.dtype))
+
+
 def _score_fake(call: Any) -> Tensor:
-    queries = call.q.shape[1]
-    shape = (call.q.shape[0], call.num_heads, queries, _keys(queries, call.table.shape[1], call.causal))
+    table, queries = getattr(call, "table", None), call.q.shape[1]
+    length, heads = (call.cos.shape[1], call.position_bias.shape[0]) if table is None else (table.shape[1], call.num_heads)
+    shape = (call.q.shape[0], heads, queries, _keys(queries, length, call.causal))
     return call.q.new_empty(shape, dtype=wide(call.q.dtype))
-
-
-def _by_head(table: Tensor, num_heads: int, head_dim: int) -> Tensor:
-    """[num_heads*head_dim, L] as [num_heads, head_dim, L]; [head_dim, L] as it is."""
-    return table if table.shape[0] == head_dim else table.unflatten(0, (num_heads, -1))
 
 
 @operator("DifferenceScore", "score", fake=_score_fake)
@@ -109,8 +123,8 @@ def difference_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        table: [W, L], in q's dtype: a column for each difference, from the key farthest behind on, W being
-            num_heads*head_dim, or head_dim where all heads share it.
+        table: [num_heads|1, L, head_dim], in q's dtype: a row for each difference, from the key farthest behind on, for
+            each head or for all.
         num_heads: of the queries.
         scale: of the logits, by default head_dim**-0.5.
         causal: whether L is T + 1, without keys ahead of their query, and not S + T.
@@ -119,31 +133,29 @@ def difference_score(
         The score, float32 [B, num_heads, S, T].
 
     Example:
-        >>> difference_score(torch.ones(1, 2, 1), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), num_heads=1)
+        >>> table = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
+        >>> difference_score(torch.ones(1, 2, 1), table, num_heads=1)
         tensor([[[[2., 3.],
                   [1., 2.]]]])
     """
-    heads = to_heads(q, num_heads)
-    scores = heads * scale @ _by_head(table, num_heads, heads.shape[-1])
-    places = _places(q.shape[1], table.shape[1], causal, q.device)
-    return scores.gather(-1, places.expand(*scores.shape[:2], -1, -1)).to(wide(q.dtype))
+    return _picked(to_heads(q, num_heads) * scale @ table.transpose(1, 2), causal)
 
 
 @difference_score.onnx
 def _score_onnx(op: Ops, q: ir.Value, table: ir.Value, num_heads: int, scale: float, causal: bool) -> ir.Value:
-    heads = heads_onnx(op, q, num_heads)
-    width = size_of(q, -1) // num_heads
-    if size_of(table, 0) != width:
-        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
-        table = op.Reshape(table, [num_heads, width, -1])
-    products = op.MatMul(op.Mul(heads, constant(op, scale, dtype_of(q))), table)
-    slid = slid_onnx(op, products, op.Shape(q, start=1, end=2), causal)
-    return cast(op, slid, ir.DataType.FLOAT)
+    heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, dtype_of(q)))
+    products = op.MatMul(heads, _turned(op, op.Unsqueeze(table, [0])))
+    return cast(op, slid_onnx(op, products, op.Shape(q, start=1, end=2), causal), ir.DataType.FLOAT)
 
 
-def behind(queries: int, keys: int, causal: bool, device: torch.device | None = None) -> Tensor:
-    """p_i - p_j of each column of `difference_key_score`, int64 [L]."""
-    return torch.arange(columns(queries, keys, causal), device=device) - (0 if causal else queries - 1)
+def _turned(op: Ops, table: ir.Value) -> ir.Value:
+    """[..., L, head_dim] to [..., head_dim, L], of rank 4: of rank 3, ONNX Runtime 1.31 crashes on it in fp16."""
+    return op.Transpose(table, perm=[0, 1, 3, 2])
+
+
+def behind(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """p_i - p_j of each row of the table of `difference_key_score`, int64 [S + T]."""
+    return torch.arange(keys + queries, device=device) - (queries - 1)
 
 
 def _key_score_fake(call: Any) -> Tensor:
@@ -153,15 +165,80 @@ def _key_score_fake(call: Any) -> Tensor:
 
 @operator("DifferenceKeyScore", "score", fake=_key_score_fake)
 def difference_key_score(
-    k: Tensor, q: Tensor, table: Tensor, num_heads: int = REQUIRED, scale: float = SCALE, causal: bool = False
+    k: Tensor, q: Tensor, table: Tensor, num_heads: int = REQUIRED, scale: float = SCALE
 ) -> Tensor:
     """scale * k_j . table[p_i - p_j] for consecutive positions.
+
+    In ONNX, keys are taken in blocks of S, so that each meets about as many differences as there are queries.
 
     Args:
         k: [B, T, num_heads*head_dim] or [B, num_heads, T, head_dim] of a cache.
         q: [B, S, num_heads*head_dim], of as many queries as there are rows.
-        table: [num_heads*head_dim, L], in k's dtype: a column for each difference, from the key farthest ahead on.
+        table: [num_heads, L, head_dim], in k's dtype: a row for each difference, from the key farthest ahead on; L is
+            S + T.
         num_heads: of the keys.
+        scale: of the logits, by default head_dim**-0.5.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> k, table = torch.ones(1, 2, 1), torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
+        >>> difference_key_score(k, k, table, num_heads=1)
+        tensor([[[[2., 1.],
+                  [3., 2.]]]])
+    """
+    heads, queries = to_heads(k, num_heads), q.shape[1]
+    keys = heads.shape[2]
+    steps = torch.arange(queries, device=q.device).unsqueeze(1)
+    places = steps - torch.arange(keys, device=q.device) + (keys - 1)
+    products = heads * scale @ table.transpose(1, 2)  # [B, N, T, L]
+    picked = products.transpose(2, 3).gather(2, places.expand(*heads.shape[:2], -1, -1))
+    return picked.to(wide(q.dtype))
+
+
+@difference_key_score.onnx
+def _key_score_onnx(op: Ops, k: ir.Value, q: ir.Value, table: ir.Value, num_heads: int, scale: float) -> ir.Value:
+    heads = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
+    queries, keys = op.Shape(q, start=1, end=2), op.Shape(k, start=rank_of(k) - 2, end=rank_of(k) - 1)
+    blocks = op.Div(op.Sub(op.Add(keys, queries), 1), queries)
+    spare = op.Sub(op.Mul(blocks, queries), keys)
+    heads = op.Mul(op.Pad(heads, op.Concat([0], spare, axis=0), None, [2]), constant(op, scale, dtype_of(k)))
+    heads = op.Reshape(heads, op.Concat([0, 0], blocks, queries, [size_of(q, -1) // num_heads], axis=0))
+    # the key of a block at b S meets the differences of the table's rows T - S - b S to T + S - 1 - b S
+    firsts = op.Sub(op.Sub(keys, queries), op.Mul(op.Range(0, op.Squeeze(blocks), 1), queries))
+    wide_rows = op.Range(0, op.Squeeze(op.Mul(queries, 2)), 1)
+    rows = op.Gather(table, op.Max(op.Add(op.Unsqueeze(firsts, [1]), wide_rows), 0), axis=1)
+    products = op.MatMul(heads, _turned(op, rows))  # [B, N, blocks, S keys, 2 S]
+    moved = op.Slice(op.Reshape(products, [0, 0, 0, -1]), op.Sub(queries, 1), [-1], [3])
+    slid = op.Slice(op.Reshape(moved, op.Concat([0, 0, 0], queries, [-1], axis=0)), [0], queries, [4])
+    by_query = op.Reshape(op.Transpose(slid, perm=[0, 1, 4, 2, 3]), op.Concat([0, 0], queries, [-1], axis=0))
+    return cast(op, op.Slice(by_query, [0], keys, [3]), ir.DataType.FLOAT)
+
+
+FEW = 32
+"""Queries up to which `difference_relative_score` multiplies W_r with them, and not with the vectors of all
+differences."""
+
+
+@operator("DifferenceRelativeScore", "score", fake=_score_fake)
+def difference_relative_score(
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_bias: Tensor,
+    r_proj: Tensor,
+    scale: float = SCALE,
+    causal: bool = False,
+) -> Tensor:
+    """scale * (q_i + v) . W_r R(p_i - p_j), R sinusoidal, v = position_bias, for consecutive positions: terms (b) + (d)
+    of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3), with the shift of its appendix B.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        cos, sin: float32 [1, L, P], of p_i - p_j, from the key farthest behind on.
+        position_bias: [num_heads, head_dim], in q's dtype.
+        r_proj: [num_heads*head_dim, 2*P], in q's dtype: W_r.
         scale: of the logits, by default head_dim**-0.5.
         causal: whether L is T + 1, without keys ahead of their query, and not S + T.
 
@@ -169,36 +246,46 @@ def difference_key_score(
         The score, float32 [B, num_heads, S, T].
 
     Example:
-        >>> k, table = torch.ones(1, 2, 1), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-        >>> difference_key_score(k, k, table, num_heads=1)
-        tensor([[[[2., 1.],
-                  [3., 2.]]]])
+        >>> cos, sin = sinusoids(torch.tensor([[1, 0, -1, -2]]), torch.tensor([1.0]))
+        >>> q, v, w = torch.ones(1, 2, 1), torch.zeros(1, 1), torch.tensor([[0.0, 1.0]])
+        >>> difference_relative_score(q, cos, sin, v, w)
+        tensor([[[[1.0000, 0.5403],
+                  [0.5403, 1.0000]]]])
     """
-    heads, queries = to_heads(k, num_heads), q.shape[1]
-    scores = heads * scale @ table.unflatten(0, (num_heads, -1))
-    keys, first = heads.shape[2], 0 if causal else queries - 1
-    steps = torch.arange(keys, device=q.device).unsqueeze(1)
-    places = torch.arange(queries, device=q.device) + (keys - queries) - steps + first  # by key and query
-    picked = scores.gather(-1, places.clamp(min=0).expand(*scores.shape[:2], -1, -1))
-    return picked.transpose(2, 3).to(wide(q.dtype))
+    rows = torch.cat((sin, cos), -1)[0].to(q.dtype)
+    table = (r_proj @ rows.T).unflatten(0, position_bias.shape)
+    return _picked(biased(q, position_bias, scale) @ table, causal)
 
 
-@difference_key_score.onnx
-def _key_score_onnx(
-    op: Ops, k: ir.Value, q: ir.Value, table: ir.Value, num_heads: int, scale: float, causal: bool
+def _relative_onnx(
+    op: Ops,
+    q: ir.Value,
+    cos: ir.Value,
+    sin: ir.Value,
+    position_bias: ir.Value,
+    r_proj: ir.Value,
+    scale: float,
+    causal: bool,
 ) -> ir.Value:
-    heads = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
-    by_head = op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
-    products = op.MatMul(op.Mul(heads, constant(op, scale, dtype_of(k))), by_head)
-    queries, keys = op.Shape(q, start=1, end=2), op.Shape(k, start=rank_of(k) - 2, end=rank_of(k) - 1)
-    if causal:  # T rows of T + 1 columns, read as T rows of T from the column of the first query and key on
-        flat = op.Reshape(products, [0, 0, -1])
-        before = op.Sub(keys, queries)
-        moved = op.Slice(flat, before, op.Add(before, op.Mul(keys, keys)), [2])
-        rows = op.Slice(op.Reshape(moved, op.Concat([0, 0], keys, keys, axis=0)), [0], queries, [3])
-    else:
-        rows = slid_onnx(op, products, keys, causal)
-    return cast(op, op.Transpose(rows, perm=[0, 1, 3, 2]), ir.DataType.FLOAT)
+    heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
+    # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+    sides = [op.Transpose(op.Squeeze(cast(op, side, dtype_of(q)), [0]), perm=[1, 0]) for side in (sin, cos)]
+    queries = op.Shape(q, start=1, end=2)
+
+    def of_many(op: Ops) -> ir.Value:
+        halves = op.Split(r_proj, num_outputs=2, axis=-1, _outputs=2)
+        table = op.Add(*(op.MatMul(half, side) for half, side in zip(halves, sides, strict=True)))
+        return op.MatMul(heads, op.Reshape(table, shape))
+
+    def of_few(op: Ops) -> ir.Value:
+        halves = op.Split(op.MatMul(heads, op.Reshape(r_proj, shape)), num_outputs=2, axis=-1, _outputs=2)
+        return op.Add(*(op.MatMul(half, side) for half, side in zip(halves, sides, strict=True)))
+
+    products = either_onnx(op, op.LessOrEqual(op.Squeeze(queries), FEW), of_few, of_many)
+    return cast(op, slid_onnx(op, products, queries, causal), ir.DataType.FLOAT)
+
+
+difference_relative_score.onnx(_relative_onnx)
 
 
 @operator("DifferenceValues", "added", fake=lambda call: torch.empty_like(call.q))

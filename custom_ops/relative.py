@@ -24,13 +24,13 @@ def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> i
     return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
 
 
-def _biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:
+def biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:
     """scale * (q + v), [B, N, S, head_dim]."""
     heads: Tensor = q.unflatten(-1, (position_bias.shape[0], -1)) + position_bias
     return heads.transpose(1, 2) * scale
 
 
-def _biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
+def biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
     heads = op.Add(op.Reshape(q, [0, 0, size_of(position_bias, 0), -1]), position_bias)
     heads = op.Transpose(heads, perm=[0, 2, 1, 3])
     return op.Mul(heads, constant(op, scale, dtype_of(q)))
@@ -77,7 +77,7 @@ def relative_score(
         tensor([[[[1.0000, 0.5403],
                   [0.5403, 1.0000]]]])
     """
-    s, c = (_biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
+    s, c = (biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
     cos, sin = (t.to(q.dtype).unsqueeze(1) for t in (q_cos, q_sin))
     left = torch.cat((s * sin + c * cos, c * sin - s * cos), -1)
     right = torch.cat((k_cos, k_sin), -1).to(q.dtype).unsqueeze(1)
@@ -89,7 +89,7 @@ def _relative_onnx(
     op: Ops, q: ir.Value, angles: Angles[ir.Value], position_bias: ir.Value, r_proj: ir.Value, scale: float
 ) -> ir.Value:
     weights = op.Reshape(r_proj, [*shape_of(position_bias), -1])
-    products = op.MatMul(_biased_onnx(op, q, position_bias, scale), weights)
+    products = op.MatMul(biased_onnx(op, q, position_bias, scale), weights)
     s, c = op.Split(products, num_outputs=2, axis=-1, _outputs=2)
     cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (angles.q_cos, angles.q_sin))
     first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
@@ -131,7 +131,7 @@ def relative_table_score(
         tensor([[[[3., 2., 1.]]]])
     """
     rows = (table @ r_proj.T).unflatten(-1, position_bias.shape)
-    scores = _biased(q, position_bias, scale) @ rows.permute(1, 2, 0)
+    scores = biased(q, position_bias, scale) @ rows.permute(1, 2, 0)
     index = clipped(distances(q_positions, k_positions), table.shape[0] // 2)
     return picked(scores, index).to(wide(q.dtype))
 
@@ -148,7 +148,7 @@ def _relative_table_onnx(
 ) -> ir.Value:
     # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
-    scores = op.MatMul(_biased_onnx(op, q, position_bias, scale), rows)
+    scores = op.MatMul(biased_onnx(op, q, position_bias, scale), rows)
     index = clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2)
     return cast(op, picked_onnx(op, scores, index, size_of(position_bias, 0)), ir.DataType.FLOAT)
 

@@ -35,14 +35,12 @@ if TYPE_CHECKING:
     from posexport.spec.encoding import Constant
 
 
-def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table: one Gather in ONNX."""
-    from torch.nn.functional import embedding
-
-    return embedding(index, table)
+def by_head(table: Tensor, spec: Spec) -> Tensor:
+    """[num_heads*head_dim, rows] as [num_heads, rows, head_dim]."""
+    return table.unflatten(0, (spec.num_heads, -1)).transpose(1, 2)
 
 
-def _heads_of(spec: Spec) -> dict[str, Any]:
+def heads_of(spec: Spec) -> dict[str, Any]:
     """The attributes of scores by difference."""
     return {"num_heads": spec.num_heads, "scale": spec.scale, "causal": spec.causal}
 
@@ -104,14 +102,14 @@ class Relative(Encoding):
         """Terms (b) and (d) for consecutive positions: W_r R(d) once for each distance."""
         from posexport.custom_ops.differences import ahead
 
-        distances = -ahead(q.shape[1], keys, state.spec.causal, q.device)
-        if self.max_distance is not None:
-            rows = _rows(state["weight"], distances.clamp(-self.max_distance, self.max_distance) + self.max_distance)
-        else:
-            cos, sin = cos_sin(distances.unsqueeze(0), state["frequencies"])
-            rows = custom_ops.pair_features(sin, cos)[0].to(q.dtype)
-        heads = custom_ops.add_head_bias(q, state["position_bias"])
-        return custom_ops.difference_score(heads, state["r_proj.weight"] @ rows.T, **_heads_of(state.spec))
+        spec, weights = state.spec, (state["position_bias"], state["r_proj.weight"])
+        distances = -ahead(q.shape[1], keys, spec.causal, q.device)
+        if self.max_distance is None:
+            sides = cos_sin(distances.unsqueeze(0), state["frequencies"])
+            return custom_ops.difference_relative_score(q, *sides, *weights, scale=spec.scale, causal=spec.causal)
+        index = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        table = by_head(weights[1] @ state["weight"].T, spec).index_select(1, index)
+        return custom_ops.difference_score(custom_ops.add_head_bias(q, weights[0]), table, **heads_of(spec))
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values
@@ -144,7 +142,7 @@ class Shaw(Encoding):
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         if context.total is not None:
             rows = self._by_difference(state, "keys.weight", q, context.total)
-            return q, custom_ops.difference_score(q, rows.T, **_heads_of(state.spec))
+            return q, custom_ops.difference_score(q, rows.unsqueeze(0), **heads_of(state.spec))
         distances = (self.max_distance, self.max_distance_ahead)
         return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, state.spec.scale)
 
@@ -153,7 +151,8 @@ class Shaw(Encoding):
         from posexport.custom_ops.differences import ahead
 
         offsets = ahead(q.shape[1], keys, state.spec.causal, q.device)
-        return _rows(state[name], offsets.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance)
+        index = offsets.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance
+        return state[name].index_select(0, index)
 
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
@@ -299,16 +298,20 @@ class Deberta(Encoding):
         """The terms for consecutive positions, each from a row of its table for every difference."""
         from posexport.custom_ops.differences import ahead, behind
 
-        sizes, causal = (q.shape[1], context.total or 0), state.spec.causal
-        buckets, terms = state["buckets"], []
-        reach = buckets.shape[0] // 2
+        sizes, spec, buckets = (q.shape[1], context.total or 0), state.spec, state["buckets"]
+        reach, terms = buckets.shape[0] // 2, []
+
+        def rows(table: Tensor, distances: Tensor) -> Tensor:
+            return by_head(table, spec).index_select(1, buckets.index_select(0, distances.clamp(-reach, reach) + reach))
+
         for name, table in zip(self._projections(), tables, strict=True):
-            of_query = name == "pos_key_proj"
-            distances = -ahead(*sizes, causal, q.device) if of_query else behind(*sizes, causal, q.device)
-            rows = _rows(table.T, buckets[distances.clamp(-reach, reach) + reach]).T
-            inputs = (q, rows) if of_query else (context.keys(), q, rows)
-            operator = custom_ops.difference_score if of_query else custom_ops.difference_key_score
-            terms.append(operator(*inputs, **_heads_of(state.spec)))
+            if name == "pos_key_proj":
+                of_queries = rows(table, -ahead(*sizes, spec.causal, q.device))
+                terms.append(custom_ops.difference_score(q, of_queries, **heads_of(spec)))
+            else:
+                heads = {"num_heads": spec.num_heads, "scale": spec.scale}
+                of_keys = rows(table, behind(*sizes, q.device))
+                terms.append(custom_ops.difference_key_score(context.keys(), q, of_keys, **heads))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 

@@ -110,7 +110,9 @@ def _picked(products: Tensor, causal: bool) -> Tensor:
 
 def _score_fake(call: Any) -> Tensor:
     table, queries = getattr(call, "table", None), call.q.shape[1]
-    length, heads = (call.cos.shape[1], call.position_bias.shape[0]) if table is None else (table.shape[1], call.num_heads)
+    length, heads = (
+        (call.cos.shape[1], call.position_bias.shape[0]) if table is None else (table.shape[1], call.num_heads)
+    )
     shape = (call.q.shape[0], heads, queries, _keys(queries, length, call.causal))
     return call.q.new_empty(shape, dtype=wide(call.q.dtype))
 

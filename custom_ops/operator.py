@@ -227,7 +227,9 @@ def cast(op: Ops, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return value if dtype_of(value) == dtype else op.Cast(value, to=dtype)
 
 
-def either_onnx(op: Ops, condition: ir.Value, yes: Callable[[Ops], ir.Value], no: Callable[[Ops], ir.Value]) -> ir.Value:
+def either_onnx(
+    op: Ops, condition: ir.Value, yes: Callable[[Ops], ir.Value], no: Callable[[Ops], ir.Value]
+) -> ir.Value:
     """What one of two bodies gives, only one of which runs: an If, whose branches read values of the graph around."""
     branches = {
         name: op.builder.subgraph(lambda inner, body=body: body(inner), [], [ir.Value(name=name)], name=name)

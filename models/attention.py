@@ -128,16 +128,22 @@ class Attention(nn.Module):
         )
 
     def _total(self, k: Tensor, shared: SharedInputs, past: Cache | None) -> int | None:
-        """The number of keys, where the differences of positions are the same in all rows and all that matters."""
-        spec = self.spec
-        if not spec.consecutive or shared.write_indices is not None or not spec.encoding.by_difference(spec):
+        """The number of keys, where differences of positions are laid out by a slide."""
+        if not self._alike(shared.write_indices) or not self.spec.encoding.slides(self.spec):
             return None
         return k.shape[1] + (0 if past is None else past[0].shape[2])
 
+    def _alike(self, write_indices: Tensor | None) -> bool:
+        """Whether all rows have the same differences of positions, and these are all that matters."""
+        return self.spec.consecutive and write_indices is None and self.spec.encoding.by_difference(self.spec)
+
     def _bias(self, state: EncodingState, q: Tensor, context: AttentionContext) -> Tensor | None:
-        """The bias of the encoding; that of each difference laid out for all queries and rows, where they are alike."""
-        if context.total is None or state.encoding.hook != "bias":
-            return state.encoding.bias(state, *context.positions())
+        """The bias of the encoding, once for all rows where they are alike."""
+        positions = context.positions()
+        if not self._alike(context.write_indices):
+            return state.encoding.bias(state, *positions)
+        if context.total is None:
+            return state.encoding.bias(state, *(each[:1] for each in positions))
         keys = ahead(q.shape[1], context.total, self.spec.causal, q.device).unsqueeze(0)
         numbers = state.encoding.bias(state, torch.zeros_like(keys[:, :1]), keys)
         return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)

@@ -75,6 +75,9 @@ class Relative(Encoding):
     def saturation_distance(self) -> int | None:
         return self.max_distance
 
+    def slides(self, spec: Spec) -> bool:
+        return self.table == "sinusoidal"
+
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         width, heads = spec.num_heads * spec.head_dim, (spec.num_heads, spec.head_dim)
         shapes = {"r_proj.weight": (width, spec.hidden_size), "content_bias": heads, "position_bias": heads}
@@ -104,12 +107,8 @@ class Relative(Encoding):
 
         spec, weights = state.spec, (state["position_bias"], state["r_proj.weight"])
         distances = -ahead(q.shape[1], keys, spec.causal, q.device)
-        if self.max_distance is None:
-            sides = cos_sin(distances.unsqueeze(0), state["frequencies"])
-            return custom_ops.difference_relative_score(q, *sides, *weights, scale=spec.scale, causal=spec.causal)
-        index = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        table = by_head(weights[1] @ state["weight"].T, spec).index_select(1, index)
-        return custom_ops.difference_score(custom_ops.add_head_bias(q, weights[0]), table, **heads_of(spec))
+        sides = cos_sin(distances.unsqueeze(0), state["frequencies"])
+        return custom_ops.difference_relative_score(q, *sides, *weights, scale=spec.scale, causal=spec.causal)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values
@@ -134,6 +133,9 @@ class Shaw(Encoding):
 
     def saturation_distance(self) -> int | None:
         return max(self.max_distance, self.max_distance_ahead)
+
+    def slides(self, spec: Spec) -> bool:
+        return spec.causal
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         rows = (self.max_distance + self.max_distance_ahead + 1, spec.head_dim)
@@ -248,6 +250,9 @@ class Deberta(Encoding):
                 "even number of buckets."
             )
 
+    def slides(self, spec: Spec) -> bool:
+        return True
+
     def span(self) -> int:
         """Rows of the table on either side."""
         return self.position_buckets or self.max_relative_positions
@@ -292,7 +297,6 @@ class Deberta(Encoding):
         keys, queries = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
         inputs = (context.keys(), *context.positions(), state["buckets"], keys, queries)
         return q, custom_ops.disentangled_score(q, *inputs, num_heads=state.spec.num_heads, scale=state.spec.scale)
-
 
     def _by_difference(self, state: State, q: Tensor, context: AttentionContext, tables: list[Tensor]) -> Tensor:
         """The terms for consecutive positions, each from a row of its table for every difference."""

@@ -36,8 +36,8 @@ class AttentionContext:
 
     `k` is [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; None where the encoding doesn't read keys.
     Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is int64 [B, T], `sinks` [N],
-    `write_indices` int64 [B]. `total` is the number of keys where positions are consecutive and act through their
-    differences alone, the same in all rows; None elsewhere.
+    `write_indices` int64 [B]. `total` is the number of keys where numbers for the differences of consecutive
+    positions are laid out by a slide (`Encoding.slides`); None elsewhere.
     """
 
     k: Tensor | None
@@ -115,6 +115,11 @@ class Encoding:
     def by_difference(self, spec: Spec) -> bool:
         """Whether positions act through their differences alone in a layer of this spec."""
         return not self.axes or ("shift" in self.properties(spec) and not spec.prefix_tokens)
+
+    def slides(self, spec: Spec) -> bool:
+        """Whether what it adds to the logits at consecutive positions is computed once for each difference, and then
+        laid out for all queries: where that is faster (docs/results/consecutive.md)."""
+        return self.hook == "bias" and spec.causal
 
     def has_angles(self) -> bool:
         """Whether it takes cosines and sines of angles with these parameters, so that `angles` concerns it."""

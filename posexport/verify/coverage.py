@@ -77,7 +77,8 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
     if not spec.position_axes or not (positions or spec.consecutive):
         return
     rows, axes, sides = spec.position_limit(), spec.position_axes, spec.position_limits()
-    if positions and axes == 1 and rows is not None and any(layer.encoding.at_input for layer in spec.distinct_layers()):
+    at_input = any(layer.encoding.at_input for layer in spec.distinct_layers())
+    if positions and axes == 1 and rows is not None and at_input:
         read = len(np.unique(np.concatenate([array.ravel() for array in positions])))
         if read < rows:
             yield f"{rows - read} of {rows} rows of the table of positions were not read"

@@ -114,7 +114,8 @@ def draw_cases(
         reach = reach_of(spec, sizes)
         cases = make_cases(spec, seed, bounds, form, reach=reach, more=more)
         promised = (NOTE,) if spec.consecutive and spec.position_axes else ()
-        return Drawn(cases, promised, too_costly=() if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds))
+        costly = () if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds)
+        return Drawn(cases, promised, costly)
     with located(repr(str(artifact.path))):
         case, notes = fit_inputs(inputs, arrays, spec, artifact.inputs, bounds, form)
     return Drawn([case], notes)

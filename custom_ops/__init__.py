@@ -45,10 +45,11 @@ if TYPE_CHECKING:
 __all__ = [
     "add_head_bias", "alibi_bias", "angles_by_heads", "attend", "attend_cached", "attend_shared", "cached_keys",
     "contextual_score", "cosine_bias", "cosine_heads", "difference_bias", "difference_key_score",
-    "difference_relative_score", "difference_score", "difference_values", "disentangled_score", "exact_sinusoids", "fire_bias", "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions", "length_frequencies",
-    "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers", "position_temperature",
-    "relative_bias", "relative_score", "relative_table_score", "rotate", "rotate_features", "sinusoids",
-    "window_bias", "window_table",
+    "difference_relative_score", "difference_score", "difference_values", "disentangled_score", "exact_sinusoids",
+    "fire_bias", "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions",
+    "length_frequencies", "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers",
+    "position_temperature", "relative_bias", "relative_score", "relative_table_score", "rotate", "rotate_features",
+    "sinusoids", "window_bias", "window_table",
 ]
 # fmt: on
 

@@ -1,9 +1,9 @@
 """Logits by the difference of consecutive positions, each computed once and laid out for all queries by a slide.
 
 Query i of S has the index i + T - S among T keys, so key j stands a = j - i - (T - S) ahead of it. Numbers for the L
-differences a = -(T - 1), ..., one column each, are laid out by out[i, j] = numbers[j - i + S - 1]. The torch bodies look
-each one up. In ONNX, rows of L columns read as rows of L - 1 move by one from row to row (the shift of Transformer-XL:
-Dai et al. 2019, arXiv:1901.02860, appendix B): Reshape and Slice, and no gather.
+differences a = -(T - 1), ..., one column each, are laid out by out[i, j] = numbers[j - i + S - 1]. The torch bodies
+look each one up. In ONNX, rows of L columns read as rows of L - 1 move by one from row to row (the shift of
+Transformer-XL: Dai et al. 2019, arXiv:1901.02860, appendix B): Reshape and Slice, and no gather.
 
 L is S + T: one column more than there are differences, so that L - 1 >= T for one query too. With `causal`, columns of
 keys ahead are left out, L is T + 1, and what stands at hidden keys is any of the numbers: attention masks it.
@@ -306,8 +306,8 @@ def difference_values(
     chunk: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Sum over j of a_ij table[p_j - p_i] for consecutive positions, a the weights of `attend`, whose result it is added
-    to.
+    """Sum over j of a_ij table[p_j - p_i] for consecutive positions, a the weights of `attend`, to whose result it is
+    added.
 
     Args:
         q: [B, S, num_heads*head_dim].

@@ -10,7 +10,7 @@ from posexport import custom_ops
 
 B, S, T, N, H = 2, 5, 8, 4, 6
 
-DYNAMIC = {name: torch.export.Dim(name) for name in ("batch", "seq", "total", "keys")}
+DYNAMIC = {name: torch.export.Dim(name) for name in ("batch", "seq", "total", "keys", "length")}
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -97,6 +97,47 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
             *(whole(0, 9, B, S), whole(0, 9, B, T), normal(6, H), N, 2, 0.3, True, 0, 0, 0.0, 2, 3),
         ],
         [Q, K, {0: "batch", 2: "seq", 3: "total"}, K, Q, K, {}],
+    ),
+    "difference-bias": (
+        custom_ops.difference_bias,
+        [normal(1, N, 1, S + T), normal(B, S, N * H), False],
+        [{3: "length"}, Q],
+    ),
+    "difference-score": (
+        custom_ops.difference_score,
+        [normal(B, S, N * H), normal(N, S + T, H), N, 0.3, False],
+        [Q, {1: "length"}],
+    ),
+    "difference-score-shared": (
+        custom_ops.difference_score,
+        [normal(B, S, N * H), normal(1, S + T, H), N, 0.3, False],
+        [Q, {1: "length"}],
+    ),
+    "difference-key-score": (
+        custom_ops.difference_key_score,
+        [normal(B, T, N * H), normal(B, S, N * H), normal(N, S + T, H), N, 0.3],
+        [K, Q, {1: "length"}],
+    ),
+    "difference-relative": (
+        custom_ops.difference_relative_score,
+        [normal(B, S, N * H), *(normal(1, S + T, 4),) * 2, normal(N, H), normal(N * H, 8), 0.3, False],
+        [Q, {1: "length"}, {1: "length"}, {}, {}],
+    ),
+    "difference-values": (
+        custom_ops.difference_values,
+        [
+            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().tril(2), None),
+            *(normal(S + T, H), N, 2, 0.3, False, 0, 0, 0.0),
+        ],
+        [Q, K, K, {0: "length"}],
+    ),
+    "difference-values-causal": (
+        custom_ops.difference_values,
+        [
+            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().triu(6), None),
+            *(normal(T + 1, H), N, 2, 0.3, True, 0, 0, 0.0),
+        ],
+        [Q, K, K, {0: "length"}],
     ),
     "disentangled": (
         custom_ops.disentangled_score,

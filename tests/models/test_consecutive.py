@@ -1,0 +1,227 @@
+"""Blocks whose positions are consecutive by promise: every encoding against the oracle, which knows both ways.
+
+The torch block in float64 looks each difference up; graphs lay them out by a slide, and run on ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import oracles
+import pytest
+import torch
+from helpers import Array, as_float64, case, exported, open_ort, sampled, small_spec, weights_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posexport import custom_ops
+from posexport.errors import RequestError
+from posexport.models import ENCODINGS, read_spec
+from posexport.models.block import build_block
+from posexport.spec.contract import graph_inputs, resolved
+from posexport.spec.spec import Spec
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "relative-table": {},
+    "shaw": {"causal": True},
+    "shaw-sinks": {"causal": True},
+    "shaw-keys": {"causal": True},
+    "deberta": {},
+    "deberta-buckets": {"causal": True},
+    "deberta-p2c": {},
+    "alibi": {"causal": True},
+    "alibi-slopes": {},
+    "t5": {},
+    "t5-causal": {},
+    "kerple": {"causal": True},
+    "kerple-power": {},
+    "sandwich": {"causal": True},
+    "sandwich-sinks": {},
+    "fire": {"causal": True},
+    "rope": {},
+    "rope-gqa-window": {},
+    "rope-dynamic": {},
+    "xpos": {},
+    "temperature": {},
+    "learned": {},
+    "sinusoidal": {},
+    "cope": {},
+    "none": {},
+    "pattern": {},
+}
+"""Cases of helpers.py, with what makes their logits slide."""
+
+NEED_START = {"fire", "rope-dynamic", "temperature", "learned", "sinusoidal", "pattern"}
+ROTATED = {"rope", "rope-gqa-window", "xpos"}
+
+
+def drawn(spec: Spec, batch: int, seq: int, past: int, seed: int = 0) -> dict[str, Array]:
+    """Inputs of a graph of consecutive positions, rows padded on the left."""
+    random = np.random.default_rng(seed)
+    sizes = {"batch": batch, "seq": seq, "past_seq": past, "total_seq": past + seq, "max_seq": past + seq + 2}
+    arrays: dict[str, Array] = {}
+    for name, (shape, _) in graph_inputs(spec).items():
+        dims = [resolved(dim, sizes) for dim in shape]
+        if name == "position_ids":
+            arrays[name] = random.integers(0, 20, dims)
+        elif name == "write_indices":
+            arrays[name] = random.integers(0, past + 1, dims)
+        elif name == "attention_mask":
+            padding = random.integers(0, past + seq, (batch, 1))
+            arrays[name] = (np.arange(dims[1]) >= padding).astype(np.int64)
+        else:
+            arrays[name] = random.standard_normal(dims).astype(np.float32)
+    return arrays
+
+
+def error(spec: Spec, made: dict[str, Array], inputs: dict[str, Array]) -> float:
+    """The largest error of any output, relative to the largest value."""
+    wanted = oracles.outputs(spec, as_float64(weights_for(spec)), inputs)
+    assert list(made) == list(wanted)
+    return max(
+        float(np.abs(made[name] - array).max() / max(1.0, np.abs(array).max())) for name, array in wanted.items()
+    )
+
+
+def by_torch(spec: Spec, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Every output of the torch block in float64."""
+    tensors = (torch.from_numpy(array) for array in inputs.values())
+    made = build_block(spec, weights_for(spec), torch.float64)(
+        *(t.double() if t.is_floating_point() else t for t in tensors)
+    )
+    names = ["output", *(f"present_{kind}{number}" for number in _numbers(spec) for kind in ("key", "value"))]
+    outputs = made if isinstance(made, tuple) else (made,)
+    return dict(zip(names, (t.numpy() for t in outputs), strict=True))
+
+
+def _numbers(spec: Spec) -> list[str]:
+    if spec.kv_cache is None:
+        return []
+    return [f".{index}" for index in range(spec.layers)] if spec.layers > 1 else [""]
+
+
+def consecutive(name: str, **over: Any) -> Spec:
+    return case(name, positions="consecutive", **{**VARIANTS.get(name, {}), **over})
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_positions_are_an_input_only_where_their_beginning_matters(name: str) -> None:
+    for cache in (None, "concat", "shared"):
+        spec = consecutive(name, kv_cache=cache)
+        inputs = graph_inputs(spec)
+        needed = (name in NEED_START and (name != "pattern" or cache is not None)) or (
+            name in ROTATED and cache is not None
+        )
+        assert inputs.get("position_ids") == ((("batch", 1), "int64") if needed else None), (name, cache)
+
+
+@given(
+    name=st.sampled_from([*VARIANTS]),
+    seq=st.integers(1, 9),
+    past=st.integers(0, 9),
+    batch=st.integers(1, 3),
+    cache=st.sampled_from([None, "concat", "shared"]),
+    padded=st.booleans(),
+    window=st.sampled_from([None, 1, 3]),
+    causal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_the_torch_block_is_the_formula(
+    name: str,
+    seq: int,
+    past: int,
+    batch: int,
+    cache: str | None,
+    padded: bool,
+    window: int | None,
+    causal: bool,
+    seed: int,
+) -> None:
+    over: dict[str, Any] = {"kv_cache": cache, "padding_mask": padded}
+    if name != "pattern":
+        over["window"] = window
+    if name not in ("xpos", "cope", "t5-causal", "alibi-slopes"):
+        over["causal"] = causal
+    spec = consecutive(name, **over)
+    inputs = drawn(spec, batch, seq, past, seed)
+    assert error(spec, by_torch(spec, inputs), inputs) < 1e-10
+
+
+GRAPHS = [
+    (name, form, cache)
+    for at, name in enumerate(VARIANTS)
+    for form, cache in (
+        (("decomposed", "concat"), ("contrib", None)),
+        (("native", None), ("decomposed", "concat")),
+        (("function", "concat"), ("decomposed", "shared")),
+    )[at % 3]
+]
+
+
+@pytest.mark.parametrize(("name", "form", "cache"), sampled(GRAPHS, 2))
+def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None:
+    """Prompts, chunks and steps, of more and of fewer queries than W_r is multiplied with first."""
+    spec = consecutive(name, kv_cache=cache, padding_mask=True)
+    run = open_ort(exported(spec, form))
+    for batch, seq, past in ((2, 5, 0), (3, 1, 6), (2, 4, 9), (1, 1, 0), (1, 40, 3)):
+        inputs = drawn(spec, batch, seq, past)
+        if name == "learned":  # 64 rows
+            inputs["position_ids"] = inputs["position_ids"].clip(0, 64 - seq)
+        assert error(spec, run(inputs), inputs) < 2e-5, (batch, seq, past)
+
+
+@given(
+    seq=st.integers(1, 8), past=st.integers(0, 8), batch=st.integers(1, 2), causal=st.booleans(), seed=st.integers(0, 9)
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_slides_are_lookups(seq: int, past: int, batch: int, causal: bool, seed: int) -> None:
+    """Torch's bodies, by a lookup of the difference written out here; hidden keys count where a block is not causal."""
+    random = torch.Generator().manual_seed(seed)
+    keys, heads, width = past + seq, 2, 3
+    length = keys + 1 if causal else keys + seq
+    q, table = (torch.randn(shape, generator=random) for shape in ((batch, seq, heads * width), (heads, length, width)))
+    numbers = torch.randn((1, heads, 1, length), generator=random)
+    bias, score = (
+        custom_ops.difference_bias(numbers, q, causal),
+        custom_ops.difference_score(q, table, heads, 1.0, causal),
+    )
+    k, wide = (
+        torch.randn(shape, generator=random) for shape in ((batch, keys, heads * width), (heads, keys + seq, width))
+    )
+    by_key = custom_ops.difference_key_score(k, q, wide, heads, 1.0)
+    for i, j in np.ndindex(seq, keys):
+        difference = j - (past + i)
+        if difference <= 0 or not causal:
+            column = difference + keys - 1
+            assert torch.equal(bias[0, :, i, j], numbers[0, :, 0, column])
+            wanted = (q[:, i].unflatten(-1, (heads, width)) * table[:, column]).sum(-1)
+            torch.testing.assert_close(score[:, :, i, j], wanted)
+        wanted = (k[:, j].unflatten(-1, (heads, width)) * wide[:, seq - 1 - difference]).sum(-1)
+        torch.testing.assert_close(by_key[:, :, i, j], wanted)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.axes > 1])
+def test_grids_refuse_consecutive_positions(name: str) -> None:
+    axes = ENCODINGS[name].axes
+    parameters = {"head_dim": 12} if axes == 3 else {}
+    with pytest.raises(RequestError) as refused:
+        small_spec(name, positions="consecutive", **parameters)
+    assert str(refused.value) == (
+        f"positions is 'consecutive' with {name}, whose tokens stand on a grid of {axes} axes: only positions on one "
+        "axis can be consecutive, so drop it."
+    )
+
+
+def test_a_spec_says_so_and_says_nothing_by_default() -> None:
+    spec = small_spec("alibi", positions="consecutive")
+    assert spec.to_dict()["positions"] == "consecutive"
+    assert read_spec(spec.to_dict()) == spec
+    plain = attrs.evolve(spec, positions="data")
+    assert "positions" not in plain.to_dict()
+    assert read_spec(plain.to_dict()) == plain
+    with pytest.raises(RequestError, match=r"^unknown positions 'first'"):
+        small_spec("alibi", positions="first")

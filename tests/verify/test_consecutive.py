@@ -1,0 +1,151 @@
+"""Artifacts whose positions are consecutive by promise: what verify tries on them, and faults that it must find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mutants as to
+import numpy as np
+import onnx
+import pytest
+from helpers import cli, refused, small_spec
+from onnx import helper, numpy_helper
+from verify_helpers import plant, write
+
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.runtimes import RUNTIMES
+from posexport.spec.contract import bounds_of, graph_inputs
+from posexport.spec.spec import Spec
+from posexport.verify import verify
+from posexport.verify.cases import make_cases
+from posexport.verify.properties import PROPERTIES, make_probe
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
+from posexport.verify.starts import NOTE
+
+ENCODINGS = ("rope", "learned", "fire", "alibi", "relative", "none")
+
+
+def spec_of(encoding: str, **over: Any) -> Spec:
+    return small_spec(encoding, **{"positions": "consecutive", "causal": True, "kv_cache": "concat", **over})
+
+
+@pytest.mark.parametrize("cache", [None, "concat", "shared"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_inputs_are_consecutive_positions_within_the_limit(encoding: str, cache: str | None) -> None:
+    spec = spec_of(encoding, kv_cache=cache, padding_mask=True)
+    cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), {}))
+    first = [case.arrays["position_ids"] for case in cases if "position_ids" in case.arrays]
+    assert bool(first) == spec.takes_start
+    for case in cases if first else ():
+        assert case.positions is not None
+        assert case.positions.shape == (case.sizes["batch"], case.sizes["seq"])
+        assert (np.diff(case.positions, axis=1) == 1).all()
+        if encoding == "learned":
+            assert case.positions.min() >= 0
+            assert case.positions.max() < 64
+    if first:  # rows of a batch begin anywhere, far out too, and below zero where that has a meaning
+        starts = np.concatenate([array.ravel() for array in first])
+        assert any(len(np.unique(array)) > 1 for array in first)
+        assert (starts.min() < 0) == (encoding != "learned")
+        assert starts.max() > (2**18 if encoding != "learned" else 30)
+    if encoding == "learned":
+        assert {*range(64)} == {int(place) for case in cases for place in np.unique(case.positions)}
+
+
+def test_timed_inputs_begin_behind_the_cache() -> None:
+    inputs = seeded_inputs(spec_of("rope"), Sizes(batch=2, seq=3, past_seq=5), 0)
+    assert inputs["position_ids"].tolist() == [[5], [5]]
+    assert "position_ids" not in seeded_inputs(spec_of("alibi"), Sizes(batch=2, seq=3, past_seq=5), 0)
+
+
+def one_off(model: onnx.ModelProto) -> None:
+    """The slide begins one number later."""
+    holder, index, node = to.find(model, "Slice")
+    constants = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array([value]), name))
+        for name, value in (("one", 1), ("end", 2**40))
+    ]
+    made = [*constants, helper.make_node("Add", [node.input[1], "one"], ["later"])]
+    node.input[1], node.input[2] = "later", "end"
+    for at, each in enumerate(made):
+        holder.node.insert(index + at, each)
+
+
+def backwards(name: str) -> list[onnx.NodeProto]:
+    """The numbers of all differences in the other order."""
+    ends = {"first": -1, "last": -(2**40), "axis": 3, "step": -1}
+    constants = [
+        helper.make_node("Constant", [], [key], value=numpy_helper.from_array(np.array([value]), key))
+        for key, value in ends.items()
+    ]
+    return [*constants, helper.make_node("Slice", [name, *ends], ["planted"], name="backwards")]
+
+
+def nowhere(name: str) -> list[onnx.NodeProto]:
+    """Position 0, wherever a row begins."""
+    return [helper.make_node("Sub", [name, name], ["planted"], name="nowhere")]
+
+
+FAULTS: dict[str, tuple[str, str, to.Mutate]] = {
+    "bias one off": ("alibi", "decomposed", one_off),
+    "bias one off in a function": ("t5", "function", one_off),
+    "bias backwards": ("kerple", "decomposed", to.before("Expand", 0, backwards)),
+    "score one off": ("relative", "decomposed", one_off),
+    "score one off in a function": ("shaw", "function", one_off),
+    "score of keys one off": ("deberta", "native", one_off),
+    "start ignored": ("rope", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
+    "start of a bias ignored": ("fire", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
+    "start of a table ignored": ("learned", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
+}
+
+
+@pytest.mark.few_inputs
+def test_faults_are_found_and_sound_files_pass(tmp_path: Path) -> None:
+    for index, (encoding, form, mutate) in enumerate(FAULTS.values()):
+        spec = spec_of(encoding, kv_cache=None if encoding == "learned" else "concat")
+        plant(tmp_path, f"fault{index}", spec, mutate, form)
+        write(tmp_path, f"sound{index}", spec, form)
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 40})
+    assert report.unreadable == ()
+    found = {Path(each.artifact).stem: each for each in report.verdicts}
+    for index, name in enumerate(FAULTS):
+        fault, sound = found[f"fault{index}"], found[f"sound{index}"]
+        assert (fault.state, "off by" in (fault.reason or "")) == (FAILED, True), (name, fault.reason)
+        assert sound.state == PASSED, (name, sound.reason)
+        assert NOTE in sound.notes
+
+
+@pytest.mark.few_inputs
+def test_properties_that_break_the_promise_are_left_out_by_a_reason(tmp_path: Path) -> None:
+    for encoding, cache in (("rope", "concat"), ("t5", None)):
+        write(tmp_path, encoding, spec_of(encoding, kv_cache=cache, causal=encoding == "rope"))
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 40}, properties=True)
+    states = {(Path(each.artifact).stem, each.check): each.state for each in report.verdicts}
+    assert {key for key, state in states.items() if state == NOT_RUN} == {
+        *(("t5", check) for check in ("shift", "buckets", "permutation", "finite"))
+    }
+    assert {check for (stem, check), state in states.items() if stem == "rope" and state == PASSED} == {
+        *("parity", "norms", "shift", "prefix", "finite")
+    }
+    probe = make_probe(spec_of("t5"), bounds_of(graph_inputs(spec_of("t5")), {}), 0)
+    assert not isinstance(probe, str)
+    assert (
+        PROPERTIES["shift"].why_untried(probe) == "it moves positions, and this file takes none: they are consecutive"
+    )
+
+
+def test_own_inputs_give_the_first_position(tmp_path: Path) -> None:
+    spec = spec_of("learned", kv_cache=None)
+    path = write(tmp_path, "learned", spec)
+    inputs = tmp_path / "inputs.npz"
+    x = np.zeros((2, 5, 32), np.float32)
+    for start, ok in ((59, True), (60, False)):
+        np.savez(inputs, hidden_states=x, position_ids=np.array([[0], [start]]))
+        result = cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs)
+        if ok:
+            assert result.exit_code == 0, result.output
+        else:
+            refused(result, "'position_ids' reaches from 0 to 64, the table has rows 0 to 63")
+    np.savez(inputs, hidden_states=x, position_ids=np.zeros((2, 5), np.int64))
+    refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "'position_ids' has shape [2, 5]")

@@ -19,6 +19,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
+from posexport.custom_ops.bias import fake_logits
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
 from posexport.custom_ops.operator import (
     Ops,
@@ -32,7 +33,7 @@ from posexport.custom_ops.operator import (
     size_of,
     wide,
 )
-from posexport.custom_ops.relative import biased, biased_onnx
+from posexport.custom_ops.relative import biased, biased_onnx, fake_score
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
 
@@ -105,7 +106,8 @@ def _bias_onnx(op: Ops, numbers: ir.Value, q: ir.Value, causal: bool) -> ir.Valu
 def _picked(products: Tensor, causal: bool) -> Tensor:
     """[B, N, S, L] with a number for each difference to [B, N, S, T], each looked up; in the dtype of logits."""
     places = _places(products.shape[2], products.shape[3], causal, products.device)
-    return products.gather(-1, places.expand(*products.shape[:2], -1, -1)).to(wide(products.dtype))
+    picked: Tensor = products.gather(-1, places.expand(*products.shape[:2], -1, -1))
+    return picked.to(wide(products.dtype))
 
 
 def _score_fake(call: Any) -> Tensor:
@@ -113,8 +115,7 @@ def _score_fake(call: Any) -> Tensor:
     length, heads = (
         (call.cos.shape[1], call.position_bias.shape[0]) if table is None else (table.shape[1], call.num_heads)
     )
-    shape = (call.q.shape[0], heads, queries, _keys(queries, length, call.causal))
-    return call.q.new_empty(shape, dtype=wide(call.q.dtype))
+    return fake_logits(call.q, _keys(queries, length, call.causal), heads, call.q.dtype)
 
 
 @operator("DifferenceScore", "score", fake=_score_fake)
@@ -160,12 +161,7 @@ def behind(queries: int, keys: int, device: torch.device | None = None) -> Tenso
     return torch.arange(keys + queries, device=device) - (queries - 1)
 
 
-def _key_score_fake(call: Any) -> Tensor:
-    keys = call.k.shape[2 if call.k.dim() == 4 else 1]
-    return call.q.new_empty((call.q.shape[0], call.num_heads, call.q.shape[1], keys), dtype=wide(call.q.dtype))
-
-
-@operator("DifferenceKeyScore", "score", fake=_key_score_fake)
+@operator("DifferenceKeyScore", "score", fake=lambda call: fake_score(call, call.k, call.num_heads))
 def difference_key_score(
     k: Tensor, q: Tensor, table: Tensor, num_heads: int = REQUIRED, scale: float = SCALE
 ) -> Tensor:

@@ -47,6 +47,9 @@ class Ops(Protocol):
     Numbers and lists become constants. `_outputs`, `_domain` and `_version` are the builder's own options.
     """
 
+    @property
+    def builder(self) -> Any: ...
+
     def __getattr__(self, name: str) -> Callable[..., ir.Value]: ...
 
     def Split(self, *inputs: Any, **attributes: Any) -> Sequence[ir.Value]: ...

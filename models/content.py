@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 def by_head(table: Tensor, spec: Spec) -> Tensor:
     """[num_heads*head_dim, rows] as [num_heads, rows, head_dim]."""
-    return table.unflatten(0, (spec.num_heads, -1)).transpose(1, 2)
+    made: Tensor = table.unflatten(0, (spec.num_heads, -1)).transpose(1, 2)
+    return made
 
 
 def heads_of(spec: Spec) -> dict[str, Any]:
@@ -313,9 +314,8 @@ class Deberta(Encoding):
                 of_queries = rows(table, -ahead(*sizes, spec.causal, q.device))
                 terms.append(custom_ops.difference_score(q, of_queries, **heads_of(spec)))
             else:
-                heads = {"num_heads": spec.num_heads, "scale": spec.scale}
-                of_keys = rows(table, behind(*sizes, q.device))
-                terms.append(custom_ops.difference_key_score(context.keys(), q, of_keys, **heads))
+                inputs = (context.keys(), q, rows(table, behind(*sizes, q.device)))
+                terms.append(custom_ops.difference_key_score(*inputs, num_heads=spec.num_heads, scale=spec.scale))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 

@@ -90,7 +90,7 @@ def nowhere(name: str) -> list[onnx.NodeProto]:
 FAULTS: dict[str, tuple[str, str, to.Mutate]] = {
     "bias one off": ("alibi", "decomposed", one_off),
     "bias one off in a function": ("t5", "function", one_off),
-    "bias backwards": ("kerple", "decomposed", to.before("Expand", 0, backwards)),
+    "bias backwards": ("kerple", "decomposed", to.before("Expand", 0, backwards, nth=-1)),
     "score one off": ("relative", "decomposed", one_off),
     "score one off in a function": ("shaw", "function", one_off),
     "score of keys one off": ("deberta", "native", one_off),

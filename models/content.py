@@ -3,7 +3,7 @@
 relative  logits q_i.k_j + q_i.W_r R(p_i - p_j) + u.k_j + v.W_r R(p_i - p_j), times scale (Transformer-XL: Dai et al.
           2019, arXiv:1901.02860, section 3.3). R(d) = [sin(d w_0), ..., sin(d w_n), cos(d w_0), ..., cos(d w_n)], w_f =
           theta^(-2f/D), or with `table=learned` row clip(d, -max_distance, max_distance) + max_distance of a trained
-          table. Positions are data, so the paper's shift trick, which needs consecutive ones, is not used.
+          table. The paper's shift trick, which needs consecutive positions, is used where a spec promises them.
 shaw      logits scale q_i.(k_j + K[r]), outputs sum_j a_ij (v_j + V[r]), r = clip(p_j - p_i), K and V trained rows that
           all heads share (Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5)
 deberta   logits (q_i.k_j + q_i.K[b] + k_j.Q[b]) / sqrt(3 head_dim), K and Q projections of one table of 2k rows, b =

@@ -11,7 +11,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_KV_HEADS
 from posexport.custom_ops.heads import heads_onnx, to_heads
-from posexport.custom_ops.operator import Ops, operator
+from posexport.custom_ops.operator import ORT_FORMS, Ops, operator
 from posexport.custom_ops.visibility import Lengths, lengths_onnx
 
 
@@ -61,6 +61,13 @@ def _cached_onnx(op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value |
     if write_indices is None:
         return grown_onnx(op, past, k, num_kv_heads)
     return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
+
+
+@cached_keys.form(*ORT_FORMS)
+def _cached_ort(op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int) -> ir.Value:
+    if write_indices is None:
+        return grown_onnx(op, past, k, num_kv_heads)
+    return scattered_onnx(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
 
 
 def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.Value:

@@ -67,6 +67,9 @@ B = TypeVar("B", bound=Body)
 MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
 """The builder's options for operators of ONNX Runtime."""
 
+ORT_FORMS = tuple(f"{form}:ort" for form in ("decomposed", "function", "native", "contrib"))
+"""Every form for ONNX Runtime alone, for `Operator.form`."""
+
 _plain: list[bool] = []
 """Not empty inside `plain_torch`; no ContextVar, which torch.export can't read where it traces Python's bytecode."""
 

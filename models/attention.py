@@ -124,29 +124,30 @@ class Attention(nn.Module):
             mask=shared.mask,
             sinks=self.sinks,
             write_indices=shared.write_indices,
-            total=self._total(k, shared, past),
+            ahead=self._ahead(k, shared, past),
         )
 
-    def _total(self, k: Tensor, shared: SharedInputs, past: Cache | None) -> int | None:
-        """The number of keys, where differences of positions are laid out by a slide."""
-        if not self._alike(shared.write_indices) or not self.spec.encoding.slides(self.spec):
-            return None
-        return k.shape[1] + (0 if past is None else past[0].shape[2])
+    def _by_difference(self) -> bool:
+        """Whether the differences of consecutive positions are all that matters."""
+        return self.spec.consecutive and self.spec.encoding.by_difference(self.spec)
 
-    def _alike(self, write_indices: Tensor | None) -> bool:
-        """Whether all rows have the same differences of positions, and these are all that matters."""
-        return self.spec.consecutive and write_indices is None and self.spec.encoding.by_difference(self.spec)
+    def _ahead(self, k: Tensor, shared: SharedInputs, past: Cache | None) -> Tensor | None:
+        """The differences for which numbers are laid out by a slide."""
+        if not self._by_difference() or not self.spec.encoding.slides(self.spec):
+            return None
+        seq, write_indices = k.shape[1], shared.write_indices
+        total = (0 if past is None else past[0].shape[2]) + (seq if write_indices is None else 0)
+        return ahead(seq, total, self.spec.causal, k.device, write_indices)
 
     def _bias(self, state: EncodingState, q: Tensor, context: AttentionContext) -> Tensor | None:
         """The bias of the encoding, once for all rows where they are alike."""
         positions = context.positions()
-        if not self._alike(context.write_indices):
-            return state.encoding.bias(state, *positions)
-        if context.total is None:
-            return state.encoding.bias(state, *(each[:1] for each in positions))
-        keys = ahead(q.shape[1], context.total, self.spec.causal, q.device).unsqueeze(0)
-        numbers = state.encoding.bias(state, torch.zeros_like(keys[:, :1]), keys)
-        return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)
+        if context.ahead is not None:
+            numbers = state.encoding.bias(state, torch.zeros_like(context.ahead[:, :1]), context.ahead)
+            return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)
+        if self._by_difference() and context.write_indices is None:
+            positions = (positions[0][:1], positions[1][:1])
+        return state.encoding.bias(state, *positions)
 
 
 class TransformerLayer(Attention):

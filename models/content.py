@@ -41,6 +41,11 @@ def by_head(table: Tensor, spec: Spec) -> Tensor:
     return made
 
 
+def rows_at(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table [rows, D] at an index [...], [..., D]."""
+    return table.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
 def heads_of(spec: Spec) -> dict[str, Any]:
     """The attributes of scores by difference."""
     return {"num_heads": spec.num_heads, "scale": spec.scale, "causal": spec.causal}
@@ -93,8 +98,8 @@ class Relative(Encoding):
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         q_content = custom_ops.add_head_bias(q, state["content_bias"])
-        if context.total is not None:
-            return q_content, self._by_difference(state, q, context.total)
+        if context.ahead is not None:
+            return q_content, self._by_difference(state, q, context.ahead)
         positions, scale = context.positions(), state.spec.scale
         weights = state["position_bias"], state["r_proj.weight"]
         if self.max_distance is not None:
@@ -102,14 +107,13 @@ class Relative(Encoding):
         q_side, k_side = (cos_sin(side, state["frequencies"]) for side in positions)
         return q_content, custom_ops.relative_score(q, *q_side, *k_side, *weights, scale)
 
-    def _by_difference(self, state: State, q: Tensor, keys: int) -> Tensor:
-        """Terms (b) and (d) for consecutive positions: W_r R(d) once for each distance."""
-        from posexport.custom_ops.differences import ahead
+    def _by_difference(self, state: State, q: Tensor, ahead: Tensor) -> Tensor:
+        """Terms (b) and (d) for consecutive positions."""
+        from posexport.custom_ops.differences import coarse_and_fine
 
         spec, weights = state.spec, (state["position_bias"], state["r_proj.weight"])
-        distances = -ahead(q.shape[1], keys, spec.causal, q.device)
-        sides = cos_sin(distances.unsqueeze(0), state["frequencies"])
-        return custom_ops.difference_relative_score(q, *sides, *weights, scale=spec.scale, causal=spec.causal)
+        sides = [part for at in coarse_and_fine(ahead) for part in cos_sin(at, state["frequencies"])]
+        return custom_ops.difference_relative_score(q, ahead, *sides, *weights, scale=spec.scale, causal=spec.causal)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values
@@ -143,26 +147,22 @@ class Shaw(Encoding):
         return {"keys.weight": rows, **({"values.weight": rows} if self.relative_values else {})}
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        if context.total is not None:
-            rows = self._by_difference(state, "keys.weight", q, context.total)
-            return q, custom_ops.difference_score(q, rows.unsqueeze(0), **heads_of(state.spec))
+        if context.ahead is not None:
+            table = state["keys.weight"].unsqueeze(0)
+            return q, custom_ops.difference_score(q, table, self._rows(context.ahead), **heads_of(state.spec))
         distances = (self.max_distance, self.max_distance_ahead)
         return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, state.spec.scale)
 
-    def _by_difference(self, state: State, name: str, q: Tensor, keys: int) -> Tensor:
-        """The row of each difference of consecutive positions, [L, head_dim]."""
-        from posexport.custom_ops.differences import ahead
-
-        offsets = ahead(q.shape[1], keys, state.spec.causal, q.device)
-        index = offsets.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance
-        return state[name].index_select(0, index)
+    def _rows(self, ahead: Tensor) -> Tensor:
+        """The row of each difference of consecutive positions."""
+        return ahead.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance
 
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
-        if context.total is not None:
-            rows = self._by_difference(state, "values.weight", q, context.total)
-            others = (bias, context.mask, context.sinks, rows)
+        if context.ahead is not None:
+            rows = rows_at(state["values.weight"], self._rows(context.ahead))
+            others = (bias, context.mask, context.sinks, context.write_indices, rows)
             return custom_ops.difference_values(q, context.keys(), *others, **state.spec.attention_attributes())
         inputs = (bias, context.mask, context.sinks, context.write_indices)
         return custom_ops.offset_values(
@@ -293,7 +293,7 @@ class Deberta(Encoding):
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
 
         terms = self._projections()
-        if context.total is not None:
+        if context.ahead is not None:
             return q, self._by_difference(state, q, context, [table(name) for name in terms])
         keys, queries = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
         inputs = (context.keys(), *context.positions(), state["buckets"], keys, queries)
@@ -301,21 +301,23 @@ class Deberta(Encoding):
 
     def _by_difference(self, state: State, q: Tensor, context: AttentionContext, tables: list[Tensor]) -> Tensor:
         """The terms for consecutive positions, each from a row of its table for every difference."""
-        from posexport.custom_ops.differences import ahead, behind
+        from posexport.custom_ops.differences import behind
 
-        sizes, spec, buckets = (q.shape[1], context.total or 0), state.spec, state["buckets"]
+        ahead, spec, buckets = context.ahead, state.spec, state["buckets"]
+        assert ahead is not None  # else positions are data
         reach, terms = buckets.shape[0] // 2, []
 
-        def rows(table: Tensor, distances: Tensor) -> Tensor:
-            return by_head(table, spec).index_select(1, buckets.index_select(0, distances.clamp(-reach, reach) + reach))
+        def row_of(distances: Tensor) -> Tensor:
+            return rows_at(buckets, distances.clamp(-reach, reach) + reach)
 
-        for name, table in zip(self._projections(), tables, strict=True):
+        for name, projected in zip(self._projections(), tables, strict=True):
+            table, options = by_head(projected, spec), heads_of(spec)
             if name == "pos_key_proj":
-                of_queries = rows(table, -ahead(*sizes, spec.causal, q.device))
-                terms.append(custom_ops.difference_score(q, of_queries, **heads_of(spec)))
+                terms.append(custom_ops.difference_score(q, table, row_of(-ahead), **options))
             else:
-                inputs = (context.keys(), q, rows(table, behind(*sizes, q.device)))
-                terms.append(custom_ops.difference_key_score(*inputs, num_heads=spec.num_heads, scale=spec.scale))
+                distances = behind(q.shape[1], ahead.shape[1] - (1 if spec.causal else q.shape[1]), q.device)
+                inputs = (context.keys(), q, table, row_of(distances), context.write_indices)
+                terms.append(custom_ops.difference_key_score(*inputs, **options))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 

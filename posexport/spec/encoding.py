@@ -36,8 +36,8 @@ class AttentionContext:
 
     `k` is [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; None where the encoding doesn't read keys.
     Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is int64 [B, T], `sinks` [N],
-    `write_indices` int64 [B]. `total` is the number of keys where numbers for the differences of consecutive
-    positions are laid out by a slide (`Encoding.slides`); None elsewhere.
+    `write_indices` int64 [B]. `ahead`, int64 [B|1, L], holds the differences of consecutive positions for which numbers
+    are laid out by a slide (`Encoding.slides`, posexport.custom_ops.differences); None elsewhere.
     """
 
     k: Tensor | None
@@ -46,7 +46,7 @@ class AttentionContext:
     mask: Tensor | None
     sinks: Tensor | None
     write_indices: Tensor | None
-    total: int | None = None
+    ahead: Tensor | None = None
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Positions of queries and keys; ValueError in a block that has none."""

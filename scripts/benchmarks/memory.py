@@ -65,7 +65,7 @@ def of_form(argument: str) -> dict[str, Any]:
     """The peak of one run of a file, above what the process holds with the session open and the inputs made."""
     empty = machine.resident()
     runner = ort.load(Path(argument), {"threads": THREADS})
-    inputs = seeded_inputs(block_spec("rope:layout=half", 1024, 16, causal=True), Sizes(seq=TOKENS), 0)
+    inputs = seeded_inputs(read_onnx(Path(argument)).spec, Sizes(seq=TOKENS), 0)
     before, start = machine.forget_peak(), time.perf_counter()
     runner.run(inputs)
     seconds = time.perf_counter() - start

@@ -105,39 +105,50 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     ),
     "difference-score": (
         custom_ops.difference_score,
-        [normal(B, S, N * H), normal(N, S + T, H), N, 0.3, False],
-        [Q, {1: "length"}],
+        [normal(B, S, N * H), normal(N, 5, H), whole(0, 5, 1, S + T), N, 0.3, False],
+        [Q, {}, {1: "length"}],
     ),
     "difference-score-shared": (
         custom_ops.difference_score,
-        [normal(B, S, N * H), normal(1, S + T, H), N, 0.3, False],
-        [Q, {1: "length"}],
+        [normal(B, S, N * H), normal(1, 5, H), whole(0, 5, B, S + T), N, 0.3, False],
+        [Q, {}, {0: "batch", 1: "length"}],
     ),
     "difference-key-score": (
         custom_ops.difference_key_score,
-        [normal(B, T, N * H), normal(B, S, N * H), normal(N, S + T, H), N, 0.3],
-        [K, Q, {1: "length"}],
+        [normal(B, T, N * H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), None, N, 0.3, False],
+        [K, Q, {}, {0: "length"}],
+    ),
+    "difference-key-score-shared": (
+        custom_ops.difference_key_score,
+        [
+            *(normal(B, N, T, H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), torch.tensor([0, 3])),
+            *(N, 0.3, False),
+        ],
+        [{0: "batch", 2: "total"}, Q, {}, {0: "length"}, {0: "batch"}],
     ),
     "difference-relative": (
         custom_ops.difference_relative_score,
-        [normal(B, S, N * H), *(normal(1, S + T, 4),) * 2, normal(N, H), normal(N * H, 8), 0.3, False],
-        [Q, {1: "length"}, {1: "length"}, {}, {}],
+        [
+            *(normal(B, S, N * H), whole(0, 9, 1, S + T), *(normal(1, 1, 4),) * 2, *(normal(1, 128, 4),) * 2),
+            *(normal(N, H), normal(N * H, 8), 0.3, False),
+        ],
+        [Q, {1: "length"}, *[{}] * 6],
     ),
     "difference-values": (
         custom_ops.difference_values,
         [
-            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().tril(2), None),
-            *(normal(S + T, H), N, 2, 0.3, False, 0, 0, 0.0),
+            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().tril(2), None, None),
+            *(normal(1, S + T, H), N, 2, 0.3, False, 0, 0, 0.0),
         ],
-        [Q, K, K, {0: "length"}],
+        [Q, K, K, {1: "length"}],
     ),
     "difference-values-causal": (
         custom_ops.difference_values,
         [
-            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().triu(6), None),
-            *(normal(T + 1, H), N, 2, 0.3, True, 0, 0, 0.0),
+            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().triu(6), None, None),
+            *(normal(1, T + 1, H), N, 2, 0.3, True, 0, 0, 0.0),
         ],
-        [Q, K, K, {0: "length"}],
+        [Q, K, K, {1: "length"}],
     ),
     "disentangled": (
         custom_ops.disentangled_score,

@@ -1,0 +1,236 @@
+"""What encodings cost beyond a block without one, with positions as data and with consecutive positions.
+
+One block on ONNX Runtime's CPU provider, one process, two threads. A first session over forms, targets and caches finds
+the fastest file of an encoding in each mode; new sessions then time it beside the fastest file of `none`, and for
+`relative` beside Transformer-XL's block with its shift, in plain torch, as torch exports it. Results:
+docs/results/positions.json and positions.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import memory
+import textbook
+import timing
+import torch
+from results import RESULTS, Row, counted, machine_line, record, rounded, table, write_figures
+from timing import THREADS, Contender
+
+from posexport import temporary
+from posexport.bench import statistics
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.errors import RequestError
+from posexport.files import write_json
+from posexport.models import ENCODINGS
+from posexport.spec.spec import Spec
+
+FORMS, MODES = ("decomposed", "native", "contrib"), ("consecutive", "data")
+PREFILL, DECODE = "prefill:1024", "decode:2048"
+SIZES: Mapping[str, Sizes] = {PREFILL: Sizes(seq=1024), DECODE: Sizes(seq=1, past_seq=2048, max_seq=2560)}
+SCORES, BIASES, FUNCTIONS = (
+    ("relative", "deberta", "shaw"),
+    ("t5", "alibi", "sandwich", "kerple", "swin", "swinv2", "alibi2d"),
+    ("fire", "cope"),
+)
+GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
+    (PREFILL, "consecutive"): {
+        **dict.fromkeys(SCORES, 2.0),
+        **dict.fromkeys(BIASES, 1.25),
+        **dict.fromkeys(FUNCTIONS, 2.5),
+    },
+    (PREFILL, "data"): {"cope": 3.5, "deberta": 3.5},
+    (DECODE, "consecutive"): dict.fromkeys(ENCODINGS, 2.0),
+    (DECODE, "data"): dict.fromkeys(ENCODINGS, 3.0),
+}
+"""The largest ratio to `none` of each encoding in a scenario and mode."""
+
+NONE, TEXTBOOK, TOKENS = "none", "textbook", 4096
+SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {DECODE: 7}
+SESSION_SECONDS, ROUNDS = 2.5, (5, 20)
+
+
+def measure(quick: bool) -> list[Row]:
+    """How many encodings miss their goals; the figures themselves go to a page of their own."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(THREADS)
+    cells, peaks = [], []
+    with temporary.folder() as folder:
+        plain = {name: _files(NONE, "data", name, Path(folder, f"none-{at}")) for at, name in enumerate(SIZES)}
+        for encoding in ["alibi"] if quick else [name for name in ENCODINGS if name != NONE]:
+            for name in SIZES:
+                if name == PREFILL or decodes(encoding):
+                    with temporary.folder() as own:
+                        cells += _measure(encoding, name, plain[name], own, quick)
+        for encoding, mode in itertools.product(["alibi"] if quick else ENCODINGS, MODES):
+            if spec_of(encoding, mode, None) is not None:
+                with temporary.folder() as own:
+                    peaks.append({"encoding": encoding, "mode": mode, "peaks": _peaks(encoding, mode, own)})
+    if not quick:
+        data = rounded({**record(), "cells": cells, "peaks": peaks})
+        write_json(RESULTS / "positions.json", data)
+        write_figures("positions.md", figures(data))
+    return list(_goal_rows(cells))
+
+
+def decodes(encoding: str) -> bool:
+    """Whether it is for decoders: encodings of a grid are for encoders, except M-RoPE."""
+    return encoding == "mrope" or ENCODINGS[encoding].axes < 2
+
+
+def spec_of(encoding: str, mode: str, cache: str | None) -> Spec | None:
+    """None where it has no such mode."""
+    try:
+        return timing.block_spec(
+            encoding, 768, 12, causal=decodes(encoding), kv_cache=cache, **({"positions": mode} if mode != "data" else {})
+        )
+    except RequestError:
+        return None
+
+
+def _files(encoding: str, mode: str, scenario: str, folder: Path) -> dict[str, Contender]:
+    """Every file of an encoding in a mode."""
+    sizes, contenders = SIZES[scenario], {}
+    for cache in (None,) if scenario == PREFILL else ("concat", "shared"):
+        spec = spec_of(encoding, mode, cache)
+        if spec is None:
+            continue
+        inputs = seeded_inputs(spec, sizes if cache == "shared" else attrs.evolve(sizes, max_seq=None), 0)
+        own = folder / f"{mode}-{cache}"
+        own.mkdir(parents=True)
+        for form, path in timing.write_forms(spec, own, FORMS)[0].items():
+            contenders[f"{form}, shared buffers" if cache == "shared" else form] = timing.of_file(path, inputs)
+    return contenders
+
+
+def _measure(
+    encoding: str, scenario: str, plain: Mapping[str, Contender], folder: Path, quick: bool
+) -> list[dict[str, Any]]:
+    """One cell for each mode of an encoding."""
+    burst = BURSTS.get(scenario, 1)
+
+    def rounds(seconds: float) -> int:
+        return 3 if quick else max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
+
+    kinds = {NONE: plain, **{mode: _files(encoding, mode, scenario, folder) for mode in MODES}}
+    if encoding == "relative" and scenario == PREFILL:
+        spec = spec_of(encoding, "consecutive", None)
+        assert spec is not None
+        inputs = seeded_inputs(spec, SIZES[scenario], 0)
+        kinds[TEXTBOOK] = {"torch-onnx 20": textbook.contender(folder / "textbook.onnx", spec, inputs)}
+    every = {(kind, form): one for kind, files in kinds.items() for form, one in files.items()}
+    named = {f"{kind}: {form}": one for (kind, form), one in every.items()}
+    _check_equal({name: one for name, one in named.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
+    first = timing.time_sessions(named, 1, rounds, burst, 99)
+    best: dict[str, str] = {}
+    for kind, files in kinds.items():
+        if files:
+            best[kind] = timing.ranking(first, [f"{kind}: {form}" for form in files], next(iter(named)))[0]
+    sessions = timing.time_sessions({kind: named[name] for kind, name in best.items()}, SESSIONS, rounds, burst)
+    series = {kind: list(itertools.chain(*values)) for kind, values in sessions.items()}
+    cells = []
+    for mode in MODES:
+        if mode not in series:
+            continue
+        ratios = {
+            other: attrs.asdict(statistics.ratio(series[mode], series[other], CONFIDENCE))
+            for other in (NONE, TEXTBOOK)
+            if other in series
+        }
+        goal = GOALS.get((scenario, mode), {}).get(encoding)
+        cells.append(
+            {
+                "encoding": encoding,
+                "scenario": scenario,
+                "mode": mode,
+                "best": best[mode].partition(": ")[2],
+                "none": best[NONE].partition(": ")[2],
+                "seconds": statistics.quantile(series[mode], 0.5),
+                "rounds": len(series[mode]),
+                "ratios": ratios,
+                "goal": goal,
+                "missed": goal is not None and ratios[NONE]["low"] > goal,
+            }
+        )
+    return cells
+
+
+def _check_equal(contenders: Mapping[str, Contender], what: str) -> None:
+    """RuntimeError where files of one encoding compute different functions: a wrong file is no contender."""
+    first, *others = contenders
+    for name in others:
+        if not (error := timing.error_of(contenders[name], contenders[first])) < 1e-3:
+            raise RuntimeError(f"{what}: {name} differs from {first} by {error}")
+
+
+def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
+    """Megabytes of each form for `TOKENS` tokens, above what the process holds before; or why there are none."""
+    spec = spec_of(encoding, mode, None)
+    assert spec is not None
+    if (limit := spec.position_limit()) is not None and spec.position_axes == 1 and limit < TOKENS:
+        return {"every form": f"its table has {limit} rows"}
+    peaks: dict[str, float | str] = {}
+    for form, path in timing.write_forms(spec, folder, FORMS)[0].items():
+        result = memory.child(memory.of_form, argument=str(path))
+        peaks[form] = result if isinstance(result, str) else result["value"]
+    return peaks
+
+
+def _goal_rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    for scenario, mode in GOALS:
+        here = [cell for cell in cells if (cell["scenario"], cell["mode"]) == (scenario, mode) and cell["goal"]]
+        if here:
+            missed = sum(cell["missed"] for cell in here)
+            yield counted(f"{scenario}, {mode} positions: encodings above their goal", missed, 0, "encodings")
+
+
+def figures(data: Mapping[str, Any]) -> list[str]:
+    """The lines of the page for results as they stand in the file."""
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    lines = [textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120)]
+    for scenario in SIZES:
+        lines += ["", f"### `{scenario}`", "", *_scenario(data["cells"], scenario)]
+    lines += ["", f"### Memory of {TOKENS} tokens", "", *_memory(data["peaks"])]
+    return lines
+
+
+def _scenario(cells: Sequence[Mapping[str, Any]], scenario: str) -> list[str]:
+    by_key = {(cell["encoding"], cell["mode"]): cell for cell in cells if cell["scenario"] == scenario}
+    rows = []
+    for encoding in dict.fromkeys(encoding for encoding, _ in by_key):
+        row, notes = [encoding], []
+        for mode in MODES:
+            cell = by_key.get((encoding, mode))
+            if cell is None:
+                row += ["-", "-", "-"]
+                continue
+            goal = "-" if cell["goal"] is None else f"≤ {cell['goal']:g}{' missed' if cell['missed'] else ''}"
+            row += [cell["best"], _ratio(cell["ratios"][NONE]), goal]
+            if TEXTBOOK in cell["ratios"]:
+                notes.append(f"{mode}: {_ratio(cell['ratios'][TEXTBOOK])} of the textbook's shift")
+        rows.append((*row, "; ".join(notes) or "-"))
+    columns = ("encoding", *(name for mode in MODES for name in (mode, f"× none, {mode}", f"goal, {mode}")), "notes")
+    return table(columns, rows, left=MODES)
+
+
+def _ratio(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def _memory(peaks: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = []
+    for entry in peaks:
+        values = {form: value for form, value in entry["peaks"].items() if not isinstance(value, str)}
+        why = "; ".join(str(value) for value in entry["peaks"].values() if isinstance(value, str))
+        if values:
+            least = min(values, key=lambda form: values[form])
+            rows.append((entry["encoding"], entry["mode"], f"{values[least]:.0f}", f"{max(values.values()):.0f}", least))
+        else:
+            rows.append((entry["encoding"], entry["mode"], "-", "-", f"not run: {why}"))
+    return table(("encoding", "positions", "least MB", "most MB", "form with the least"), rows, left=("positions",))

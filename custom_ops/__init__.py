@@ -27,13 +27,9 @@ if TYPE_CHECKING:
     from posexport.custom_ops.attention import attend, attend_cached, attend_shared
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import cached_keys, key_positions
-    from posexport.custom_ops.differences import (
-        difference_bias,
-        difference_key_score,
-        difference_relative_score,
-        difference_score,
-        difference_values,
-    )
+    from posexport.custom_ops.difference_relative import difference_relative_score
+    from posexport.custom_ops.difference_scores import difference_key_score, difference_score
+    from posexport.custom_ops.differences import difference_bias, difference_values
     from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
@@ -56,8 +52,8 @@ __all__ = [
 
 # fmt: off
 _FILES = (
-    "angles", "attention", "bias", "cache", "differences", "frequencies", "norm", "relative", "rotary", "scores",
-    "windows",
+    "angles", "attention", "bias", "cache", "difference_relative", "difference_scores", "differences", "frequencies",
+    "norm", "relative", "rotary", "scores", "windows",
 )
 # fmt: on
 """The files that define operators."""

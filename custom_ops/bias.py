@@ -8,6 +8,7 @@ logarithms differently.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
-from posexport.custom_ops.operator import Ops, T, cast, constant, operator, size_of, wide
+from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, operator, size_of, wide
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -295,9 +296,14 @@ def fire_bias(
     return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
 
 
-@fire_bias.onnx
 def _fire_onnx(
-    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
+    op: Ops,
+    positions: Positions[ir.Value],
+    c: ir.Value,
+    multiplier: ir.Value,
+    mlp: Mlp[ir.Value],
+    init_l: float,
+    ort: bool = False,
 ) -> ir.Value:
     one = constant(op, 1.0)
     c, multiplier, w1, b1, w2, b2 = (
@@ -310,6 +316,25 @@ def _fire_onnx(
     def logs(t: ir.Value) -> ir.Value:
         return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
 
-    x = op.Unsqueeze(op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS))), [-1])
-    hidden = op.Relu(op.Add(op.Mul(x, op.Squeeze(w1, [1])), b1))
+    x = op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS)))
+    if ort:
+        return _features_first_onnx(op, x, Mlp(w1, b1, w2, b2))
+    hidden = op.Relu(op.Add(op.Mul(op.Unsqueeze(x, [-1]), op.Squeeze(w1, [1])), b1))
     return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
+
+
+def _features_first_onnx(op: Ops, x: ir.Value, mlp: Mlp[ir.Value]) -> ir.Value:
+    """The MLP of x [B, S, T], [B, N, S, T], by two products with biases in them: no pass over [B, S, T, H] but relu."""
+    zero, one = (op.Unsqueeze(constant(op, value), [0, 1]) for value in (0.0, 1.0))
+    flat = op.Reshape(x, [0, 1, -1])
+    hidden = op.Concat(mlp.w1, op.Unsqueeze(mlp.b1, [1]), axis=1)
+    first = op.Concat(hidden, op.Concat(zero, one, axis=1), axis=0)  # and a feature that is always one
+    second = op.Concat(mlp.w2, op.Unsqueeze(mlp.b2, [1]), axis=1)
+    inputs = op.Concat(flat, op.Expand(one, op.Shape(flat)), axis=1)  # a row of x, a row of ones
+    out = op.MatMul(second, op.Relu(op.MatMul(first, inputs)))
+    shape = op.Shape(x)
+    return op.Reshape(out, op.Concat([0, -1], op.Slice(shape, [1], [3], [0]), axis=0))
+
+
+fire_bias.onnx(_fire_onnx)
+fire_bias.form(*ORT_FORMS)(partial(_fire_onnx, ort=True))

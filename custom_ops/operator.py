@@ -242,3 +242,10 @@ def either_onnx(
         for name, body in (("then_branch", yes), ("else_branch", no))
     }
     return op.If(condition, **branches)
+
+
+def few_onnx(
+    op: Ops, ort: bool, queries: ir.Value, few: Callable[[Ops], ir.Value], many: Callable[[Ops], ir.Value], limit: int
+) -> ir.Value:
+    """What `few` gives for at most `limit` queries, on ONNX Runtime; else `many`: an If divides TensorRT's kernels."""
+    return either_onnx(op, op.LessOrEqual(op.Squeeze(queries), limit), few, many) if ort else many(op)

@@ -12,16 +12,7 @@ from posexport.custom_ops.angles import Angles, Positions
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
-
-
-def picked(scores: Tensor, index: Tensor) -> Tensor:
-    """scores [B, N, S, R] at index [B, S, T]."""
-    return scores.gather(-1, index.unsqueeze(1).expand(-1, scores.shape[1], -1, -1))
-
-
-def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
-    """As `picked`, in ONNX."""
-    return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
+from posexport.custom_ops.tables import picked, picked_onnx
 
 
 def biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:

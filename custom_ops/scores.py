@@ -3,6 +3,8 @@ logits are fp32."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,20 @@ from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
 from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
-from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
-from posexport.custom_ops.relative import fake_score, picked, picked_onnx
+from posexport.custom_ops.operator import (
+    ORT_FORMS,
+    Ops,
+    cast,
+    constant,
+    dtype_of,
+    few_onnx,
+    operator,
+    shape_of,
+    size_of,
+    wide,
+)
+from posexport.custom_ops.relative import fake_score
+from posexport.custom_ops.tables import dotted_onnx, picked, picked_onnx, rows_of_onnx
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx, visible, visible_onnx
 
 
@@ -185,7 +199,6 @@ def disentangled_score(
     return score.to(wide(q.dtype))
 
 
-@disentangled_score.onnx
 def _disentangled_onnx(
     op: Ops,
     q: ir.Value,
@@ -196,23 +209,39 @@ def _disentangled_onnx(
     query_table: ir.Value | None,
     num_heads: int,
     scale: float,
+    ort: bool = False,
 ) -> ir.Value:
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
-    rows = op.Gather(buckets, offset, axis=0)
+    rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
 
-    def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
+    def by_head(op: Ops, table: ir.Value) -> ir.Value:
+        return op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
+
+    def scores(op: Ops, heads: ir.Value, table: ir.Value) -> ir.Value:
         # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
-        by_head = op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
-        return op.MatMul(op.Mul(heads, constant(op, scale, dtype_of(q))), by_head)
+        return op.MatMul(op.Mul(heads, factor), by_head(op, table))
 
     terms = []
     if key_table is not None:
-        terms.append(picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads))
+        terms.append(picked_onnx(op, scores(op, heads_onnx(op, q, num_heads), key_table), rows, num_heads))
     if query_table is not None:
-        keys = k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
-        by_key = picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
-        terms.append(op.Transpose(by_key, perm=[0, 1, 3, 2]))
+        table, keys = query_table, k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
+
+        def one(op: Ops) -> ir.Value:
+            turned = op.Squeeze(op.Transpose(op.Unsqueeze(by_head(op, table), [0]), perm=[0, 1, 3, 2]), [0])
+            return op.Mul(dotted_onnx(op, keys, rows_of_onnx(op, turned, op.Squeeze(rows, [1]))), factor)
+
+        def many(op: Ops) -> ir.Value:
+            by_key = scores(op, keys, table)
+            by_key = picked_onnx(op, by_key, op.Transpose(rows, perm=[0, 2, 1]), num_heads)
+            return op.Transpose(by_key, perm=[0, 1, 3, 2])
+
+        terms.append(few_onnx(op, ort, op.Shape(q, start=1, end=2), one, many, 1))
     return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
+
+
+disentangled_score.onnx(_disentangled_onnx)
+disentangled_score.form(*ORT_FORMS)(partial(_disentangled_onnx, ort=True))
 
 
 @operator("ContextualScore", "score", fake=lambda call: fake_score(call, call.k, call.num_heads))
@@ -261,7 +290,6 @@ def contextual_score(
     return scores.gather(-1, high.long()) * part + scores.gather(-1, low.long()) * (1 - part)
 
 
-@contextual_score.onnx
 def _contextual_onnx(
     op: Ops,
     q: ir.Value,
@@ -270,17 +298,38 @@ def _contextual_onnx(
     write_indices: ir.Value | None,
     pos_emb: ir.Value,
     heads: Heads,
+    ort: bool = False,
 ) -> ir.Value:
     lengths = lengths_onnx(op, q, k)
     logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
     seen = visible_onnx(op, heads, lengths, mask, write_indices)
-    zero, one = constant(op, 0.0), constant(op, 1.0)
     gates = op.Sigmoid(logits)
-    gates = gates if seen is None else op.Where(seen, gates, zero)
-    last = constant(op, float(size_of(pos_emb, 1) - 1))
-    places = op.Min(op.CumSum(gates, -1, reverse=1), last)
+    gates = gates if seen is None else op.Mul(gates, op.Cast(seen, to=ir.DataType.FLOAT))
+    sums = _sums_onnx(op, gates, lengths[1]) if ort else op.CumSum(gates, -1, reverse=1)
+    places = op.Min(sums, constant(op, float(size_of(pos_emb, 1) - 1)))
     scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), ir.DataType.FLOAT)
-    low, high = op.Floor(places), op.Ceil(places)
-    part = op.Sub(places, low)
-    above, below = (op.GatherElements(scores, op.Cast(t, to=ir.DataType.INT64), axis=-1) for t in (high, low))
-    return op.Add(op.Mul(above, part), op.Mul(below, op.Sub(one, part)))
+    low = op.Floor(places)
+    index = op.Cast(low, to=ir.DataType.INT32)
+    above = op.Pad(op.Slice(scores, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # nothing stands above the last
+    below, step = (op.GatherElements(t, index, axis=-1) for t in (scores, op.Sub(above, scores)))
+    return op.Add(below, op.Mul(op.Sub(places, low), step))
+
+
+BLOCK = 32
+"""Keys whose gates are summed by one product."""
+
+
+def _sums_onnx(op: Ops, gates: ir.Value, keys: ir.Value) -> ir.Value:
+    """The sums from each key on, of [B, N, S, T], as CumSum gives them: that has one thread in ONNX Runtime 1.31."""
+    spare = op.Mod(op.Sub(0, keys), BLOCK)
+    blocks = op.Reshape(
+        op.Pad(gates, op.Concat([0], op.Unsqueeze(spare, [0]), axis=0), None, [3]), [0, 0, 0, -1, BLOCK]
+    )
+    within = op.MatMul(blocks, op.Trilu(op.Expand(constant(op, 1.0), [BLOCK, BLOCK]), upper=0))
+    behind = op.CumSum(op.Slice(within, [0], [1], [4]), 3, exclusive=1, reverse=1)
+    sums = op.Reshape(op.Add(within, behind), [0, 0, 0, -1])
+    return op.Slice(sums, [0], op.Unsqueeze(keys, [0]), [3])
+
+
+contextual_score.onnx(_contextual_onnx)
+contextual_score.form(*ORT_FORMS)(partial(_contextual_onnx, ort=True))

@@ -109,7 +109,7 @@ class Relative(Encoding):
 
     def _by_difference(self, state: State, q: Tensor, ahead: Tensor) -> Tensor:
         """Terms (b) and (d) for consecutive positions."""
-        from posexport.custom_ops.differences import coarse_and_fine
+        from posexport.custom_ops.difference_relative import coarse_and_fine
 
         spec, weights = state.spec, (state["position_bias"], state["r_proj.weight"])
         sides = [part for at in coarse_and_fine(ahead) for part in cos_sin(at, state["frequencies"])]
@@ -301,7 +301,7 @@ class Deberta(Encoding):
 
     def _by_difference(self, state: State, q: Tensor, context: AttentionContext, tables: list[Tensor]) -> Tensor:
         """The terms for consecutive positions, each from a row of its table for every difference."""
-        from posexport.custom_ops.differences import behind
+        from posexport.custom_ops.difference_scores import behind
 
         ahead, spec, buckets = context.ahead, state.spec, state["buckets"]
         assert ahead is not None  # else positions are data

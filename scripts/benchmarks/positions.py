@@ -88,7 +88,12 @@ def spec_of(encoding: str, mode: str, cache: str | None) -> Spec | None:
     """None where it has no such mode."""
     try:
         return timing.block_spec(
-            encoding, 768, 12, causal=decodes(encoding), kv_cache=cache, **({"positions": mode} if mode != "data" else {})
+            encoding,
+            768,
+            12,
+            causal=decodes(encoding),
+            kv_cache=cache,
+            **({"positions": mode} if mode != "data" else {}),
         )
     except RequestError:
         return None
@@ -230,7 +235,9 @@ def _memory(peaks: Sequence[Mapping[str, Any]]) -> list[str]:
         why = "; ".join(str(value) for value in entry["peaks"].values() if isinstance(value, str))
         if values:
             least = min(values, key=lambda form: values[form])
-            rows.append((entry["encoding"], entry["mode"], f"{values[least]:.0f}", f"{max(values.values()):.0f}", least))
+            rows.append(
+                (entry["encoding"], entry["mode"], f"{values[least]:.0f}", f"{max(values.values()):.0f}", least)
+            )
         else:
             rows.append((entry["encoding"], entry["mode"], "-", "-", f"not run: {why}"))
     return table(("encoding", "positions", "least MB", "most MB", "form with the least"), rows, left=("positions",))

@@ -179,7 +179,8 @@ def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None
     spec = consecutive(name, kv_cache=cache, padding_mask=True)
     form, _, target = form.partition(" --target ")
     run = open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
-    for batch, seq, past in ((2, 5, 0), (3, 1, 6), (2, 4, 9), (1, 1, 0), (1, 40, 3)):
+    rows = 1 if form == "contrib" and cache == "shared" else 2  # GroupQueryAttention takes no more in a chunk
+    for batch, seq, past in ((2, 5, 0), (3, 1, 6), (rows, 4, 9), (1, 1, 0), (1, 40, 3)):
         inputs = drawn(spec, batch, seq, past)
         if name == "learned":  # 64 rows
             inputs["position_ids"] = inputs["position_ids"].clip(0, 64 - seq)

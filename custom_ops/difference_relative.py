@@ -1,0 +1,152 @@
+"""Transformer-XL's logits for consecutive positions (posexport.custom_ops.differences)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import SCALE
+from posexport.custom_ops.differences import fake_by_difference, laid_out, slid_onnx
+from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, dtype_of, few_onnx, operator, shape_of, size_of
+from posexport.custom_ops.relative import biased, biased_onnx
+from posexport.custom_ops.tables import FEW
+
+FINE = 128
+"""Differences that share a coarse angle."""
+
+
+def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions whose angles `difference_relative_score` adds, int64 [B|1, R] and [1, FINE]: the p_i - p_j of columns
+    0, FINE, 2 FINE, ..., and what the columns after each are less, of `ahead` [B|1, L]."""
+    blocks = (ahead.shape[1] + FINE - 1) // FINE
+    coarse = -ahead[:, :1] - FINE * torch.arange(blocks, device=ahead.device)
+    return coarse, torch.arange(FINE, device=ahead.device).unsqueeze(0)
+
+
+@dataclass(frozen=True)
+class Turns(Generic[T]):
+    """Cosines and sines of coarse and fine positions."""
+
+    coarse_cos: T
+    coarse_sin: T
+    fine_cos: T
+    fine_sin: T
+
+
+@operator("DifferenceRelativeScore", "score", fake=fake_by_difference)
+def difference_relative_score(
+    q: Tensor,
+    ahead: Tensor,
+    coarse_cos: Tensor,
+    coarse_sin: Tensor,
+    fine_cos: Tensor,
+    fine_sin: Tensor,
+    position_bias: Tensor,
+    r_proj: Tensor,
+    scale: float = SCALE,
+    causal: bool = False,
+) -> Tensor:
+    """scale * (q_i + v) . W_r R(p_i - p_j), R sinusoidal, v = position_bias, for consecutive positions: terms (b) + (d)
+    of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3), with the shift of its appendix B.
+
+    The angle of column 128 r + f is coarse angle r minus fine angle f, so that few cosines are computed.
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        ahead: int64 [B|1, L], p_j - p_i of each column, from the key farthest behind on; only its size is read.
+        coarse_cos, coarse_sin: float32 [B|1, R, P], of p_i - p_j in every 128th column; R is L / 128, rounded up.
+        fine_cos, fine_sin: float32 [1, F, P], of 0 to F - 1, F is 128.
+        position_bias: [num_heads, head_dim], in q's dtype.
+        r_proj: [num_heads*head_dim, 2*P], in q's dtype: W_r.
+        scale: of the logits, by default head_dim**-0.5.
+        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> one, ahead = torch.tensor([1.0]), torch.tensor([[-1, 0, 1, 2]])
+        >>> coarse, fine = sinusoids(torch.tensor([[1]]), one), sinusoids(torch.arange(128)[None], one)
+        >>> q, v, w = torch.ones(1, 2, 1), torch.zeros(1, 1), torch.tensor([[0.0, 1.0]])
+        >>> difference_relative_score(q, ahead, *coarse, *fine, v, w)
+        tensor([[[[1.0000, 0.5403],
+                  [0.5403, 1.0000]]]])
+    """
+    cos_r, sin_r, cos_f, sin_f = coarse_cos.unsqueeze(2), coarse_sin.unsqueeze(2), fine_cos, fine_sin
+    sides = (sin_r * cos_f - cos_r * sin_f, cos_r * cos_f + sin_r * sin_f)
+    rows = torch.cat(sides, -1).flatten(1, 2)[:, : ahead.shape[1]].to(q.dtype)  # [B|1, L, 2*P]
+    table = rows.unsqueeze(1) @ r_proj.unflatten(0, position_bias.shape).transpose(1, 2)
+    return laid_out(biased(q, position_bias, scale) @ table.transpose(2, 3), causal)
+
+
+def _table_onnx(op: Ops, turns: Turns[ir.Value], length: ir.Value, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+    """sin and cos of all columns, each [B|1, P, L]."""
+    cos_r, sin_r = (op.Unsqueeze(side, [2]) for side in (turns.coarse_cos, turns.coarse_sin))
+
+    def side(name: str, first: tuple[ir.Value, ir.Value], second: tuple[ir.Value, ir.Value]) -> ir.Value:
+        angles = getattr(op, name)(op.Mul(*first), op.Mul(*second))  # [B|1, R, FINE, P]
+        rows = op.Slice(op.Reshape(angles, [0, -1, size_of(turns.fine_cos, 2)]), [0], length, [1])
+        return op.Transpose(cast(op, rows, dtype), perm=[0, 2, 1])
+
+    cos_f, sin_f = turns.fine_cos, turns.fine_sin
+    return side("Sub", (sin_r, cos_f), (cos_r, sin_f)), side("Add", (cos_r, cos_f), (sin_r, sin_f))
+
+
+def _of_many_onnx(
+    op: Ops, heads: ir.Value, turns: Turns[ir.Value], length: ir.Value, r_proj: ir.Value, shape: list[int]
+) -> ir.Value:
+    """W_r R of all differences, and then its product with the queries `heads`: [B, N, S, L]."""
+    halves = op.Split(r_proj, num_outputs=2, axis=-1, _outputs=2)
+    sides = _table_onnx(op, turns, length, dtype_of(heads))
+    table = op.Add(*(op.MatMul(half, side) for half, side in zip(halves, sides, strict=True)))
+    return op.MatMul(heads, op.Reshape(table, [0, *shape]))
+
+
+def _of_few_onnx(
+    op: Ops, heads: ir.Value, turns: Turns[ir.Value], length: ir.Value, r_proj: ir.Value, shape: list[int]
+) -> ir.Value:
+    """Queries times W_r, turned by the coarse angles and then multiplied with the fine ones: [B, N, S, L].
+
+    With s sin(c - f) + o cos(c - f) = (s sin c + o cos c) cos f + (o sin c - s cos c) sin f, in fp32."""
+    products = cast(op, op.MatMul(heads, op.Reshape(r_proj, shape)), ir.DataType.FLOAT)
+    s, o = op.Split(op.Unsqueeze(products, [3]), num_outputs=2, axis=-1, _outputs=2)  # [B, N, S, 1, P]
+    cos_c, sin_c = (op.Unsqueeze(side, [1, 2]) for side in (turns.coarse_cos, turns.coarse_sin))
+    by_cos = op.Add(op.Mul(s, sin_c), op.Mul(o, cos_c))
+    by_sin = op.Sub(op.Mul(o, sin_c), op.Mul(s, cos_c))
+    fine = (op.Transpose(op.Squeeze(side, [0]), perm=[1, 0]) for side in (turns.fine_cos, turns.fine_sin))
+    scores = op.Add(*(op.MatMul(one, other) for one, other in zip((by_cos, by_sin), fine, strict=True)))
+    scores = op.Slice(op.Reshape(scores, [0, 0, 0, -1]), [0], length, [3])
+    return cast(op, scores, dtype_of(heads))
+
+
+def _relative_onnx(
+    op: Ops,
+    q: ir.Value,
+    ahead: ir.Value,
+    turns: Turns[ir.Value],
+    position_bias: ir.Value,
+    r_proj: ir.Value,
+    scale: float,
+    causal: bool,
+    ort: bool = False,
+) -> ir.Value:
+    heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
+    queries, length = op.Shape(q, start=1, end=2), op.Shape(ahead, start=1, end=2)
+
+    def many(op: Ops) -> ir.Value:
+        return _of_many_onnx(op, heads, turns, length, r_proj, shape)
+
+    def few(op: Ops) -> ir.Value:
+        return _of_few_onnx(op, heads, turns, length, r_proj, shape)
+
+    products = few_onnx(op, ort, queries, few, many, FEW)
+    return cast(op, slid_onnx(op, products, queries, causal), ir.DataType.FLOAT)
+
+
+difference_relative_score.onnx(_relative_onnx)
+difference_relative_score.form(*ORT_FORMS)(partial(_relative_onnx, ort=True))

@@ -43,7 +43,8 @@ def by_head(table: Tensor, spec: Spec) -> Tensor:
 
 def rows_at(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table [rows, D] at an index [...], [..., D]."""
-    return table.index_select(0, index.flatten()).unflatten(0, index.shape)
+    made: Tensor = table.index_select(0, index.flatten()).unflatten(0, index.shape)
+    return made
 
 
 def heads_of(spec: Spec) -> dict[str, Any]:
@@ -112,8 +113,9 @@ class Relative(Encoding):
         from posexport.custom_ops.difference_relative import coarse_and_fine
 
         spec, weights = state.spec, (state["position_bias"], state["r_proj.weight"])
-        sides = [part for at in coarse_and_fine(ahead) for part in cos_sin(at, state["frequencies"])]
-        return custom_ops.difference_relative_score(q, ahead, *sides, *weights, scale=spec.scale, causal=spec.causal)
+        coarse, fine = (cos_sin(at, state["frequencies"]) for at in coarse_and_fine(ahead))
+        inputs = (q, ahead, *coarse, *fine, *weights)
+        return custom_ops.difference_relative_score(*inputs, scale=spec.scale, causal=spec.causal)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values

@@ -12,7 +12,7 @@ import click
 from posexport.bench.tune.file_request import FileTuneRequest, read_file_request
 from posexport.bench.tune.request import TuneRequest, read_tune_request
 from posexport.bench.tune.result import SAME_GRAPH, Result, Row
-from posexport.bench.tune.space import OBJECTIVES, RUNTIMES
+from posexport.bench.tune.space import ALLOWED, OBJECTIVES, RUNTIMES
 from posexport.cli import console
 from posexport.cli.options import (
     block_options,
@@ -46,6 +46,7 @@ _COUNTED = ("kernels", "attention")
 @click.option("--form", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(FORMS)}")
 @click.option("--target", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(TARGETS)}")
 @click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
+@click.option("--allow", metavar="NAME", multiple=True, help=f"try a promise too, of: {', '.join(ALLOWED)}")
 @field_options([field.name for field in attrs.fields(Spec) if field.name != "dtype"])
 @block_options
 @roles_option

@@ -51,6 +51,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "layer": (("--encoding", "rope", "--layer", "1"), "layer was given without from"),
     "weights": (("--encoding", "rope", "--weights", "a", "--seed", "1"), "both weights and seed were given"),
     "preset": (("--preset", "llama-2-7b", "--encoding", "rope"), "both preset and encoding were given"),
+    "promise": (("--encoding", "swin", "--allow", "consecutive"), "which has no positions on one axis: drop it"),
     "bf16": (("--encoding", "rope", "--dtype", "bf16"), "ONNX Runtime's CPU provider has no bf16 kernels"),
 }
 

@@ -21,7 +21,7 @@ from posexport.bench.tune.space import Limits, Program, Request, options_of, oth
 from posexport.bench.tune.worker import identity
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
-from posexport.spec.spec import DTYPES
+from posexport.spec.spec import DTYPES, Spec
 
 
 def test_every_form_target_and_dtype_once_in_its_lowest_opset() -> None:
@@ -31,6 +31,22 @@ def test_every_form_target_and_dtype_once_in_its_lowest_opset() -> None:
     assert {"decomposed/fp32/18", "native/fp16/23/ort", "contrib/bf16/18"} <= set(names)
     held = programs("tensorrt-rtx", specs, Limits(forms=("native",), targets=("portable",), opsets=(23, 24)))
     assert [str(each) for each in held][:2] == ["native/fp32/23", "native/fp32/24"]
+
+
+def test_consecutive_positions_are_tried_where_they_are_allowed_and_not_otherwise() -> None:
+    spec, promised = small_spec("alibi"), small_spec("alibi", positions="consecutive")
+
+    def modes(spec: Spec, **limits: Any) -> list[str]:
+        given = Limits(forms=("native",), targets=("portable",), **limits)
+        return [str(each) for each in programs("ort-cpu", {"fp32": spec}, given)]
+
+    assert modes(spec) == ["native/fp32/23"]
+    assert modes(spec, allow=("consecutive",)) == ["native/fp32/23", "native/fp32/23/consecutive"]
+    assert modes(promised) == modes(promised, allow=("consecutive",)) == ["native/fp32/23/consecutive"]
+    assert modes(small_spec("alibi2d"), allow=("consecutive",)) == ["native/fp32/23"]
+    both = Limits(forms=("native",), targets=("portable",), allow=("consecutive",))
+    data, other = (Row.of(each, {}) for each in programs("ort-cpu", {"fp32": spec}, both))
+    assert (other.program.positions, other.plainness > data.plainness) == ("consecutive", True)
 
 
 def test_other_opsets_are_those_that_the_form_and_target_take() -> None:
@@ -62,6 +78,8 @@ def test_the_plainest_has_fewest_options_then_the_most_portable_program() -> Non
 def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(RequestError, match=r"unknown form 'nativ': did you mean 'native'\?"):
         Limits(forms=("nativ",))
+    with pytest.raises(RequestError, match="unknown allow 'gaps': allowed: consecutive"):
+        Limits(allow=("gaps",))
     with pytest.raises(RequestError, match="opset is 17: it must be"):
         Limits(opsets=(17,))
     with pytest.raises(RequestError, match="unknown runtime in --for 'torch'"):

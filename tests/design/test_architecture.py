@@ -239,7 +239,7 @@ FLAGS: dict[str, list[str]] = {
     "build": ["NAMES", "--project", "--allow-outside", "--check", "--force", "--sign", "--json"],
     "tune": [
         "FILE", "--input", "--config", "--preset", "--from", "--layer", "--encoding", "--set",
-        "--for", "--scenario", "--objective", "--form", "--target", "--opset",
+        "--for", "--scenario", "--objective", "--form", "--target", "--opset", "--allow",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
         "--angles", "--positions", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",

@@ -144,7 +144,7 @@ class Programs:
 
     def refusal(self, program: Program) -> str | None:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
-        spec = self._block.specs[program.dtype]
+        spec = self._spec(program)
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
         unsupported_dtype = RUNTIMES[self.request.runtime].unsupported_dtypes.get(program.dtype)
         return unsupported_dtype or (None if reason is None else reason.text)
@@ -216,8 +216,12 @@ class Programs:
 
     def _model(self, program: Program) -> ir.Model:
         spec, weights = self._block.load(program.dtype)
+        spec = attrs.evolve(spec, positions=program.positions)
         options: dict[str, Any] = {"form": program.form, "target": program.target, "opset": program.opset}
         return exporter.export(spec, weights, **options | self._block.fixed)
+
+    def _spec(self, program: Program) -> Spec:
+        return attrs.evolve(self._block.specs[program.dtype], positions=program.positions)
 
     def _path(self, program: Program) -> Path:
         return self.store.files / f"{str(program).replace('/', '-')}.onnx"
@@ -226,7 +230,7 @@ class Programs:
         key = {
             "what": "export",
             "program": str(program),
-            "spec": self._block.specs[program.dtype].to_dict(),
+            "spec": self._spec(program).to_dict(),
             "weights": self._block.source,
             "origin": None if (origin := self._block.weight_source) is None else unstructure(origin),
             "fixed": self._block.fixed,

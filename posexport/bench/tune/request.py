@@ -124,10 +124,14 @@ def read_tune_request(
         merged.setdefault("runtime", merged.pop("for"))
     names = {field.name for field in attrs.fields(TuneOptions)}
     options = TuneOptions(**{name: value for name, value in merged.items() if name in names})
-    forms, targets, opsets = (_several(merged, name) for name in ("form", "target", "opset"))
-    limits = Limits(forms=forms, targets=targets, opsets=opsets)
+    forms, targets, opsets, allow = (_several(merged, name) for name in ("form", "target", "opset", "allow"))
+    limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
     specs = specs_of(merged, parameters)
     first = next(iter(specs.values()))
+    if limits.allow and first.position_axes != 1:
+        raise RequestError(
+            f"--allow {limits.allow[0]} with {first.encoding.name}, which has no positions on one axis: drop it."
+        )
     scenario = _scenario(options, first)
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"

@@ -60,6 +60,7 @@ class Row:
     opset: int
     target: str
     options: Mapping[str, Any]
+    positions: str = attrs.field(default="data", metadata={OMITTED: True})
     state: State = NOT_RUN
     reason: str = ""
     reason_code: ReasonCode = attrs.field(default="", metadata={OMITTED: True})
@@ -83,7 +84,7 @@ class Row:
     @property
     def program(self) -> Program:
         """The program that it runs."""
-        return Program(form=self.form, dtype=self.dtype, opset=self.opset, target=self.target)
+        return Program(form=self.form, dtype=self.dtype, opset=self.opset, target=self.target, positions=self.positions)
 
     @property
     def plainness(self) -> tuple[int, ...]:

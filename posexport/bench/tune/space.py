@@ -17,7 +17,7 @@ from posexport.export.support import default_opset
 from posexport.machine import usable
 from posexport.spec.fields import choice
 from posexport.spec.forms import FORMS, OPSETS, TARGETS, unsupported_opset
-from posexport.spec.spec import DTYPES, Spec
+from posexport.spec.spec import DTYPES, POSITIONS, Spec
 
 RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")
 """What can be tuned for."""
@@ -29,6 +29,9 @@ OBJECTIVES = ("latency", "memory", "size")
 
 Options = Mapping[str, Any]
 """Options of a runtime, name to value; one that is left out is the runtime's own choice."""
+
+ALLOWED = ("consecutive",)
+"""Promises that a search may make only where the user allows it."""
 
 NARROW = "scenario"
 """The profile of a plan that ends at the scenario's shape and is tuned for it, not that of `posexport compile`."""
@@ -42,15 +45,19 @@ class Program:
     dtype: str
     opset: int
     target: str = "portable"
+    positions: str = "data"
 
     def __str__(self) -> str:
-        return f"{self.form}/{self.dtype}/{self.opset}" + ("" if self.target == "portable" else f"/{self.target}")
+        further = [name for name in (self.target, self.positions) if name not in ("portable", "data")]
+        return "/".join((self.form, self.dtype, str(self.opset), *further))
 
     @property
     def plainness(self) -> tuple[int, ...]:
-        """Smaller is simpler and more portable: the target, the form as FORMS has them, the opset, the dtype."""
+        """Smaller is simpler and more portable: what positions are, the target, the form as FORMS has them, the opset,
+        the dtype."""
         forms, dtype = (ORIGINAL, *FORMS), DTYPES.index(self.dtype) if self.dtype in DTYPES else len(DTYPES)
-        return (tuple(TARGETS).index(self.target), forms.index(self.form), self.opset, dtype)
+        promise, target = POSITIONS.index(self.positions), tuple(TARGETS).index(self.target)
+        return (promise, target, forms.index(self.form), self.opset, dtype)
 
 
 def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
@@ -63,14 +70,18 @@ def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What the search is held to; empty: everything. Opsets may be text."""
+    """What the search is held to; empty: everything. Opsets may be text.
+
+    `allow` has what is tried beside what was asked for, of ALLOWED: `consecutive` promises such positions."""
 
     forms: tuple[str, ...] = ()
     opsets: tuple[int, ...] = attrs.field(default=(), converter=_opsets)
     targets: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        for kind, given, allowed in (("form", self.forms, FORMS), ("target", self.targets, TARGETS)):
+        names = (("form", self.forms, FORMS), ("target", self.targets, TARGETS), ("allow", self.allow, ALLOWED))
+        for kind, given, allowed in names:
             for name in given:
                 check_known(kind, name, allowed)
 
@@ -94,11 +105,14 @@ class Request:
 
 
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:
-    """Every form for every target in every dtype, in the lowest opset that it takes (or in all that were asked for)."""
+    """Every form for every target in every dtype, in the lowest opset that it takes (or in all that were asked for),
+    with positions as the specs have them and, where that is allowed, with consecutive ones too."""
     targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
     for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
-        for opset in limits.opsets or (default_opset(form, spec),):
-            yield Program(form=form, dtype=dtype, opset=opset, target=target)
+        further = "consecutive" in limits.allow and spec.position_axes == 1
+        modes = dict.fromkeys((spec.positions, *(("consecutive",) if further else ())))
+        for opset, positions in product(limits.opsets or (default_opset(form, spec),), modes):
+            yield Program(form=form, dtype=dtype, opset=opset, target=target, positions=positions)
 
 
 def other_opsets(program: Program, limits: Limits) -> list[Program]:

@@ -132,7 +132,8 @@ def _verified(row: Row) -> str:
 def _name(row: Row) -> str:
     options = (name if value is True else f"{name} {fact(value)}" for name, value in row.options.items())
     target = [f"for {row.target}"] if row.target != "portable" else []
-    return " · ".join([row.form, row.dtype, f"opset {row.opset}", *target, *options])
+    promise = [f"{row.positions} positions"] if row.positions != "data" else []
+    return " · ".join([row.form, row.dtype, f"opset {row.opset}", *target, *promise, *options])
 
 
 _COLUMNS = ("candidate", "state", "×\u00a0winner", "interval", "median", "rounds", "kernels", "memory", "size", "why")

@@ -101,9 +101,7 @@ def _of_many_onnx(
     op: Ops, heads: ir.Value, turns: Turns[ir.Value], length: ir.Value, r_proj: ir.Value, shape: list[int]
 ) -> ir.Value:
     """W_r R of all differences, and then its product with the queries `heads`: [B, N, S, L]."""
-    halves = op.Split(r_proj, num_outputs=2, axis=-1, _outputs=2)
-    sides = _table_onnx(op, turns, length, dtype_of(heads))
-    table = op.Add(*(op.MatMul(half, side) for half, side in zip(halves, sides, strict=True)))
+    table = op.MatMul(r_proj, op.Concat(*_table_onnx(op, turns, length, dtype_of(heads)), axis=1))
     return op.MatMul(heads, op.Reshape(table, [0, *shape]))
 
 

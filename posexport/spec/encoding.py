@@ -118,7 +118,7 @@ class Encoding:
 
     def slides(self, spec: Spec) -> bool:
         """Whether what it adds to the logits at consecutive positions is computed once for each difference, and then
-        laid out for all queries: where that is faster (docs/results/consecutive.md)."""
+        laid out for all queries: where that is faster (docs/results/positions.md)."""
         return self.hook == "bias" and spec.causal
 
     def has_angles(self) -> bool:

@@ -22,14 +22,15 @@ PARTS = {
     "forms": ("forms.measure", "Forms on ONNX Runtime's CPU, against torch eager: causal rope, hidden 1024, fp32"),
     "forms_memory": ("memory.measure_forms", "Memory of the forms on ONNX Runtime's CPU: the same block"),
     "alternatives": ("alternatives.measure", "The best form against its alternatives on ONNX Runtime's CPU"),
+    "positions": ("positions.measure", "What encodings cost beyond a block without one, on ONNX Runtime's CPU"),
     "kernels": ("kernels.measure", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
     "tuning": ("tuning.measure", "What tune chooses, against timing everything"),
     "gate": ("gate.measure", "The gate of bench: equal builds, and planted slowdowns"),
 }
 """What is measured: name to (function here, title)."""
 
-LONG = ("tuning", "gate")
-"""Parts that take an hour each: measured only where they are named."""
+LONG = ("positions", "tuning", "gate")
+"""Parts that take half an hour or more: measured only where they are named."""
 
 COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "state")
 
@@ -40,8 +41,8 @@ COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "st
 def main(only: tuple[str, ...], quick: bool) -> None:
     """Measure, print tables, and write docs/results/cpu.json and the figures of docs/results/benchmarks.md.
 
-    alternatives, tuning and gate have files of their own there. Parts that are not measured keep their figures. Exits
-    1 where a target is missed.
+    alternatives, positions, tuning and gate have files of their own there. Parts that are not measured keep their
+    figures. Exits 1 where a target is missed.
     """
     path = RESULTS / "cpu.json"
     parts: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}

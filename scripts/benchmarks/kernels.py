@@ -54,7 +54,7 @@ def measure(quick: bool) -> list[Row]:
         for pair, above in PAIRS.items():
             forms = [form for form in pair if unsupported_reason(spec, form) is None]
             what = f"fp16 kernels of {name}, {' and '.join(forms)}"
-            kernels = {form: _kernels(spec, form) for form in forms} if missing is None else {}
+            kernels = {form: kernels_of(spec, form) for form in forms} if missing is None else {}
             unknown = [table.unknown or "the builder did not say" for table in kernels.values() if not table.rows]
             if reason := missing or next(iter(unknown), None):
                 rows.append(not_run(what, limit + above, reason))
@@ -72,7 +72,7 @@ def _spec(name: str, **fields: object) -> Spec:
     return block_spec(name, 256, 4, dtype="fp16", **fields)
 
 
-def _kernels(spec: Spec, form: str) -> PlanKernels:
+def kernels_of(spec: Spec, form: str) -> PlanKernels:
     with temporary.folder() as folder:
         path = Path(folder, "block.onnx")
         write_block(spec, path, form=form)

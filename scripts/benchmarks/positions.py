@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import kernels
 import memory
 import textbook
 import timing
@@ -29,6 +30,7 @@ from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import RequestError
 from posexport.files import write_json
 from posexport.models import ENCODINGS
+from posexport.runtimes.tensorrt import api
 from posexport.spec.spec import Spec
 
 FORMS, MODES = ("decomposed", "native", "contrib"), ("consecutive", "data")
@@ -60,7 +62,7 @@ def measure(quick: bool) -> list[Row]:
     """How many encodings miss their goals; the figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
-    cells, peaks = [], []
+    cells, peaks, plans = [], [], []
     with temporary.folder() as folder:
         plain = {name: _files(NONE, "data", name, Path(folder, f"none-{at}")) for at, name in enumerate(SIZES)}
         for encoding in ["alibi"] if quick else [name for name in ENCODINGS if name != NONE]:
@@ -72,8 +74,9 @@ def measure(quick: bool) -> list[Row]:
             if spec_of(encoding, mode, None) is not None:
                 with temporary.folder() as own:
                     peaks.append({"encoding": encoding, "mode": mode, "peaks": _peaks(encoding, mode, own)})
+                plans.append({"encoding": encoding, "mode": mode, **_kernels(encoding, mode)})
     if not quick:
-        data = rounded({**record(), "cells": cells, "peaks": peaks})
+        data = rounded({**record(), "cells": cells, "peaks": peaks, "plans": plans})
         write_json(RESULTS / "positions.json", data)
         write_figures("positions.md", figures(data))
     return list(_goal_rows(cells))
@@ -106,7 +109,9 @@ def _files(encoding: str, mode: str, scenario: str, folder: Path) -> dict[str, C
         spec = spec_of(encoding, mode, cache)
         if spec is None:
             continue
-        inputs = seeded_inputs(spec, sizes if cache == "shared" else attrs.evolve(sizes, max_seq=None), 0)
+        inputs = seeded_inputs(spec_of(encoding, mode, "shared" if cache else None), sizes, 0)
+        if cache == "concat":
+            inputs = timing.grown(inputs, sizes.past_seq or 0)
         own = folder / f"{mode}-{cache}"
         own.mkdir(parents=True)
         for form, path in timing.write_forms(spec, own, FORMS)[0].items():
@@ -187,6 +192,18 @@ def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
     return peaks
 
 
+def _kernels(encoding: str, mode: str) -> dict[str, Any]:
+    """The kernels of a plan, and whether attention is one of them; or why there is none."""
+    if (missing := api.can_build("tensorrt-rtx")) is not None:
+        return {"reason": missing}
+    fields: dict[str, Any] = {"positions": mode, "causal": decodes(encoding), "dtype": "fp16"}
+    try:
+        made = kernels.kernels_of(timing.block_spec(encoding, 256, 4, **fields), "native")
+    except RequestError as error:
+        return {"reason": str(error)}
+    return {"kernels": len(made.rows), "fused": made.attention_kernels == 1}
+
+
 def _goal_rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for scenario, mode in GOALS:
         here = [cell for cell in cells if (cell["scenario"], cell["mode"]) == (scenario, mode) and cell["goal"]]
@@ -202,6 +219,17 @@ def figures(data: Mapping[str, Any]) -> list[str]:
     for scenario in SIZES:
         lines += ["", f"### `{scenario}`", "", *_scenario(data["cells"], scenario)]
     lines += ["", f"### Memory of {TOKENS} tokens", "", *_memory(data["peaks"])]
+    plans = [
+        (
+            plan["encoding"],
+            plan["mode"],
+            str(plan.get("kernels", "-")),
+            {True: "one kernel", False: "several kernels"}.get(plan.get("fused"), f"not run: {plan.get('reason')}"),
+        )
+        for plan in data["plans"]
+    ]
+    columns = ("encoding", "positions", "kernels", "attention")
+    lines += ["", "### Kernels of TensorRT for RTX", "", *table(columns, plans, left=("positions",))]
     return lines
 
 

@@ -37,6 +37,13 @@ PRELOADED = (
     "posexport.runtimes.torch_eager",
     "posexport.runtimes.worker",
 )
+PRELOADED_LATER = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gpt2.modeling_gpt2",
+    "posexport.runtimes.torch_module",
+    "scipy.stats",
+)
+"""What the forked process imports as soon as this process has done so: many tests need none of it."""
 _PR_SET_CHILD_SUBREAPER = 36
 _POPEN = subprocess.Popen
 
@@ -57,6 +64,7 @@ class Forks:
             "environment": dict(options["env"]),
             "folder": str(Path.cwd()),
             "parent": os.getpid(),
+            "preloaded": [name for name in PRELOADED_LATER if name in sys.modules],
         }
         with self._lock:
             control = self._control = self._control or _start()
@@ -106,11 +114,16 @@ def serve(control: socket.socket) -> None:
         message, pipes, _, _ = socket.recv_fds(control, 2**20, 3)
         if not message:
             return
+        request = json.loads(message)
+        for name in request.pop("preloaded"):
+            if name not in sys.modules:
+                importlib.import_module(name)
+                gc.freeze()
         if os.fork() == 0:
             worker = os.fork()
             if worker == 0:
                 control.close()
-                _become(pipes, **json.loads(message))
+                _become(pipes, **request)
             control.send(str(worker).encode())
             os._exit(0)
         os.wait()

@@ -4,7 +4,7 @@ export made once per process."""
 import gc
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -18,10 +18,10 @@ import traces
 
 from posexport import processes
 from posexport.graphs import cases as graph_cases
-from posexport.graphs.roles import Role
 from posexport.spec.spec import Spec
 from posexport.verify import cases
 from posexport.verify.draft import Draft
+from posexport.verify.graph import submission as graph_submission
 from posexport.verify.reach import Reach
 
 hypothesis.settings.register_profile("posexport", deadline=None, derandomize=True, max_examples=25, print_blob=True)
@@ -58,9 +58,13 @@ def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def _inputs_of_verify(request: pytest.FixtureRequest) -> Iterator[None]:
     """Modules that are marked `few_inputs` ask what verify does with what it finds, not what its inputs show. Inputs
     with many tokens, which take most of the time, and all but two of one name are left out there; of files that anyone
-    wrote, every other one."""
+    wrote, every other one. Those marked `few_bands` have the longest and every eighth of the lengths that faults in
+    bands of positions need (test_bands.py), which are three in four of a file's inputs."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.node.get_closest_marker("few_inputs"):
+        few = request.node.get_closest_marker("few_inputs")
+        if few or request.node.get_closest_marker("few_bands"):
+            patch.setattr(graph_submission, "band_corners", _few_bands(graph_submission.band_corners))
+        if few:
             patch.setattr(cases, "corners", _few(cases.corners))
             patch.setattr(graph_cases, "_corners", _every_other(graph_cases._corners))
         yield
@@ -78,7 +82,14 @@ def _few(corners: Callable[[Spec, np.random.Generator, Reach], Iterator[Draft]])
     return few
 
 
-def _every_other(
-    corners: Callable[[Mapping[str, Role]], Iterator[graph_cases.Corner]],
-) -> Callable[[Mapping[str, Role]], Iterator[graph_cases.Corner]]:
+def _every_other(corners: Callable[..., Iterable[graph_cases.Corner]]) -> Any:
     return lambda roles: islice(corners(roles), None, None, 2)
+
+
+def _few_bands(corners: Callable[..., Iterable[graph_cases.Corner]]) -> Any:
+    def few(*sizes: Any) -> Iterator[graph_cases.Corner]:
+        made = [*corners(*sizes)]
+        seq, batch = (max((getattr(one, name) for one in made), default=0) for name in ("seq", "batch"))
+        return (one for at, one in enumerate(made) if at % 8 == 0 or one.seq == seq or one.batch == batch)
+
+    return few

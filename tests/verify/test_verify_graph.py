@@ -39,6 +39,9 @@ def verdict_of(path: Path, runtimes: dict[str, Runtime] = ORT, **options: Any) -
     return verdict
 
 
+pytestmark = pytest.mark.few_bands
+
+
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder of one layer with a cache, rotary positions and a vocabulary."""

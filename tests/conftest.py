@@ -23,7 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(shared_setup)
 
 
-LONGEST = ("test_docs", "test_trt_import", "test_verify_mutants", "test_cache_mutants", "test_verify_faults")
+LONGEST = (
+    *("test_docs", "test_whole_models", "test_whole_encoders", "test_verify_checkpoint", "test_verify_artifacts"),
+    *("test_trt_import", "test_verify_mutants", "test_cache_mutants", "test_verify_faults", "test_genai_folder"),
+)
 """Files that take longest. They run first: one that begins last would keep one process busy while the other is idle."""
 
 

@@ -78,6 +78,7 @@ def test_a_prompt_is_encoded_as_it_is(case: str, folder: Path) -> None:
     assert row == {"prompt": [1, 2], "tokens": [3, 3], "text": "w3 w3"}
 
 
+GROWN = "a text that grows to 10^18 letters"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown word": ({"model": {**SOUND["model"], "vocab": {"w1": 1}}}, "can't encode the prompt"),
     "a panic at encoding": (
@@ -95,7 +96,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
         "can't be read (its library fails at it)",
     ),
-    "a text that grows to 10^18 letters": (
+    GROWN: (
         {"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 10}},
         "can't encode the prompt (its library crashes, or needs more memory than it may take)",
     ),
@@ -103,12 +104,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+COMMAND = [sys.executable, "-P", "-m", "posexport", "generate", "model.onnx", "--prompt", "w1 w2"]
+
+
+def test_a_text_that_grows_ends_at_the_limit_of_the_shell(folder: Path) -> None:
+    """To fill all memory that is free takes longer, and is tried by the slow sweep."""
+    (folder / "tokenizer.json").write_text(json.dumps({**SOUND, **REFUSED[GROWN][0]}))
+    limited = ["bash", "-c", 'ulimit -d 1048576 && exec "$@"', "bash", *COMMAND]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "(it crashes or needs more memory than the limit of this shell (ulimit) allows)" in done.stderr
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one == GROWN)) for one in REFUSED])
 def test_a_tokenizer_that_fails_is_one_sentence(case: str, folder: Path) -> None:
     changes, said = REFUSED[case]
     (folder / "tokenizer.json").write_text(json.dumps({**SOUND, **changes}))
-    command = [sys.executable, "-P", "-m", "posexport", "generate", "model.onnx", "--prompt", "w1 w2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = [line for line in done.stderr.splitlines() if "still running" not in line]
     assert line.startswith(f"Error: the tokenizer in '.' {said}")
@@ -129,9 +141,8 @@ def test_code_beside_a_model_is_not_run_and_nobody_is_asked(case: str, folder: P
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": MAPS[case]}))
     (folder / "vocab.json").write_text(json.dumps({"w0": 0}))
     (folder / "evil.py").write_text(CODE)
-    command = [sys.executable, "-P", "-m", "posexport", "generate", "model.onnx", "--prompt", "w1 w2"]
     environment = {**os.environ, "HF_HOME": str(folder / "home")}
-    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(COMMAND, input="y\n" * 9, capture_output=True, text=True, check=False, env=environment)
     assert not (folder / "ran").exists()
     assert not list(folder.glob("home/modules/**/*.py"))
     assert (done.returncode, done.stdout) == (2, "")

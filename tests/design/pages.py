@@ -145,7 +145,12 @@ def _checkpoint() -> Path:
     import tempfile
 
     config = transformers.LlamaConfig(
-        vocab_size=11, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=11,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
     )
     folder = Path(tempfile.mkdtemp(prefix="posexport-docs-"))
     transformers.LlamaForCausalLM(config).save_pretrained(folder)

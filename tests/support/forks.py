@@ -37,6 +37,13 @@ PRELOADED = (
     "posexport.runtimes.torch_eager",
     "posexport.runtimes.worker",
 )
+PRELOADED_LATER = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gpt2.modeling_gpt2",
+    "posexport.runtimes.torch_module",
+    "scipy.stats",
+)
+"""What the forked process imports as soon as this process has done so: many tests need none of it."""
 _PR_SET_CHILD_SUBREAPER = 36
 _POPEN = subprocess.Popen
 
@@ -57,6 +64,7 @@ class Forks:
             "environment": dict(options["env"]),
             "folder": str(Path.cwd()),
             "parent": os.getpid(),
+            "preloaded": [name for name in PRELOADED_LATER if name in sys.modules],
         }
         with self._lock:
             control = self._control = self._control or _start()
@@ -99,6 +107,7 @@ def install() -> None:
 
 def serve(control: socket.socket) -> None:
     """Fork a worker for each request, until the other end is closed."""
+    os.chdir("/")  # the folder of a test goes, and transformers asks for the name of the one that it is imported in
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # a worker's collector of garbage would copy the pages of all modules
@@ -106,11 +115,16 @@ def serve(control: socket.socket) -> None:
         message, pipes, _, _ = socket.recv_fds(control, 2**20, 3)
         if not message:
             return
+        request = json.loads(message)
+        for name in request.pop("preloaded"):
+            if name not in sys.modules:
+                importlib.import_module(name)
+                gc.freeze()
         if os.fork() == 0:
             worker = os.fork()
             if worker == 0:
                 control.close()
-                _become(pipes, **json.loads(message))
+                _become(pipes, **request)
             control.send(str(worker).encode())
             os._exit(0)
         os.wait()

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
@@ -20,9 +21,13 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path += [str(SCRIPTS / name) for name in ("suite", "whole")]
 
 from building import build  # noqa: E402
+from table import ARCHITECTURES  # noqa: E402
 from whole_rows import ROWS  # noqa: E402
 
 Array = npt.NDArray[Any]
+
+TWO_LAYERS = ("llama", "gpt2", "bart")
+"""Architectures of layers that are all alike: two show what four do, and are exported in half the time."""
 
 
 @cache
@@ -32,9 +37,11 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def checkpoint(name: str, dtype: str = "float32") -> Path:
-    """The folder of a random checkpoint, of the architectures of `scripts/whole_models`."""
-    folder = Path(_root().name) / f"{name}-{dtype}"
-    model = build(ROWS[name])
+    """The folder of a random checkpoint, of the architectures of `scripts/whole_models`, which have four layers."""
+    folder, row = Path(_root().name) / f"{name}-{dtype}", ROWS[name]
+    if name in TWO_LAYERS:
+        row = attrs.evolve(row, options=ARCHITECTURES[name].options)
+    model = build(row)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 

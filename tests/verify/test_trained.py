@@ -18,6 +18,8 @@ from posexport.graphs.roles import Role
 from posexport.verify.graph.cases import drawn_cases
 from posexport.verify.graph.trained import LONG, Trained, trained
 
+pytestmark = pytest.mark.few_bands
+
 TOKENS = Role(
     name="input_ids",
     kind="token_ids",

@@ -18,6 +18,8 @@ from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 from posexport.verify.result import FAILED, INPUTS_REFUSED, PASSED, Verdict
 
+pytestmark = pytest.mark.few_bands
+
 ORT = {"ort-cpu": RUNTIMES["ort-cpu"]}
 SPEC = one_layer(kv_cache="concat", vocab_size=23)
 

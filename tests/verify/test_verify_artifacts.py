@@ -26,7 +26,7 @@ from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 from posexport.verify import eligibility, verify
 
-ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference", "--reach", "seq=300")
+ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference", "--reach", "seq=100")
 VERDICT = {
     "artifact", "sha256", "weights", "signature", "runtime", "check", "state", "reason", "reason_code", "worst",
     "worst_usual", "tolerance", "cases", "reach", "not_shown", "notes", "where", "departure", "describe", "measured",
@@ -73,7 +73,7 @@ def test_every_kind_of_artifact_passes(
     verdict = found[1][name, runtime]
     assert verdict["state"] == "passed"
     assert verdict["cases"] >= 13
-    assert verdict["reach"]["keys"] == {"fixed": 5, "fixed-length": 5, "window": 9, "long": 13}.get(name, 300)
+    assert verdict["reach"]["keys"] == {"fixed": 5, "fixed-length": 5, "window": 9, "long": 13}.get(name, 100)
 
 
 @pytest.mark.slow

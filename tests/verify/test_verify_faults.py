@@ -49,20 +49,25 @@ FAULTS: dict[str, tuple[str, str, to.Mutate, str, str]] = {
 }
 """Faults that only long sequences, far distances, loud inputs or unlike rows bring to light."""
 
+LONGEST = "baked 512"
+"""The one that shows behind 512 tokens; 150, a quarter of the time, show the others."""
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, Verdict]]:
-    """All the faults, and two sound artifacts, verified in one go."""
-    folder = tmp_path_factory.mktemp("faults")
+    """All the faults, and two sound artifacts, verified in one go but for the longest."""
+    folder, long = tmp_path_factory.mktemp("faults"), tmp_path_factory.mktemp("long")
     for name, (which, dtype, mutate, _, _) in FAULTS.items():
-        plant.plant(folder, name, case(which, dtype=dtype), mutate)
+        plant.plant(long if name == LONGEST else folder, name, case(which, dtype=dtype), mutate)
     plant.write(folder, "sound-alibi", case("alibi"))
     plant.write(folder, "sound-rope2d", case("rope2d"), "function")
     cut = plant.write(folder, "truncated", case("none"))
     cut.write_bytes(cut.read_bytes()[:-40])
     cut.with_name("truncated.onnx.json").unlink()
-    found = verify([folder], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 600})
-    return found, {Path(verdict.artifact).stem: verdict for verdict in found.verdicts}
+    runtimes = {"ort-cpu": RUNTIMES["ort-cpu"]}
+    found = verify([folder], runtimes=runtimes, reach={"seq": 150})
+    others = verify([long], runtimes=runtimes, reach={"seq": 600})
+    return found, {Path(verdict.artifact).stem: verdict for verdict in (*found.verdicts, *others.verdicts)}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -103,5 +108,5 @@ def test_a_truncated_file_is_unreadable_and_the_others_are_still_told(
     found = report[0]
     assert len(found.unreadable) == 1
     assert "truncated.onnx" in found.unreadable[0].artifact
-    assert len(found.verdicts) == len(FAULTS) + 2
+    assert len(found.verdicts) == len(FAULTS) - 1 + 2
     assert found.exit_code() == 2

@@ -1,0 +1,95 @@
+"""Set-up of processes that run tests, a plugin of pytest: hypothesis without deadlines, and what is the same in every
+export made once per process."""
+
+import gc
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import draws
+import forks
+import hypothesis
+import numpy as np
+import pytest
+import quick_torch
+import traces
+
+from posexport import processes
+from posexport.graphs import cases as graph_cases
+from posexport.spec.spec import Spec
+from posexport.verify import cases
+from posexport.verify.draft import Draft
+from posexport.verify.graph import submission as graph_submission
+from posexport.verify.reach import Reach
+
+hypothesis.settings.register_profile("posexport", deadline=None, derandomize=True, max_examples=25, print_blob=True)
+hypothesis.settings.load_profile("posexport")
+
+quick_torch.install()
+forks.install()
+traces.install()
+draws.install()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage away from modules and tests, which live on, and let it look at all else more
+    rarely: it was a tenth of the time of exports."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 50)
+
+
+@pytest.fixture
+def traced_anew() -> Iterator[None]:
+    """Every export runs torch's exporter, for tests that change how it works; a test's own undo leaves it so."""
+    with traces.anew():
+        yield
+
+
+@pytest.fixture
+def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start as the product starts them, for tests of just that."""
+    monkeypatch.setattr(processes, "subprocess", subprocess)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _inputs_of_verify(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Modules that are marked `few_inputs` ask what verify does with what it finds, not what its inputs show. Inputs
+    with many tokens, which take most of the time, and all but two of one name are left out there; of files that anyone
+    wrote, every other one. Those marked `few_bands` have the longest and every eighth of the lengths that faults in
+    bands of positions need (test_bands.py), which are three in four of a file's inputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        few = request.node.get_closest_marker("few_inputs")
+        if few or request.node.get_closest_marker("few_bands"):
+            patch.setattr(graph_submission, "band_corners", _few_bands(graph_submission.band_corners))
+        if few:
+            patch.setattr(cases, "corners", _few(cases.corners))
+            patch.setattr(graph_cases, "_corners", _every_other(graph_cases._corners))
+        yield
+        draws.CASES.clear()
+
+
+def _few(corners: Callable[[Spec, np.random.Generator, Reach], Iterator[Draft]]) -> Any:
+    def few(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+        names: Counter[str] = Counter()
+        for draft in corners(spec, rng, reach):
+            if draft.batch * max(draft.seq, draft.past) <= 150 and names[draft.name] < 2:
+                names[draft.name] += 1
+                yield draft
+
+    return few
+
+
+def _every_other(corners: Callable[..., Iterable[graph_cases.Corner]]) -> Any:
+    return lambda roles: islice(corners(roles), None, None, 2)
+
+
+def _few_bands(corners: Callable[..., Iterable[graph_cases.Corner]]) -> Any:
+    def few(*sizes: Any) -> Iterator[graph_cases.Corner]:
+        made = [*corners(*sizes)]
+        seq, batch = (max((getattr(one, name) for one in made), default=0) for name in ("seq", "batch"))
+        return (one for at, one in enumerate(made) if at % 8 == 0 or one.seq == seq or one.batch == batch)
+
+    return few

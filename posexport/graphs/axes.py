@@ -129,18 +129,29 @@ def is_token_first(axes: Axes | _Layout) -> bool:
     return axes[1:2] == (BATCH,) and axes[0] in _BY_TOKEN
 
 
+def has_untold_order(kind: str, shape: Shape, axes: Axes) -> bool:
+    """Whether an input whose `axes` were taken to be rows and then tokens may have them in the other order: its
+    dimensions vary, and no name says which they are."""
+    usual = axes[:2] in ((BATCH, SEQ), (BATCH, ENCODER)) and kind not in MASKS
+    dims = shape[:2]
+    apart = usual and (dims[0] != dims[1] or dims[0] == "?")
+    return apart and all(isinstance(dim, str) and said_by(dim) is None for dim in dims)
+
+
 def axes_of(
     kinds: Mapping[str, str],
     shapes: Mapping[str, Shape],
     outputs: Mapping[str, Shape],
     joined: Collection[str] = (),
     scored: Collection[str] = (),
+    token_first: Collection[str] = (),
 ) -> dict[str, Axes | None]:
     """The meaning of the axes of each input, None for a rank that its role doesn't have.
 
     `kinds` and `shapes` are by the inputs' names, `outputs` are shapes of outputs: a cache that comes out as long as it
     went in is one that is written into. `joined` are inputs that a node joins with others: such a cache grows. `scored`
-    are inputs that meet a product as they are: a mask of two dimensions is then one of tokens and keys.
+    are inputs that meet a product as they are: a mask of two dimensions is then one of tokens and keys. Inputs that are
+    known to have tokens before rows are `token_first`.
     """
     layouts = {name: _layout(kinds[name], shapes[name]) for name in kinds}
     layouts |= {
@@ -148,6 +159,7 @@ def axes_of(
         for name, layout in layouts.items()
         if layout is not None and len(layout) == 2 and name in scored and kinds[name] in MASKS
     }
+    layouts |= {name: _swapped(layouts[name]) for name in token_first if _has_two_orders(layouts[name])}
     layouts |= {name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}
     rank = {kind: at for at, kind in enumerate(ORDER)}
     names: dict[str, str] = {}

@@ -15,7 +15,8 @@ import attrs
 import onnx_ir as ir
 
 from posexport.graphs.expansions import EXPANSIONS
-from posexport.graphs.grouped import PRODUCTS, around_softmaxes
+from posexport.graphs.folded_heads import folds_of, values_above
+from posexport.graphs.grouped import PRODUCTS, around_softmaxes, may_have_five
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.operators import Call, Shapes, Unexpanded
 
@@ -37,13 +38,19 @@ def domain_of(node: ir.Node) -> str:
 
 
 def expandable(model: ir.Model) -> list[ir.Node]:
-    """The nodes of the main graph for which there is an expansion."""
-    products = set(around_softmaxes(model.graph))
+    """The nodes of the main graph for which there is an expansion, but for products with folded heads."""
+    around = around_softmaxes(model.graph)
+    products = {node for scores, before, behind in around if may_have_five(scores) for node in (*before, *behind)}
     return [
         node
         for node in model.graph
         if (domain_of(node), node.op_type) in EXPANSIONS and (node.op_type not in PRODUCTS or node in products)
     ]
+
+
+def maybe_folded(model: ir.Model) -> list[ir.Value]:
+    """The values whose shapes tell which products have folded heads."""
+    return values_above([(before, behind) for _, before, behind in around_softmaxes(model.graph)])
 
 
 def expand(
@@ -65,14 +72,16 @@ def expand(
     taken |= {value.name or "" for node in model.graph for value in node.outputs} | {
         node.name or "" for node in model.graph
     }
-    for node in expandable(model):
+    folds = folds_of([(before, behind) for _, before, behind in around_softmaxes(model.graph)], shapes)
+    chosen = {*expandable(model), *folds}
+    for node in [node for node in model.graph if node in chosen]:
         name = node.outputs[0].name or ""
         if names is not None and name not in names:
             continue
         nodes = Nodes(taken, prefix=name)
         try:
             results = EXPANSIONS[domain_of(node), node.op_type](
-                Call(node=node, nodes=nodes, shapes=shapes, varying=varying)
+                Call(node=node, nodes=nodes, shapes=shapes, varying=varying, fold=folds.get(node))
             )
         except Unexpanded as reason:
             refused[node] = str(reason)

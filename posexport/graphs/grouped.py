@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from posexport.graphs import folded_heads
 from posexport.graphs.operators import Call, Unexpanded
 
 PRODUCTS = {"MatMul", "Einsum"}
@@ -23,16 +24,16 @@ _AROUND |= {"Reshape", "Flatten", "Slice", "Concat"}
 _DEPTH = 12
 
 
-def around_softmaxes(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The products before and behind each softmax whose scores have five axes, or an unknown number of them."""
+def around_softmaxes(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node], list[ir.Node]]]:
+    """The scores of each softmax, and the products before it and behind it."""
     for node in graph:
-        if node.op_type == "Softmax" and node.inputs[0] is not None and _may_have_five(node.inputs[0]):
-            yield from _before(node.inputs[0], _DEPTH)
-            yield from _behind(node.outputs[0], _DEPTH)
+        if node.op_type == "Softmax" and node.inputs[0] is not None:
+            yield node.inputs[0], [*_before(node.inputs[0], _DEPTH)], [*_behind(node.outputs[0], _DEPTH)]
 
 
-def _may_have_five(value: ir.Value) -> bool:
-    return value.shape is None or len(value.shape) not in (3, 4)  # flattened, too: Softmax had two axes before opset 13
+def may_have_five(scores: ir.Value) -> bool:
+    """Whether scores may have five axes; flattened ones may, for Softmax had two before opset 13."""
+    return scores.shape is None or len(scores.shape) not in (3, 4)
 
 
 def _before(value: ir.Value, depth: int) -> Iterator[ir.Node]:
@@ -56,7 +57,9 @@ def _behind(value: ir.Value, depth: int) -> Iterator[ir.Node]:
 
 
 def matmul(call: Call) -> Sequence[ir.Value]:
-    """MatMul of five axes."""
+    """MatMul of five axes, or with heads that are folded into tokens."""
+    if call.fold is not None:
+        return folded_heads.matmul(call, call.fold)
     left, right = call.input(0), call.input(1)
     if left is None or right is None or {len(call.shape(left)), len(call.shape(right))} != {5}:
         raise Unexpanded("its operands don't have five axes")

@@ -22,14 +22,23 @@ class Unexpanded(Exception):
 
 
 @attrs.frozen(kw_only=True)
+class Fold:
+    """Query heads in the axis of tokens: their number, and whether those of one head stand together."""
+
+    heads: int
+    heads_first: bool
+
+
+@attrs.frozen(kw_only=True)
 class Call:
     """One operator of a graph, with what its expansion needs: `shapes` of its inputs on the probe's, and those of their
-    axes that are `varying`, by name and number."""
+    axes that are `varying`, by name and number; `fold` where heads are folded into tokens."""
 
     node: ir.Node
     nodes: Nodes
     shapes: Shapes
     varying: Collection[tuple[str, int]] = ()
+    fold: Fold | None = None
 
     def input(self, index: int) -> ir.Value | None:
         """An input, None where it is absent."""

@@ -52,8 +52,11 @@ class Role:
     taken: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None) -> dict[str, Role]:
-    """The role of each input of a graph, in its order; `given` are roles by name that the user knows.
+def roles_of(
+    graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None, token_first: Collection[str] = ()
+) -> dict[str, Role]:
+    """The role of each input of a graph, in its order; `given` are roles by name that the user knows, `token_first`
+    inputs that are known to have tokens before rows.
 
     RequestError for an input whose role can't be guessed, and where `given` names an input that isn't there, an unknown
     role, or one that an input of this shape can't have.
@@ -76,7 +79,7 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     shapes, outputs = (
         {name: without_names(shape, reused) for name, shape in some.items()} for some in (shapes, outputs)
     )
-    axes = axes_of(known, shapes, outputs, joined, scored)
+    axes = axes_of(known, shapes, outputs, joined, scored, token_first)
     for name in given:
         if axes[name] is None:
             allowed = ", ".join(map(str, KNOWN_AXES[known[name]]))

@@ -89,6 +89,17 @@ class Symbols:
         is_symbol = size.number == 1 and len(size.symbols) == 1
         return self._broadcasts.get(size.symbols[0], ()) if is_symbol else ()
 
+    def parts_of(self, size: Size) -> set[int]:
+        """The symbols that a size is made of, those in its sums and those that meet in it among them."""
+        found, pending = set[int](), [*size.symbols]
+        while pending:
+            symbol = pending.pop()
+            if symbol not in found:
+                found.add(symbol)
+                inner = (*self._sums.get(symbol, ()), *self._broadcasts.get(symbol, ()), *self._exact.get(symbol, ()))
+                pending += [one for part in inner for one in part.symbols]
+        return found
+
     def total(self, terms: Iterable[Size]) -> Size:
         """The sum of sizes."""
         numbers: Counter[tuple[int, ...]] = Counter()

@@ -12,9 +12,10 @@ from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.recognise import Found, nested, recognise
 from posexport.graphs.axes import BATCH
+from posexport.graphs.contracted_axes import token_first, untold
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
-from posexport.graphs.expand import Expanded, expand, expandable
+from posexport.graphs.expand import Expanded, expand, expandable, maybe_folded
 from posexport.graphs.load import live
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
@@ -63,19 +64,20 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     live(model, kept)
     roles = settled_roles(model, roles_of(model, given), seed)
     drawn = probe_inputs(roles, seed)
-    arrays = to_tensors(drawn.arrays)
     operands = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
-    for name, dtype in _dtypes(model, arrays, operands.values()).items():
+    for name, dtype in _dtypes(model, to_tensors(drawn.arrays), operands.values()).items():
         operands[name].dtype = dtype
-    tokens = {name for name, role in roles.items() if role.kind in TOKENS}
-    content = {name for name, role in roles.items() if role.kind in CONTENT}
     expanded: list[Expanded] = []
     shapes: dict[str, tuple[int, ...]] = {}
     refused: dict[ir.Node, str] = {}
-    flow = Dataflow(model, tokens, content)
-    probe = Probe(Evaluator(model), flow, arrays, roles, seed)
-    if operands:
-        shapes = {name: probe.shape(value) for name, value in operands.items()}
+    flow, probe = _probed(model, roles, drawn, seed)
+    if untold(roles) and (turned := token_first(model, probe, roles)):
+        roles = settled_roles(model, roles_of(model, given, turned), seed)
+        drawn = probe_inputs(roles, seed)
+        flow, probe = _probed(model, roles, drawn, seed)
+    around = {value.name or "": value for value in maybe_folded(model)}
+    if operands or around:
+        shapes = {name: probe.shape(value) for name, value in (around | operands).items()}
         varying = {
             (name, axis)
             for name, value in operands.items()
@@ -84,8 +86,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         }
         expanded = expand(model, shapes, varying=varying, refused=refused)
     if expanded:
-        flow = Dataflow(model, tokens, content)
-        probe = Probe(Evaluator(model), flow, arrays, roles, seed)
+        flow, probe = _probed(model, roles, drawn, seed)
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,
@@ -97,6 +98,14 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         expanded=tuple(expanded),
         operator_shapes=shapes,
     )
+
+
+def _probed(model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed: int) -> tuple[Dataflow, Probe]:
+    """What the values of a model are computed from, and one run on drawn inputs."""
+    tokens = {name for name, role in roles.items() if role.kind in TOKENS}
+    content = {name for name, role in roles.items() if role.kind in CONTENT}
+    flow = Dataflow(model, tokens, content)
+    return flow, Probe(Evaluator(model), flow, to_tensors(drawn.arrays), roles, seed)
 
 
 def _dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor], values: Iterable[ir.Value]) -> dict[str, ir.DataType]:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.layouts import has_groups
+from posexport.graphs.attention.score_axes import ScoreAxes
 from posexport.graphs.attention.scores import Term
 from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart, TermExtent
@@ -74,6 +75,8 @@ class BiasWriter:
         """A term with the axes of [B or 1, N or 1, S or 1, T or 1]."""
         nodes, shapes = self.writing.nodes, self.sizes.shapes
         own, level = shapes.of(term.value), shapes.actual(term.level)
+        if term.axes:
+            return self._folded(value, own, term.axes, heads)
         if len(level) == 3 and len(own) == 3:  # rows and heads are one axis
             value = nodes.one("Unsqueeze", value, nodes.constant([1]))
             if own[0] == ONE:
@@ -99,6 +102,34 @@ class BiasWriter:
         if rank == 5:
             return self._of_windows(value, own, term, q)
         return value, _extent(*own)
+
+    def _folded(self, value: ir.Value, own: tuple[Size, ...], axes: ScoreAxes, heads: int) -> Added:
+        """A term of scores whose heads don't stand before their queries."""
+        nodes, symbols = self.writing.nodes, self.sizes.shapes.symbols
+        missing = len(axes) - len(own)
+        if missing:
+            value = nodes.one("Unsqueeze", value, nodes.constant([*range(missing)]))
+        letters, sizes = "", dict[str, Size]()
+        for group, size in zip(axes, (*[ONE] * missing, *own), strict=True):
+            at = nodes.constant([len(letters)])
+            if group == "":
+                value = nodes.one("Squeeze", value, at)
+            elif len(group) == 1 or size == ONE:
+                sizes |= dict.fromkeys(group, size)
+                value = value if len(group) == 1 else nodes.one("Unsqueeze", value, at)
+            else:
+                tokens = symbols.quotient(size, Size(heads))
+                if tokens is None:
+                    raise LengthsApart("lengths decide how many queries its mask or bias has.")
+                split = {"h": nodes.constant([heads]), "s": nodes.constant([-1])}
+                kept = [nodes.length(value, axis) for axis in range(len(letters))]
+                kept += [*(split[letter] for letter in group), nodes.length(value, len(letters) + 1)]
+                value = nodes.one("Reshape", value, nodes.one("Concat", *kept, axis=0))
+                sizes |= {"h": Size(heads), "s": tokens}
+            letters += group
+        if letters != "bhst":
+            value = nodes.one("Transpose", value, perm=[letters.index(letter) for letter in "bhst"])
+        return value, _extent(*(sizes[letter] for letter in "bhst"))
 
     def _of_windows(self, value: ir.Value, own: tuple[Size, ...], term: Term, q: ir.Value) -> Added:
         """A term [images or 1, windows or 1, ...] of scores whose rows are two axes, such as images and windows."""

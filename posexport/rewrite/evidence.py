@@ -17,6 +17,7 @@ import torch
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.score_axes import by_query
 from posexport.graphs.attention.scores import HIDDEN
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
@@ -132,7 +133,8 @@ def _compare(
         if index == 0:
             sizes = _sizes(attention, want, logits)
             want, have = (attention.output.layout.to_heads(tensor, sizes) for tensor in (want, have))
-            seen = (logits > UNSEEN).any(-1).reshape(sizes[:3])
+            shown = by_query(logits, attention.logits_axes, attention.num_heads)
+            seen = (shown > UNSEEN).any(-1).reshape(sizes[:3])
             want, have = want[seen], have[seen]
         if not torch.isfinite(want).all():
             return  # nothing can be said where the original isn't finite
@@ -148,7 +150,7 @@ def _compare(
 
 def _sizes(attention: Attention, output: torch.Tensor, logits: torch.Tensor) -> tuple[int, int, int, int]:
     """Batch, heads, queries and features of a result."""
-    queries = logits.shape[-2]
+    queries = attention.queries(tuple(logits.shape))
     return (
         output.numel() // (attention.num_heads * queries * attention.value_dim),
         attention.num_heads,

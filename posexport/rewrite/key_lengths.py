@@ -24,15 +24,19 @@ def move_lengths(
     """Write anew the shapes of keys, values and scores that a site's features, mask, bias or angles are computed from.
 
     `values` are those of the graph that is written to, before anything was put there; `total` [1] is the number of keys
-    where caches are buffers. False where something else that they are computed from is the site's own result, or a
-    shape of it whose lengths aren't known.
+    where caches are buffers: then no shape may be read of what was a cache, wherever it is used. False where something
+    else that they are computed from is the site's own result, or a shape of it whose lengths aren't known.
     """
     product = scores_product(view, attention)
     scores = None if product is None else values.get(product.result.name or "")
     inner = _replaced(attention, values, site) | ({scores} if scores is not None else set())
     before = {value.name: value for node in view.model.graph for value in node.outputs}
     known = _known_lengths(view, attention, site, values, nodes, total)
-    for node, value in _shapes_between(_read(attention, values), inner):
+    shapes = dict(_shapes_between(_read(attention, values), inner))
+    if total is not None:
+        caches = [side.cache.present for side in (attention.k, attention.v) if side.cache is not None]
+        shapes |= _shapes_of_layouts(values[cache.name or ""] for cache in caches)
+    for node, value in shapes.items():
         sizes = view.probe.shapes.of(before[value.name])[_part(node)]
         lengths = [_length(site.sizes, nodes, size, known) for size in sizes]
         parts = [part for part in lengths if part is not None]
@@ -116,6 +120,21 @@ def _shapes_between(read: Iterable[ir.Value], inner: Collection[ir.Value]) -> li
             pending += [output for output in node.outputs if output not in seen]
             seen.update(node.outputs)
     return [*found.items()]
+
+
+_LAYOUTS = {"Unsqueeze", "Expand", "Reshape", "Transpose", "Identity"}
+
+
+def _shapes_of_layouts(caches: Iterable[ir.Value]) -> dict[ir.Node, ir.Value]:
+    """Every Shape of these values laid out otherwise, such as repeated for all heads, with what it is the shape of."""
+    pending, found = [*caches], dict[ir.Node, ir.Value]()
+    for value in pending:
+        for use in value.uses():
+            if use.node.op_type == "Shape" and not use.node.outputs[0].is_graph_output():
+                found[use.node] = value
+            elif use.node.op_type in _LAYOUTS and use.idx == 0 and use.node.outputs[0] not in pending:
+                pending.append(use.node.outputs[0])
+    return found
 
 
 def _part(node: ir.Node) -> slice:

@@ -100,8 +100,10 @@ def rewrite_model(
             reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
         else:
             chosen.append(one)
-    if shared:
-        _check_shared(view, chosen)
+    unusable = _unusable_cache(view, chosen) if shared else None
+    if unusable is not None:
+        reasons |= dict.fromkeys((one.name for one in chosen), unusable)
+        chosen = []
     cases = cases_of(view.roles, seed) if chosen else []
     evidence: dict[str, Evidence] = {}
     after = before
@@ -206,20 +208,26 @@ def _has_buffers(view: View) -> bool:
     return bool(pasts) and all(SLOTS in role.axes for role in pasts)
 
 
-def _check_shared(view: View, chosen: Sequence[Attention]) -> None:
-    """RequestError unless every cache of the graph belongs to an attention that is to be written anew."""
+def _unusable_cache(view: View, chosen: Sequence[Attention]) -> Reason | None:
+    """Why no cache can be a buffer, None where all can: a cache belongs to no attention that was recognised.
+
+    RequestError where the graph has no cache that grows, or one of an attention that is not chosen.
+    """
     caches = {cache for one in chosen for cache in _caches(one)}
     others = [name for name, role in view.roles.items() if role.kind == "past" and name not in caches]
     owners = {cache: one.name for one in view.attentions if isinstance(one, Attention) for cache in _caches(one)}
     if others and others[0] in owners:
         raise RequestError(
-            f"kv_cache is 'shared', and {shown(others[0])} is the cache of {shown(owners[others[0]])}, which 'only' "
-            "leaves out: choose all attention that has caches, or leave kv_cache out."
+            f"--kv-cache shared makes buffers of all caches, and {shown(others[0])} is that of "
+            f"{shown(owners[others[0]])}, which --only leaves out: choose all attention that has caches, or drop "
+            "--kv-cache."
         )
-    if others or not caches:
-        usable = "cache [batch, heads, tokens, size] of an attention that reads its keys as they are"
-        text = f"{shown(others[0])} is no {usable}" if others else "the graph has no grown cache"
-        raise RequestError(f"kv_cache is 'shared', and {text}: leave kv_cache out.")
+    if others:
+        text = "is no cache [batch, heads, tokens, size] of an attention that reads its keys as they are"
+        return Reason("others-left", f"caches are buffers in all attentions or in none, and {shown(others[0])} {text}")
+    if not caches:
+        raise RequestError("--kv-cache shared makes buffers of caches, and the graph has none that grows: drop it.")
+    return None
 
 
 def _caches(one: Attention) -> list[str]:

@@ -297,7 +297,7 @@ def test_layers_that_share_a_mask_are_measured_once(monkeypatch: pytest.MonkeyPa
 def test_windows_of_a_term_are_rows() -> None:
     measure: Any = None
     site: Any = SimpleNamespace(terms=(), num_heads=2)
-    term: Any = SimpleNamespace(level=SimpleNamespace(name="level"))
+    term: Any = SimpleNamespace(axes=(), level=SimpleNamespace(name="level"))
     added = AddedToScores(measure, site, {"level": (3, 4, 2, 5, 5)})
     value = torch.arange(3.0 * 4 * 5 * 5).reshape(3, 4, 1, 5, 5)
     rows = added._four_axes(term, value)
@@ -308,7 +308,7 @@ def test_windows_of_a_term_are_rows() -> None:
 def test_groups_of_a_term_are_heads() -> None:
     measure: Any = None
     site: Any = SimpleNamespace(terms=(), num_heads=6)
-    term: Any = SimpleNamespace(level=SimpleNamespace(name="level"))
+    term: Any = SimpleNamespace(axes=(), level=SimpleNamespace(name="level"))
     added = AddedToScores(measure, site, {"level": (4, 2, 3, 5, 7)})
     slopes = torch.arange(3.0).reshape(3, 1, 1)
     assert torch.equal(added._four_axes(term, slopes), torch.tensor([0.0, 1, 2, 0, 1, 2]).reshape(1, 6, 1, 1))

@@ -151,3 +151,25 @@ def test_layers_that_read_one_cache_in_other_ways_keep_it(form: str) -> None:
     for sizes in SIZES:
         want, have = run(model, feeds(*sizes)), run(after, feeds(*sizes))
         np.testing.assert_allclose(have["logits"], want["logits"], atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_shapes_of_repeated_keys_are_no_readers(form: str) -> None:
+    """As TorchScript asks for them: they say how many tokens are cached, not how long buffers are."""
+    model = decoder()
+    product = next(node for node in model.graph.node if node.op_type == "MatMul" and node.input[0] == "attention_0")
+    model.graph.output.append(helper.make_tensor_value_info("sizes", TensorProto.INT64, [4]))
+    model = with_nodes(
+        model,
+        helper.make_node("Shape", [product.input[1]], ["repeated"], name="repeated"),
+        helper.make_node("Identity", ["repeated"], ["sizes"], name="sizes"),
+    )
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN], done.sites[0].reason
+    check_shared(model, after)
+    inputs = feeds(1, 1, 9)
+    buffers = {
+        name: np.pad(array, ((0, 0), (0, 0), (0, ROOM - 9), (0, 0))) if name.startswith("past") else array
+        for name, array in inputs.items()
+    }
+    np.testing.assert_array_equal(run(after, buffers)["sizes"], run(model, inputs)["sizes"])

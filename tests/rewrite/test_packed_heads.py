@@ -3,13 +3,20 @@ in torch's MultiheadAttention, or with tokens."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, causal, run
 
+from posexport.errors import RequestError
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.evaluate import Evaluator
+from posexport.rewrite import evidence
 from posexport.rewrite.rewriter import KEPT, REWRITTEN
 
 WIDTH, HEADS, SIZE = 32, 4, 8
@@ -17,7 +24,7 @@ WIDTH, HEADS, SIZE = 32, 4, 8
 
 def packed(tokens: str, rows: str, mask: bool) -> onnx.ModelProto:
     """Queries, keys and values [rows * HEADS, tokens, SIZE], with a mask [rows, tokens] of keys that are padding."""
-    g = Graph()
+    g, dims = Graph(), [None if name == "?" else name for name in (tokens, rows)] + [WIDTH]
     count = g.op("Mul", g.length("x", 1), g.constant([HEADS]))
     shape = g.op("Concat", g.constant([-1]), count, g.constant([SIZE]), axis=0)
     q, k, v = (
@@ -25,7 +32,7 @@ def packed(tokens: str, rows: str, mask: bool) -> onnx.ModelProto:
         for name in "qkv"
     )
     scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1])), g.constant(SIZE**-0.5, np.float32))
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [tokens, rows, WIDTH])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)]
     if mask:
         inputs.append(helper.make_tensor_value_info("key_padding_mask", TensorProto.BOOL, [rows, tokens]))
         wide = g.op("Unsqueeze", "key_padding_mask", g.constant([1]))
@@ -35,13 +42,21 @@ def packed(tokens: str, rows: str, mask: bool) -> onnx.ModelProto:
     out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[1, 0, 2])
     back = g.op("Concat", g.op("Shape", "x", start=0, end=2), g.constant([WIDTH]), axis=0)
     g.op("Reshape", out, back, name="y")
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [tokens, rows, WIDTH])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)]
     graph = helper.make_graph(g.nodes, "main_graph", inputs, outputs, g.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 @pytest.mark.parametrize(
-    ("names", "mask"), [(("seq", "batch"), True), (("seq", "batch"), False), (("s0", "s1"), True)], ids=str
+    ("names", "mask"),
+    [
+        (("seq", "batch"), True),
+        (("seq", "batch"), False),
+        (("s0", "s1"), True),
+        (("s0", "s1"), False),
+        (("?", "?"), False),
+    ],
+    ids=str,
 )
 def test_heads_are_told_from_rows(names: tuple[str, str], mask: bool) -> None:
     model = packed(*names, mask)
@@ -55,13 +70,6 @@ def test_heads_are_told_from_rows(names: tuple[str, str], mask: bool) -> None:
             arrays["key_padding_mask"] = np.arange(seq) >= rng.integers(1, seq + 1, (batch, 1))
         for before, now in zip(run(model, arrays).values(), run(after, arrays).values(), strict=True):
             np.testing.assert_allclose(now, before, atol=2e-5)
-
-
-def test_names_are_asked_for_where_nothing_tells() -> None:
-    done, _ = rewritten_model(packed("s0", "s1", mask=False), form="native", target="ort")
-    (site,) = done.sites
-    assert site.state == KEPT and site.reason is not None
-    assert "name their dimensions seq and batch" in site.reason.text
 
 
 def folded() -> onnx.ModelProto:
@@ -93,8 +101,23 @@ def folded() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def test_a_replacement_that_cannot_be_computed_is_a_sentence() -> None:
+def test_a_replacement_that_cannot_be_computed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Evaluator):
+        def run(self, *inputs: Any, **options: Any) -> dict[str, torch.Tensor]:
+            if "overrides" not in options:  # of the rewritten graph
+                raise RequestError("'posexport/Reshape_3' gets float64[3, 5].")
+            return super().run(*inputs, **options)
+
+    monkeypatch.setattr(evidence, "Evaluator", Broken)
     done, _ = rewritten_model(folded(), form="native", target="ort")
     (site,) = done.sites
     assert site.state == KEPT and site.reason is not None
+    assert "can't be computed on inputs such as" in site.reason.text
     assert "posexport/" not in site.reason.text and "float64[" not in site.reason.text, site.reason
+
+
+def test_folded_heads_are_heads() -> None:
+    done, _ = rewritten_model(folded(), form="native", target="ort")
+    (site,) = done.sites
+    assert site.state == REWRITTEN, site.reason
+    assert isinstance(site.attention, Attention) and site.attention.num_heads == HEADS

@@ -278,7 +278,11 @@ BAD: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "lower-opset": (lambda: small_graphs.decoder(opset=20), ("--opset", "18"), "the file is of opset 20, so give 20"),
     "only": (small_graphs.decoder, ("--only", "layer_0"), "--only: unknown attention 'layer_0'"),
     "kv-cache": (small_graphs.decoder, ("--kv-cache", "grown"), "--kv-cache is 'grown': it must be shared"),
-    "no-cache": (lambda: small_graphs.decoder(cache=False), ("--kv-cache", "shared"), "the graph has no grown cache"),
+    "no-cache": (
+        lambda: small_graphs.decoder(cache=False),
+        ("--kv-cache", "shared"),
+        "--kv-cache shared makes buffers of caches, and the graph has none that grows",
+    ),
     "angles": (small_graphs.decoder, ("--angles", "fast"), "--angles is 'fast'"),
     "output": (small_graphs.decoder, ("-o", "out.bin"), "must end in .onnx"),
     "itself": (small_graphs.decoder, ("-o", "in.onnx"), "'in.onnx' is a file that this command reads"),

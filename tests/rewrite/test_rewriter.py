@@ -133,7 +133,7 @@ def test_shared_caches_suit_the_cuda_provider_of_onnxruntime() -> None:
 
 
 def test_a_graph_without_a_cache_can_not_share_it() -> None:
-    with pytest.raises(RequestError, match="the graph has no grown cache"):
+    with pytest.raises(RequestError, match="the graph has none that grows"):
         rewrite_model(ir.from_proto(decoder(cache=False)), kv_cache="shared", form="contrib", target="ort")
 
 

@@ -39,4 +39,4 @@ def test_other_factors_stay_as_they_are() -> None:
     root, other = (math.sqrt(float32(number)) for number in (0.1, 0.2))
     assert split_scale([root, other], q) == (1.0, [root, other])  # nothing of them is a float32 number
     assert snapped(0.1234567890123456) is None
-    assert snapped(math.sqrt(0.1)) is None  # 0.1 is no float32 number
+    assert snapped(math.sqrt(0.3)) is None  # neither 0.3 nor 1 / 0.3 is a float32 number

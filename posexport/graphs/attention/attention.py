@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from posexport.errors import Reason
 from posexport.graphs.attention.heads import Side, Source
+from posexport.graphs.attention.score_axes import ScoreAxes, queries_of
 from posexport.graphs.attention.scores import Term
 from posexport.graphs.attention.turned_parts import Turn
 
@@ -19,8 +20,9 @@ RECOGNISED, UNKNOWN = "recognised", "unknown"
 class Attention:
     """One attention of a graph. `name` is that of its softmax or operator, `layer` its place among the others.
 
-    `near` is the same attention between its two products alone, without what lies before them and behind.
-    `output` is the result [B, N, S, D] as the graph lays it out. `square`: there are always as many keys as queries.
+    `near` is the same attention between its two products alone, without what lies before them and behind. `logits` have
+    the axes `logits_axes` (posexport.graphs.attention.score_axes). `output` is the result [B, N, S, D] as the graph
+    lays it out. `square`: there are always as many keys as queries.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Attention:
     square: bool
     softmax: ir.Node
     logits: ir.Value
+    logits_axes: ScoreAxes
     softmax_dtype: str
     weights: ir.Value
     near: Attention | None = None
@@ -51,6 +54,10 @@ class Attention:
     def turns(self) -> tuple[Turn, ...]:
         """Rotations above queries and keys that are written anew in their place."""
         return (*self.q.turns, *self.k.turns)
+
+    def queries(self, logits: tuple[int, ...]) -> int:
+        """The number of queries where logits have this shape."""
+        return queries_of(logits, self.logits_axes, self.num_heads)
 
     @property
     def scale(self) -> float:

@@ -89,7 +89,7 @@ def _to_heads(layout: Layout, sizes: Sizes, value: torch.Tensor) -> torch.Tensor
 
 def _sizes(view: View, attention: Attention) -> tuple[int, int, int]:
     """Rows, key heads and queries."""
-    queries = view.probe.shape(attention.logits)[-2]
+    queries = attention.queries(view.probe.shape(attention.logits))
     result = math.prod(view.probe.shape(attention.output.value))
     return result // (attention.num_heads * attention.value_dim * queries), attention.num_kv_heads, queries
 

@@ -183,7 +183,8 @@ class Describer:
     def _mask_and_bias(self, attention: Attention) -> tuple[Data, Data | None]:
         terms = tuple((term.value, term.factor, term.seen_if, term.fill) for term in attention.terms)
         levels = tuple(tuple(self.view.probe.shape(term.level)) for term in attention.terms)
-        key = ("terms", terms, levels, attention.num_heads, attention.sinks is not None)
+        axes = tuple(term.axes for term in attention.terms)
+        key = ("terms", terms, levels, axes, attention.num_heads, attention.sinks is not None)
         return self._shared(key, lambda: self._measured_terms(attention, levels))
 
     def _measured_terms(self, attention: Attention, shapes: tuple[tuple[int, ...], ...]) -> tuple[Data, Data | None]:
@@ -276,7 +277,7 @@ class Describer:
     def _rows(self, attention: Attention) -> int:
         """The rows that attend: those of the batch, or windows of an image."""
         shape = self.view.probe.shape(attention.output.value)
-        queries = self.view.probe.shape(attention.logits)[-2]
+        queries = attention.queries(self.view.probe.shape(attention.logits))
         return math.prod(shape) // (attention.num_heads * attention.value_dim * queries)
 
     def _norms(self, attention: Attention) -> Data | None:

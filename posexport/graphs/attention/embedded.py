@@ -15,7 +15,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.projection import varies_by_token
-from posexport.graphs.axes import BATCH
+from posexport.graphs.axes import BATCH, is_token_first
 from posexport.graphs.fits.progressions import progression
 from posexport.graphs.view import View
 
@@ -38,33 +38,41 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
         if node is None or value in stops:
             continue
         if node.op_type == "Add" and (added := _added(view, node)) is not None:
-            return _named(measure, added)
+            return _named(measure, *added)
         sources = {one for one in node.inputs if one is not None and one in view.flow.content} - seen
         seen |= sources
         pending += sources
     return None
 
 
-def _added(view: View, node: ir.Node) -> ir.Value | None:
-    """What an Add adds to content, if it differs from token to token and not from feature to feature alone."""
+def _added(view: View, node: ir.Node) -> tuple[ir.Value, int] | None:
+    """What an Add adds to content, if it differs from token to token and not from feature to feature alone; and its
+    axis of tokens, from the end."""
     operands = [one for one in node.inputs if one is not None]
     others = [one for one in operands if one not in view.flow.content]
     shape = view.probe.shape(node.outputs[0])
-    if len(operands) != 2 or len(others) != 1 or len(shape) != 3 or shape[0] != view.inputs.sizes[BATCH]:
+    if len(operands) != 2 or len(others) != 1 or len(shape) != 3:
         return None
     value = view.probe.get(others[0])
-    wide = value.dim() >= 2 and value.shape[-1] == shape[-1] > 1
-    return others[0] if wide and varies_by_token(value, shape[-2]) else None
+    if value.dim() < 2 or not value.shape[-1] == shape[-1] > 1:
+        return None
+    first = any(is_token_first(role.axes) for role in view.roles.values())
+    for at in (-3, -2) if first else (-2,):  # tokens stand on the axis before that of rows, or behind it
+        rows = shape[-2 if at == -3 else -3]
+        by_token = value.transpose(-3, -2) if at == -3 and value.dim() == 3 else value
+        if rows == view.inputs.sizes[BATCH] and value.dim() >= -at and varies_by_token(by_token, shape[at]):
+            return others[0], at
+    return None
 
 
-def _named(measure: Measure, added: ir.Value) -> dict[str, Any]:
-    table = _table(added)
-    rows = None if table is None else int(table.shape[0])  # type: ignore[arg-type]
+def _named(measure: Measure, added: ir.Value, axis: int) -> dict[str, Any]:
+    rows = _table_rows(added)
     try:
         positions = [[place] for place in range(ROW)] if measure.axes_of([added]) == 1 else None
         (tensor,), _ = measure.run([added], seq=ROW, positions=positions)
     except RequestError:
         return {"name": "absolute", "max_positions": rows}
+    tensor = tensor.transpose(axis, -2)
     values = tensor.reshape(-1, *tensor.shape[-2:])[0].numpy()
     sines = _sines(values)
     if sines is not None:
@@ -72,13 +80,16 @@ def _named(measure: Measure, added: ir.Value) -> dict[str, Any]:
     return {"name": "learned", "max_positions": rows if rows is not None else len(values)}
 
 
-def _table(value: ir.Value) -> ir.TensorProtocol | None:
-    """The table that a value is looked up in, through what leaves its rows as they are."""
+def _table_rows(value: ir.Value) -> int | None:
+    """The rows of the table that a value is looked up in, through what leaves them as they are; None where it is in
+    none [rows, features], [1, rows, features] or [rows, 1, features]."""
     for _ in range(8):
         node = value.producer()
         stored = constant_of(value)
         if stored is not None and len(stored.shape) >= 2:
-            return stored if len(stored.shape) == 2 else None
+            sizes = [int(size) for size in stored.shape.numpy()]
+            more = [size for size in sizes[:-1] if size != 1]
+            return more[0] if len(more) == 1 else None
         if node is None or not node.inputs or node.inputs[0] is None:
             return None
         value = node.inputs[0]

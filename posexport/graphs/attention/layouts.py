@@ -101,8 +101,8 @@ _LAYOUTS = _layouts()
 def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
     """The number c with target = c * source, or None where there is none.
 
-    Numbers of a graph are those of float32, divide by one or are the root of one; what is one of these but for rounding
-    is made it.
+    Numbers of a graph are those of float32, divide by one, or are the second or fourth root of these; what is one of
+    them but for rounding is made it.
     """
     if target.shape != source.shape or not torch.isfinite(target).all():
         return None
@@ -113,13 +113,18 @@ def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
 
 
 def snapped(number: float) -> float | None:
-    """A float32 number, one divided by such a number, or the root of one, that is `number` but for rounding errors of
-    float64; None where there is none. torch multiplies queries and keys by the root of their scale each."""
-    part = _float32(1.0 / number)
-    root = math.copysign(math.sqrt(_float32(number * number)), number)
-    for candidate in (_float32(number), 1.0 / part if part else 0.0, root):
-        if abs(candidate - number) <= _ROUNDING * abs(number):
-            return candidate
+    """A float32 number, one divided by such a number, or the second or fourth root of these, that is `number` but for
+    rounding errors of float64; None where there is none.
+
+    torch multiplies queries and keys by the root of their scale each, and computes a scale as the root of 1 / size.
+    """
+    for power in (1, 2, 4):
+        whole = abs(number) ** power
+        part = _float32(1.0 / whole) if whole else 0.0
+        for one in (_float32(whole), 1.0 / part if part else 0.0):
+            candidate = math.copysign(one ** (1.0 / power), number)
+            if math.isfinite(candidate) and abs(candidate - number) <= _ROUNDING * abs(number):
+                return candidate
     return None
 
 

@@ -13,6 +13,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.layouts import has_groups
 from posexport.graphs.attention.measure import Measure, Positions
+from posexport.graphs.attention.score_axes import by_query
 from posexport.graphs.attention.scores import Term
 from posexport.graphs.axes import ENCODER, PAST, SEQ, SLOTS
 from posexport.graphs.draw import DrawnInputs
@@ -97,6 +98,8 @@ class AddedToScores:
     def _four_axes(self, term: Term, value: torch.Tensor) -> torch.Tensor:
         """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one, those of five have two
         axes of rows, as windows, or of heads, as groups that share keys."""
+        if term.axes:
+            return by_query(value, term.axes, self._attention.num_heads)
         level = self._levels[term.level.name or ""]
         if len(level) == 3 and value.dim() == 3 and value.shape[0] != 1:
             return value.reshape(-1, self._attention.num_heads, *value.shape[1:])

@@ -18,6 +18,7 @@ from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
+from posexport.graphs.attention.score_axes import USUAL, score_axes
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
@@ -198,7 +199,9 @@ def _attention(
             raise Declined("score-layout", f"lengths decide how {name} lays out the scores")
     if loses_digits(flow, scores.product.result, product.left):
         raise Declined("score-digits", f"scores or weights around {shown(name)} have fewer digits than both products")
-    check_weights(flow, probe, softmax.node, product, passed, scores)
+    axes = score_axes(probe, scores.product, scores.nodes)
+    inner = _logits(probe, logits)
+    check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
@@ -218,13 +221,14 @@ def _attention(
         q=q,
         k=k,
         v=v,
-        terms=scores.terms,
+        terms=tuple(attrs.evolve(term, axes=axes.get(term.level, USUAL)) for term in scores.terms),
         head_scales=_head_scales(flow, probe, scores, heads),
         sinks=_sinks(probe, scores.sinks, heads),
         output=result_of(probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
         softmax=softmax.node,
-        logits=_logits(probe, logits),
+        logits=inner,
+        logits_axes=axes.get(inner, USUAL),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.node.outputs[0],
     )
@@ -258,8 +262,9 @@ def narrower(flow: Dataflow, probe: Probe, one: Attention) -> Attention | None:
         return attrs.evolve(one, q=_unturned(one.q), k=_unturned(one.k)) if one.turns else None
     near, rows = one.near, probe.shape(one.near.output.value)
     sizes = math.prod(rows) // (near.num_heads * near.value_dim)
-    queries, keys = probe.shape(near.logits)[-2:]
-    return _with_turns(flow, probe, near, (sizes // queries, queries, keys))
+    shape = probe.shape(near.logits)
+    queries = near.queries(shape)
+    return _with_turns(flow, probe, near, (sizes // queries, queries, shape[-1]))
 
 
 def _unturned(side: Side) -> Side:

@@ -27,7 +27,8 @@ DEPTH = 24
 class Term:
     """Something added to the logits: `value` times `factor`, or `fill` where the boolean `value` is not `seen_if`.
 
-    `level` is the value on the way whose shape the term is broadcast to.
+    `level` is the value on the way whose shape the term is broadcast to, `axes` are its axes
+    (posexport.graphs.attention.score_axes).
     """
 
     value: ir.Value
@@ -35,6 +36,7 @@ class Term:
     factor: float = 1.0
     seen_if: bool | None = None
     fill: float = 0.0
+    axes: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -14,13 +14,23 @@ from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.layouts import factor
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product
+from posexport.graphs.attention.score_axes import ScoreAxes, by_query
 from posexport.graphs.attention.scores import Declined, Scores, scalar_of
 
 
 def check_weights(
-    flow: Dataflow, probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores
+    flow: Dataflow,
+    probe: Probe,
+    softmax: ir.Node,
+    product: Product,
+    passed: Sequence[ir.Node],
+    scores: Scores,
+    axes: ScoreAxes,
 ) -> None:
-    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column)."""
+    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column).
+
+    `axes` are those of the scores.
+    """
     source, target = softmax.outputs[0], product.left
     if not passed:
         return
@@ -30,6 +40,8 @@ def check_weights(
         raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
     replaced = torch.softmax(probe.random_like(source), -1)
     result = probe.through(source, [target], replaced)[0]
+    if len(axes) == replaced.dim():
+        replaced = by_query(replaced, axes, result.shape[1])
     if product.axes[0].endswith("ts"):
         replaced = replaced.transpose(-1, -2)
     without = {True: replaced[..., 1:], False: replaced[..., :-1]}

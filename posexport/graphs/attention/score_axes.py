@@ -1,0 +1,86 @@
+"""The axes of scores between their product and their softmax, where heads don't stand before queries.
+
+    [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]
+
+Multi-query attention that folds heads into tokens adds its mask, and takes its softmax, in such a layout. Axes are
+groups of the letters b rows, h heads, s queries, t keys; no group at all stands for the usual axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.products import SCORES, Product
+
+ScoreAxes = tuple[str, ...]
+
+USUAL: ScoreAxes = ()
+
+_FOLDED: tuple[ScoreAxes, ...] = (("b", "s", "h", "t"), ("b", "hs", "t"), ("b", "sh", "t"))
+_FOLDED += tuple((*axes[:1], "", *axes[1:]) for axes in _FOLDED[1:])
+"""Axes of scores; an empty group is one of size 1."""
+
+_MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")
+
+
+def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict[ir.Value, ScoreAxes]:
+    """The axes of each value on the way from the product [B, N, S, T] to the softmax, for those that have others than
+    the usual ones. `nodes` are those on the way, the last one first."""
+    shape = probe.shape(product.result)
+    moves = [*nodes][::-1]
+    if len(shape) != 4 or product.axes[2] != SCORES[2] or not any(node.op_type in _MOVES for node in moves):
+        return {}
+    numbers = torch.arange(math.prod(shape)).reshape(shape)
+    found: dict[ir.Value, ScoreAxes] = {}
+    current = numbers
+    for node in moves:
+        after = probe.shape(node.outputs[0])
+        if node.op_type == "Transpose":
+            perm = node.attributes.get("perm")
+            current = current.permute([*reversed(range(current.dim()))] if perm is None else [*perm.as_ints()])
+        elif node.op_type in _MOVES and math.prod(after) == current.numel():
+            current = current.reshape(after)
+        if current.shape != after:
+            return found  # what follows is another layout, or broadcast
+        if not torch.equal(current, numbers):
+            named = [axes for axes in _FOLDED if torch.equal(_laid_out(numbers, axes), current)]
+            found[node.outputs[0]] = named[0] if named else USUAL
+    return found
+
+
+def by_query(value: torch.Tensor, axes: ScoreAxes, heads: int) -> torch.Tensor:
+    """Scores, or something that is broadcast to them, as [B or 1, N or 1, S or 1, T or 1]."""
+    if axes == USUAL:
+        return value
+    value = value[(None,) * (len(axes) - value.dim())]
+    letters = ""
+    for group in axes:
+        at = len(letters)
+        if group == "":
+            value = value.squeeze(at)
+        elif len(group) == 2:
+            size = value.shape[at]
+            split = (1, 1) if size == 1 else (heads, size // heads) if group == "hs" else (size // heads, heads)
+            value = value.reshape(*value.shape[:at], *split, *value.shape[at + 1 :])
+        letters += group
+    return value.permute([letters.index(letter) for letter in "bhst"])
+
+
+def queries_of(shape: tuple[int, ...], axes: ScoreAxes, heads: int) -> int:
+    """The number of queries of scores of this shape."""
+    for group, size in zip(axes, shape, strict=False):
+        if "s" in group:
+            return size // heads if "h" in group else size
+    return shape[-2]
+
+
+def _laid_out(numbers: torch.Tensor, axes: ScoreAxes) -> torch.Tensor:
+    """[B, N, S, T] with these axes."""
+    sizes = dict(zip("bhst", numbers.shape, strict=True))
+    moved = numbers.permute(["bhst".index(letter) for letter in "".join(axes)])
+    return moved.reshape([math.prod(sizes[letter] for letter in group) for group in axes])

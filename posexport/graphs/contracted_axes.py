@@ -1,0 +1,48 @@
+"""Which axis of features or ids is that of tokens, where names of dimensions don't tell: by the products of attention.
+
+The scores of attention have queries and keys as their last two axes, and values are summed over keys; rows are among
+the axes before them. So a dimension of an input that decides how many queries or keys there are is one of tokens, and
+one that decides how many products there are is one of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.products import SCORES, Product, product_of
+from posexport.graphs.axes import has_untold_order
+from posexport.graphs.grouped import around_softmaxes
+from posexport.graphs.roles import Role
+from posexport.graphs.symbolic_sizes import Size
+
+
+def untold(roles: Mapping[str, Role]) -> list[str]:
+    """The inputs that may have rows or tokens first by all that names say."""
+    return [name for name, role in roles.items() if has_untold_order(role.kind, role.stated, role.axes)]
+
+
+def token_first(model: ir.Model, probe: Probe, roles: Mapping[str, Role]) -> list[str]:
+    """Those of the `untold` inputs whose first axis attention contracts over, while the second counts its products."""
+    values = {value.name or "": value for value in model.graph.inputs}
+    symbols, tokens, rows = probe.shapes.symbols, set[int](), set[int]()
+    for _, before, _ in around_softmaxes(model.graph):
+        for node in before:
+            product = product_of(node, SCORES)
+            shape = () if product is None else _shape(probe, product)
+            for axis, size in enumerate(shape):
+                (tokens if axis >= len(shape) - 2 else rows).update(symbols.parts_of(size))
+    found = []
+    for name in untold(roles):
+        first, second = ({*size.symbols} for size in probe.shapes.of(values[name])[:2])
+        if first & tokens and not first & rows and second & rows and not second & tokens:
+            found.append(name)
+    return found
+
+
+def _shape(probe: Probe, product: Product) -> tuple[Size, ...]:
+    """The lengths of scores with queries and keys last; none where they have other axes."""
+    shape = probe.shapes.of(product.result)
+    return shape if len(shape) in (3, 4) and product.axes[2][-2:] in ("st", "ts") else ()

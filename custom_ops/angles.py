@@ -103,7 +103,7 @@ def sinusoids(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tup
 
 
 @sinusoids.onnx
-def _sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
+def sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
     # products and a sum, not MatMul: TF32 would round the positions to 11 bits
     angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=ir.DataType.FLOAT), [-1]), frequencies)
     if rank_of(frequencies) == 2:
@@ -149,7 +149,7 @@ def exact_sinusoids(positions: Tensor, turns: Tensor, scale: float = 1.0) -> tup
 
 
 @exact_sinusoids.onnx
-def _exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
+def exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
     places = op.Unsqueeze(positions, [-1])
     high = op.Div(places, SPLIT)
     of_high, of_low = (op.Squeeze(part, [0]) for part in op.Split(turns, num_outputs=2, axis=0, _outputs=2))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic
 
 import torch
 from torch import Tensor
@@ -12,12 +10,9 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.differences import fake_by_difference, laid_out, slid_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, dtype_of, few_onnx, operator, shape_of, size_of
-from posexport.custom_ops.relative import biased, biased_onnx
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, dtype_of, few_onnx, operator, shape_of, size_of
+from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
 from posexport.custom_ops.tables import FEW
-
-FINE = 128
-"""Differences that share a coarse angle."""
 
 
 def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,16 +21,6 @@ def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:
     blocks = (ahead.shape[1] + FINE - 1) // FINE
     coarse = -ahead[:, :1] - FINE * torch.arange(blocks, device=ahead.device)
     return coarse, torch.arange(FINE, device=ahead.device).unsqueeze(0)
-
-
-@dataclass(frozen=True)
-class Turns(Generic[T]):
-    """Cosines and sines of coarse and fine positions."""
-
-    coarse_cos: T
-    coarse_sin: T
-    fine_cos: T
-    fine_sin: T
 
 
 @operator("DifferenceRelativeScore", "score", fake=fake_by_difference)
@@ -105,23 +90,6 @@ def _of_many_onnx(
     return op.MatMul(heads, op.Reshape(table, [0, *shape]))
 
 
-def _of_few_onnx(
-    op: Ops, heads: ir.Value, turns: Turns[ir.Value], length: ir.Value, r_proj: ir.Value, shape: list[int]
-) -> ir.Value:
-    """Queries times W_r, turned by the coarse angles and then multiplied with the fine ones: [B, N, S, L].
-
-    With s sin(c - f) + o cos(c - f) = (s sin c + o cos c) cos f + (o sin c - s cos c) sin f, in fp32."""
-    products = cast(op, op.MatMul(heads, op.Reshape(r_proj, shape)), ir.DataType.FLOAT)
-    s, o = op.Split(op.Unsqueeze(products, [3]), num_outputs=2, axis=-1, _outputs=2)  # [B, N, S, 1, P]
-    cos_c, sin_c = (op.Unsqueeze(side, [1, 2]) for side in (turns.coarse_cos, turns.coarse_sin))
-    by_cos = op.Add(op.Mul(s, sin_c), op.Mul(o, cos_c))
-    by_sin = op.Sub(op.Mul(o, sin_c), op.Mul(s, cos_c))
-    fine = (op.Transpose(op.Squeeze(side, [0]), perm=[1, 0]) for side in (turns.fine_cos, turns.fine_sin))
-    scores = op.Add(*(op.MatMul(one, other) for one, other in zip((by_cos, by_sin), fine, strict=True)))
-    scores = op.Slice(op.Reshape(scores, [0, 0, 0, -1]), [0], length, [3])
-    return cast(op, scores, dtype_of(heads))
-
-
 def _relative_onnx(
     op: Ops,
     q: ir.Value,
@@ -140,7 +108,8 @@ def _relative_onnx(
         return _of_many_onnx(op, heads, turns, length, r_proj, shape)
 
     def few(op: Ops) -> ir.Value:
-        return _of_few_onnx(op, heads, turns, length, r_proj, shape)
+        scores = turned_onnx(op, heads, turns, r_proj, shape)
+        return cast(op, op.Slice(scores, [0], length, [3]), dtype_of(heads))
 
     products = few_onnx(op, ort, queries, few, many, FEW)
     return cast(op, slid_onnx(op, products, queries, causal), ir.DataType.FLOAT)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.angles import Angles, Positions
+from posexport.custom_ops.angles import Positions, exact_onnx, exact_sinusoids, sinusoids, sinusoids_onnx
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
-from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
+from posexport.custom_ops.operator import (
+    ORT_FORMS,
+    Ops,
+    T,
+    cast,
+    constant,
+    dtype_of,
+    either_onnx,
+    operator,
+    shape_of,
+    size_of,
+    wide,
+)
 from posexport.custom_ops.tables import picked, picked_onnx
 
 
@@ -32,15 +46,65 @@ def fake_score(call: Any, keys: Tensor, num_heads: int) -> Tensor:
     return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
 
 
-@operator("RelativeScore", "score", fake=lambda call: fake_score(call, call.k_cos, call.position_bias.shape[0]))
+FINE = 128
+"""Differences that share a coarse angle."""
+
+
+@dataclass(frozen=True)
+class Turns(Generic[T]):
+    """Cosines and sines of coarse positions [B|1, R] and of fine ones [1, FINE], which are subtracted from them."""
+
+    coarse_cos: T
+    coarse_sin: T
+    fine_cos: T
+    fine_sin: T
+
+
+def turned_onnx(op: Ops, heads: ir.Value, turns: Turns[ir.Value], r_proj: ir.Value, shape: list[int]) -> ir.Value:
+    """Queries [B, N, S, head_dim] . W_r R of every coarse less every fine position, float32 [B, N, S, R*FINE].
+
+    Queries times W_r are turned by the coarse angles c, and then multiplied with the fine ones f:
+    s sin(c - f) + o cos(c - f) = (s sin c + o cos c) cos f + (o sin c - s cos c) sin f."""
+    products = cast(op, op.MatMul(heads, op.Reshape(r_proj, shape)), ir.DataType.FLOAT)
+    s, o = op.Split(op.Unsqueeze(products, [3]), num_outputs=2, axis=-1, _outputs=2)  # [B, N, S, 1, P]
+    cos_c, sin_c = (op.Unsqueeze(side, [1, 2]) for side in (turns.coarse_cos, turns.coarse_sin))
+    by_cos = op.Add(op.Mul(s, sin_c), op.Mul(o, cos_c))
+    by_sin = op.Sub(op.Mul(o, sin_c), op.Mul(s, cos_c))
+    fine = (op.Transpose(op.Squeeze(side, [0]), perm=[1, 0]) for side in (turns.fine_cos, turns.fine_sin))
+    scores = op.Add(*(op.MatMul(one, other) for one, other in zip((by_cos, by_sin), fine, strict=True)))
+    return op.Reshape(scores, [0, 0, 0, -1])
+
+
+@dataclass(frozen=True)
+class Frequencies(Generic[T]):
+    """Of the vectors of distances: as numbers, or as exact turns."""
+
+    frequencies: T | None
+    turns: T | None
+
+    def sides(self: Frequencies[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions."""
+        if self.frequencies is not None:
+            return sinusoids.eager(positions, self.frequencies, 1.0)
+        return exact_sinusoids.eager(positions, self.turns, 1.0)
+
+    def sides_onnx(self: Frequencies[ir.Value], op: Ops, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """As `sides`, in ONNX."""
+        if self.frequencies is not None:
+            return sinusoids_onnx(op, positions, self.frequencies, 1.0)
+        assert self.turns is not None  # one of them is given
+        return exact_onnx(op, positions, self.turns, 1.0)
+
+
+@operator("RelativeScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.position_bias.shape[0]))
 def relative_score(
     q: Tensor,
-    q_cos: Tensor,
-    q_sin: Tensor,
-    k_cos: Tensor,
-    k_sin: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
     position_bias: Tensor,
     r_proj: Tensor,
+    frequencies: Tensor | None = None,
+    turns: Tensor | None = None,
     scale: float = SCALE,
 ) -> Tensor:
     """scale * (q_i + v) . W_r R(p_i - p_j), R sinusoidal, v = position_bias: terms (b) + (d) of Transformer-XL
@@ -48,26 +112,31 @@ def relative_score(
 
     With w = W_r^T (q_i + v), split into a sine half s and a cosine half c, it is the sum over f of
     s_f sin(w_f (p_i - p_j)) + c_f cos(w_f (p_i - p_j)) = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]: one
-    product gives the term for any positions, without the paper's shift trick for consecutive ones.
+    product gives the term for any positions, without the paper's shift trick for consecutive ones. For ONNX Runtime,
+    one query whose keys stand less than T behind it takes sums of coarse and fine angles, not an angle of each key.
 
     Args:
         q: [B, S, num_heads*head_dim].
-        q_cos, q_sin: float32 [B, S, P], of the positions of queries.
-        k_cos, k_sin: float32 [B, T, P], of the positions of keys.
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of the keys.
         position_bias: [num_heads, head_dim], in q's dtype.
         r_proj: [num_heads*head_dim, 2*P], in q's dtype: W_r.
+        frequencies: float32 [P], radians per position; None where there are turns.
+        turns: int64 [2, P], exact ones, as `exact_sinusoids` takes them.
         scale: of the logits, by default head_dim**-0.5.
 
     Returns:
         The score, float32 [B, num_heads, S, T].
 
     Example:
-        >>> cos, sin = sinusoids(torch.tensor([[0, 1]]), torch.tensor([1.0]))
-        >>> q, v, w = torch.ones(1, 2, 1), torch.zeros(1, 1), torch.tensor([[0.0, 1.0]])
-        >>> relative_score(q, cos, sin, cos, sin, v, w)
+        >>> at, w = torch.tensor([[0, 1]]), torch.tensor([[0.0, 1.0]])
+        >>> q, v = torch.ones(1, 2, 1), torch.zeros(1, 1)
+        >>> relative_score(q, at, at, v, w, frequencies=torch.tensor([1.0]))
         tensor([[[[1.0000, 0.5403],
                   [0.5403, 1.0000]]]])
     """
+    angles = Frequencies(frequencies, turns)
+    (q_cos, q_sin), (k_cos, k_sin) = (angles.sides(side) for side in (q_positions, k_positions))
     s, c = (biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
     cos, sin = (t.to(q.dtype).unsqueeze(1) for t in (q_cos, q_sin))
     left = torch.cat((s * sin + c * cos, c * sin - s * cos), -1)
@@ -75,19 +144,52 @@ def relative_score(
     return (left @ right.transpose(2, 3)).to(wide(q.dtype))
 
 
-@relative_score.onnx
 def _relative_onnx(
-    op: Ops, q: ir.Value, angles: Angles[ir.Value], position_bias: ir.Value, r_proj: ir.Value, scale: float
+    op: Ops,
+    q: ir.Value,
+    positions: Positions[ir.Value],
+    position_bias: ir.Value,
+    r_proj: ir.Value,
+    angles: Frequencies[ir.Value],
+    scale: float,
+    ort: bool = False,
 ) -> ir.Value:
-    weights = op.Reshape(r_proj, [*shape_of(position_bias), -1])
-    products = op.MatMul(biased_onnx(op, q, position_bias, scale), weights)
-    s, c = op.Split(products, num_outputs=2, axis=-1, _outputs=2)
-    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (angles.q_cos, angles.q_sin))
-    first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
-    second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
-    left = op.Concat(first, second, axis=-1)
-    right = op.Unsqueeze(cast(op, op.Concat(angles.k_cos, angles.k_sin, axis=-1), dtype_of(q)), [1])
-    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
+    heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
+
+    def any_positions(op: Ops) -> ir.Value:
+        s, c = op.Split(op.MatMul(heads, op.Reshape(r_proj, shape)), num_outputs=2, axis=-1, _outputs=2)
+        cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in angles.sides_onnx(op, positions.q_positions))
+        first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
+        second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
+        left = op.Concat(first, second, axis=-1)
+        of_keys = op.Concat(*angles.sides_onnx(op, positions.k_positions), axis=-1)
+        right = op.Unsqueeze(cast(op, of_keys, dtype_of(q)), [1])
+        return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
+
+    if not ort:  # elsewhere no If, which divides TensorRT's kernels
+        return any_positions(op)
+    queries, keys = (op.Shape(side, start=1, end=2) for side in (q, positions.k_positions))
+    first = op.Slice(positions.q_positions, [0], [1], [1])
+    behind = op.Sub(first, positions.k_positions)
+    near = op.And(
+        op.GreaterOrEqual(op.ReduceMin(behind, keepdims=0), 0),
+        op.Less(op.ReduceMax(behind, keepdims=0), op.Squeeze(keys)),
+    )
+
+    def one_query(op: Ops) -> ir.Value:
+        blocks = op.Div(op.Add(keys, FINE - 1), FINE)
+        last = op.Sub(op.Mul(blocks, FINE), 1)  # the column of distance d is last - d
+        coarse = op.Sub(last, op.Mul(op.Range(0, op.Squeeze(blocks), 1), FINE))
+        fine = op.Range(0, FINE, 1)
+        sides = (side for at in (coarse, fine) for side in angles.sides_onnx(op, op.Unsqueeze(at, [0])))
+        scores = turned_onnx(op, heads, Turns(*sides), r_proj, shape)
+        return picked_onnx(op, scores, op.Unsqueeze(op.Sub(last, behind), [1]), shape[0])
+
+    return either_onnx(op, op.And(op.Equal(op.Squeeze(queries), 1), near), one_query, any_positions)
+
+
+relative_score.onnx(_relative_onnx)
+relative_score.form(*ORT_FORMS)(partial(_relative_onnx, ort=True))
 
 
 @operator(

@@ -105,8 +105,9 @@ class Relative(Encoding):
         weights = state["position_bias"], state["r_proj.weight"]
         if self.max_distance is not None:
             return q_content, custom_ops.relative_table_score(q, *positions, *weights, state["weight"], scale)
-        q_side, k_side = (cos_sin(side, state["frequencies"]) for side in positions)
-        return q_content, custom_ops.relative_score(q, *q_side, *k_side, *weights, scale)
+        angles = state["frequencies"]
+        frequencies, turns = (angles, None) if angles.is_floating_point() else (None, angles)
+        return q_content, custom_ops.relative_score(q, *positions, *weights, frequencies, turns, scale)
 
     def _by_difference(self, state: State, q: Tensor, ahead: Tensor) -> Tensor:
         """Terms (b) and (d) for consecutive positions."""

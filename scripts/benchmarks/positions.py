@@ -109,7 +109,7 @@ def _files(encoding: str, mode: str, scenario: str, folder: Path) -> dict[str, C
         spec = spec_of(encoding, mode, cache)
         if spec is None:
             continue
-        inputs = seeded_inputs(spec_of(encoding, mode, "shared" if cache else None), sizes, 0)
+        inputs = seeded_inputs(spec if cache is None else attrs.evolve(spec, kv_cache="shared"), sizes, 0)
         if cache == "concat":
             inputs = timing.grown(inputs, sizes.past_seq or 0)
         own = folder / f"{mode}-{cache}"

@@ -24,14 +24,14 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.heads, self.scale = spec.num_heads, spec.scale
         self.weights = nn.ParameterDict({name.replace(".", "/"): value for name, value in weights.items()})
-        steps = torch.arange(0, spec.hidden_size, 2) / spec.hidden_size
-        self.register_buffer("frequencies", 10000.0**-steps)
+        self.frequencies = nn.Buffer(10000.0 ** -(torch.arange(0, spec.hidden_size, 2) / spec.hidden_size))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         batch, seq, _ = hidden_states.shape
 
         def heads(name: str, x: Tensor) -> Tensor:
-            return (x @ self.weights[name].T).reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads)
+            made: Tensor = (x @ self.weights[name].T).reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads)
+            return made
 
         q, k, v = (heads(f"{name}_proj/weight", hidden_states) for name in "qkv")
         distances = torch.arange(seq - 1, -1, -1, device=q.device)
@@ -45,7 +45,8 @@ class TransformerXL(nn.Module):
         ahead = torch.ones(seq, seq, dtype=torch.bool, device=q.device).triu(1)
         probabilities = logits.masked_fill(ahead, -torch.inf).softmax(-1)
         mixed = (probabilities @ v.transpose(1, 2)).transpose(1, 2).reshape(batch, seq, -1)
-        return mixed @ self.weights["o_proj/weight"].T
+        output: Tensor = mixed @ self.weights["o_proj/weight"].T
+        return output
 
 
 def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray]) -> Contender:
@@ -63,5 +64,6 @@ def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray]) -> Conte
         dynamic_shapes=shapes,
         verbose=False,
     )
+    assert program is not None  # as torch gives it with dynamo
     program.save(path)
     return of_file(path, {"hidden_states": inputs["hidden_states"]})

@@ -175,8 +175,19 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     ),
     "relative_score": (
         custom_ops.relative_score,
-        [normal(B, S, N * H), *(normal(B, S, 4),) * 2, *(normal(B, T, 4),) * 2, normal(N, H), normal(N * H, 8), 0.3],
-        [Q, Q, Q, K, K, {}, {}],
+        [
+            *(normal(B, S, N * H), whole(-9, 9, B, S), whole(-9, 9, B, T), normal(N, H), normal(N * H, 8)),
+            *(normal(4), None, 0.3),
+        ],
+        [Q, Q, K, {}, {}, {}],
+    ),
+    "relative_score-exact": (
+        custom_ops.relative_score,
+        [
+            *(normal(B, S, N * H), whole(0, 9, B, S), whole(0, 9, B, T), normal(N, H), normal(N * H, 8)),
+            *(None, whole(0, 2**40, 2, 4), 0.3),
+        ],
+        [Q, Q, K, {}, {}, {}],
     ),
     "relative_table_score": (
         custom_ops.relative_table_score,

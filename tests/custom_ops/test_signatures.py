@@ -121,8 +121,8 @@ LEFT_OUT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "pair_features": (lambda: ops.pair_features(COS, COS), lambda: ops.pair_features(COS, COS, False)),
     "alibi_bias": (lambda: ops.alibi_bias(AT, AT, SLOPES), lambda: ops.alibi_bias(AT, AT, SLOPES, SLOPES)),
     "relative_score": (
-        lambda: ops.relative_score(QS, COS, COS, COS, COS, normal(N, H), normal(N * H, 6)),
-        lambda: ops.relative_score(QS, COS, COS, COS, COS, normal(N, H), normal(N * H, 6), H**-0.5),
+        lambda: ops.relative_score(QS, AT, AT, normal(N, H), normal(N * H, 6), COS[0, 0]),
+        lambda: ops.relative_score(QS, AT, AT, normal(N, H), normal(N * H, 6), COS[0, 0], None, H**-0.5),
     ),
     "offset_score": (
         lambda: ops.offset_score(QS, AT, AT, normal(6, H), 2, 3),

@@ -28,7 +28,7 @@ FUNCTIONS = {
     "none": set(),
     "learned": set(),
     "sinusoidal": {"Sinusoids", "PairFeatures"},
-    "relative": {"Sinusoids", "HeadBias", "RelativeScore"},
+    "relative": {"HeadBias", "RelativeScore"},
     "relative-table": {"HeadBias", "RelativeTableScore"},
     "t5": {"RelativeBias"},
     "rope": {"Sinusoids", "RotaryPosition"},

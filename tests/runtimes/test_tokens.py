@@ -48,8 +48,9 @@ class Tokenizer:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tokenizer, which a library that stands in for `tokenizers` reads."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None) -> Path:
+    """A folder with a tokenizer, which a library that stands in for `tokenizers` reads: in new processes, since forked
+    ones may have imported the real one."""
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "tokenizers.py").write_text(LIBRARY)
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     from posexport.custom_ops.attention import attend, attend_cached, attend_shared
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import cached_keys, key_positions
+    from posexport.custom_ops.contextual import contextual_score
+    from posexport.custom_ops.difference_keys import difference_key_score
     from posexport.custom_ops.difference_relative import difference_relative_score
-    from posexport.custom_ops.difference_scores import difference_key_score, difference_score
-    from posexport.custom_ops.differences import difference_bias, difference_values
+    from posexport.custom_ops.difference_scores import difference_score
+    from posexport.custom_ops.difference_values import difference_values
+    from posexport.custom_ops.differences import difference_bias
     from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
-    from posexport.custom_ops.scores import contextual_score, disentangled_score, offset_score, offset_values
+    from posexport.custom_ops.scores import disentangled_score, offset_score, offset_values
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
 
 # fmt: off
@@ -52,8 +55,8 @@ __all__ = [
 
 # fmt: off
 _FILES = (
-    "angles", "attention", "bias", "cache", "difference_relative", "difference_scores", "differences", "frequencies",
-    "norm", "relative", "rotary", "scores", "windows",
+    "angles", "attention", "bias", "cache", "contextual", "difference_keys", "difference_relative", "difference_scores",
+    "difference_values", "differences", "frequencies", "norm", "relative", "rotary", "scores", "windows",
 )
 # fmt: on
 """The files that define operators."""

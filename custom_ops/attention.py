@@ -19,7 +19,7 @@ from posexport.custom_ops.attention_forms import Call, add_bodies
 from posexport.custom_ops.cache import cached_keys
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
 from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
-from posexport.custom_ops.visibility import Lengths, keyed_onnx, sink_onnx, visible, visible_onnx
+from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, sink_onnx, visible, visible_onnx
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -268,7 +268,7 @@ def weights_onnx(
         logits = op.Add(logits, bias if sinks is None else op.Pad(bias, front))
     seen = visible_onnx(op, heads, lengths, added.mask, write_indices, sinks is not None)
     if seen is not None:
-        logits = op.Where(seen, logits, constant(op, MASKED))
+        logits = hidden_onnx(op, seen, logits, MASKED, dtype)
     if sinks is not None:
         logits = sink_onnx(op, logits, cast(op, sinks, ir.DataType.FLOAT), lengths[1])
     return cast(op, op.Softmax(logits, axis=-1), dtype), seen

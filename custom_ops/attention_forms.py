@@ -21,7 +21,7 @@ from posexport.custom_ops.cache import grown_onnx, scattered_onnx, written_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
 from posexport.custom_ops.operator import MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
-from posexport.custom_ops.visibility import Lengths, keyed_onnx, lengths_onnx, sink_onnx, visible_onnx
+from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
 LOWEST = {"DOUBLE": -3.0e38, "FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
@@ -142,8 +142,11 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
         added = cast(op, added, dtype)
         added = added if sink is None else op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0])
     if seen is not None:
-        zero = constant(op, 0.0, dtype) if added is None else added
-        added = op.Where(seen, zero, constant(op, LOWEST[dtype.name], dtype))
+        lowest = LOWEST[dtype.name]
+        if added is None:
+            added = op.Where(seen, constant(op, 0.0, dtype), constant(op, lowest, dtype))
+        else:
+            added = hidden_onnx(op, seen, added, lowest, dtype)
     if sink is not None and added is not None:
         added = sink_onnx(op, added, sink, total)
     return Mask(added, rows)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
-from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, operator, size_of, wide
+from posexport.custom_ops.by_head import scan_onnx
+from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -116,9 +117,12 @@ def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidea
 
 @grid_bias.onnx
 def _grid_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: bool) -> ir.Value:
-    offset = distances_onnx(op, positions)
-    per_axis = op.Mul(offset, offset) if euclidean else op.Abs(offset)
-    distance = op.Cast(op.ReduceSum(per_axis, [-1], keepdims=0), to=ir.DataType.FLOAT)
+    def along(axis: int) -> ir.Value:
+        q_side, k_side = (op.Gather(side, axis, axis=2) for side in (positions.q_positions, positions.k_positions))
+        offset = distances_onnx(op, Positions(q_side, k_side))
+        return op.Mul(offset, offset) if euclidean else op.Abs(offset)
+
+    distance = op.Cast(op.Add(along(0), along(1)), to=ir.DataType.FLOAT)
     distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
     return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
 
@@ -323,17 +327,42 @@ def _fire_onnx(
     return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
 
 
+ROWS = 16
+"""Queries whose hidden features are computed at a time, so that they take little memory."""
+
+
 def _features_first_onnx(op: Ops, x: ir.Value, mlp: Mlp[ir.Value]) -> ir.Value:
     """The MLP of x [B, S, T], [B, N, S, T], by two products with biases in them: no pass over [B, S, T, H] but relu."""
     zero, one = (op.Unsqueeze(constant(op, value), [0, 1]) for value in (0.0, 1.0))
-    flat = op.Reshape(x, [0, 1, -1])
     hidden = op.Concat(mlp.w1, op.Unsqueeze(mlp.b1, [1]), axis=1)
     first = op.Concat(hidden, op.Concat(zero, one, axis=1), axis=0)  # and a feature that is always one
     second = op.Concat(mlp.w2, op.Unsqueeze(mlp.b2, [1]), axis=1)
-    inputs = op.Concat(flat, op.Expand(one, op.Shape(flat)), axis=1)  # a row of x, a row of ones
-    out = op.MatMul(second, op.Relu(op.MatMul(first, inputs)))
-    shape = op.Shape(x)
-    return op.Reshape(out, op.Concat([0, -1], op.Slice(shape, [1], [3], [0]), axis=0))
+    batch, queries, keys = (op.Shape(x, start=axis, end=axis + 1) for axis in range(3))
+    num_heads = size_of(mlp.b2, 0)
+
+    def features(op: Ops, flat: ir.Value) -> ir.Value:
+        """[..., 1, numbers] to [..., N, numbers]."""
+        inputs = op.Concat(flat, op.Expand(one, op.Shape(flat)), axis=-2)  # a row of x, a row of ones
+        return op.MatMul(second, op.Relu(op.MatMul(first, inputs)))
+
+    def few(op: Ops) -> ir.Value:
+        return op.Reshape(features(op, op.Reshape(x, [0, 1, -1])), op.Concat(batch, [-1], queries, keys, axis=0))
+
+    def many(op: Ops) -> ir.Value:
+        blocks = op.Div(op.Add(queries, ROWS - 1), ROWS)
+        padded = op.Pad(x, op.Concat([0], op.Sub(op.Mul(blocks, ROWS), queries), axis=0), None, [1])
+        parts = op.Reshape(padded, op.Concat(op.Mul(batch, blocks), [1, -1], axis=0))
+        made = scan_onnx(
+            op, op.Squeeze(op.Mul(batch, blocks)), lambda op, number: features(op, op.Gather(parts, number, axis=0))
+        )
+        # [B blocks, N, ROWS T]: rows of T numbers, in the order of batch, head and query
+        steps = op.Range(0, op.Squeeze(queries), 1)
+        block = op.Add(op.Mul(op.Unsqueeze(op.Range(0, op.Squeeze(batch), 1), [1, 2]), blocks), op.Div(steps, ROWS))
+        head = op.Unsqueeze(op.Range(0, num_heads, 1), [1])
+        index = op.Add(op.Mul(op.Add(op.Mul(block, num_heads), head), ROWS), op.Mod(steps, ROWS))
+        return op.Gather(op.Reshape(made, op.Concat([-1], keys, axis=0)), index, axis=0)
+
+    return few_onnx(op, True, queries, few, many)
 
 
 fire_bias.onnx(_fire_onnx)

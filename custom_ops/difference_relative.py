@@ -10,9 +10,8 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.differences import fake_by_difference, laid_out, slid_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, dtype_of, few_onnx, operator, shape_of, size_of
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, dtype_of, operator, shape_of, size_of
 from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
-from posexport.custom_ops.tables import FEW
 
 
 def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,8 +54,8 @@ def difference_relative_score(
         The score, float32 [B, num_heads, S, T].
 
     Example:
-        >>> one, ahead = torch.tensor([1.0]), torch.tensor([[-1, 0, 1, 2]])
-        >>> coarse, fine = sinusoids(torch.tensor([[1]]), one), sinusoids(torch.arange(128)[None], one)
+        >>> one, ahead = torch.tensor([1.0]), torch.tensor([[-2, -1, 0, 1]])
+        >>> coarse, fine = sinusoids(torch.tensor([[2]]), one), sinusoids(torch.arange(128)[None], one)
         >>> q, v, w = torch.ones(1, 2, 1), torch.zeros(1, 1), torch.tensor([[0.0, 1.0]])
         >>> difference_relative_score(q, ahead, *coarse, *fine, v, w)
         tensor([[[[1.0000, 0.5403],
@@ -82,14 +81,6 @@ def _table_onnx(op: Ops, turns: Turns[ir.Value], length: ir.Value, dtype: ir.Dat
     return side("Sub", (sin_r, cos_f), (cos_r, sin_f)), side("Add", (cos_r, cos_f), (sin_r, sin_f))
 
 
-def _of_many_onnx(
-    op: Ops, heads: ir.Value, turns: Turns[ir.Value], length: ir.Value, r_proj: ir.Value, shape: list[int]
-) -> ir.Value:
-    """W_r R of all differences, and then its product with the queries `heads`: [B, N, S, L]."""
-    table = op.MatMul(r_proj, op.Concat(*_table_onnx(op, turns, length, dtype_of(heads)), axis=1))
-    return op.MatMul(heads, op.Reshape(table, [0, *shape]))
-
-
 def _relative_onnx(
     op: Ops,
     q: ir.Value,
@@ -104,15 +95,16 @@ def _relative_onnx(
     heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
     queries, length = op.Shape(q, start=1, end=2), op.Shape(ahead, start=1, end=2)
 
-    def many(op: Ops) -> ir.Value:
-        return _of_many_onnx(op, heads, turns, length, r_proj, shape)
-
     def few(op: Ops) -> ir.Value:
         scores = turned_onnx(op, heads, turns, r_proj, shape)
         return cast(op, op.Slice(scores, [0], length, [3]), dtype_of(heads))
 
-    products = few_onnx(op, ort, queries, few, many, FEW)
-    return cast(op, slid_onnx(op, products, queries, causal), ir.DataType.FLOAT)
+    def parts(op: Ops) -> list[ir.Value]:
+        table = op.MatMul(r_proj, op.Concat(*_table_onnx(op, turns, length, dtype_of(heads)), axis=1))
+        return [heads, op.Reshape(table, [0, *shape])]
+
+    made = slid_onnx(op, heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
+    return cast(op, made, ir.DataType.FLOAT)
 
 
 difference_relative_score.onnx(_relative_onnx)

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.differences import fake_by_difference, places_of, slid_onnx
 from posexport.custom_ops.heads import heads_onnx, to_heads
-from posexport.custom_ops.operator import (
-    ORT_FORMS,
-    Ops,
-    cast,
-    constant,
-    dtype_of,
-    few_onnx,
-    operator,
-    rank_of,
-    size_of,
-    wide,
-)
-from posexport.custom_ops.relative import fake_score
-from posexport.custom_ops.tables import FEW, dotted_onnx, picked, rows_of_onnx, turned_onnx
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of, wide
+from posexport.custom_ops.tables import picked, rows_of_onnx, turned_onnx
 
 
 @operator("DifferenceScore", "score", fake=fake_by_difference)
@@ -45,7 +32,7 @@ def difference_score(
         The score, float32 [B, num_heads, S, T].
 
     Example:
-        >>> table, rows = torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[0, 1, 2, 2]])
+        >>> table, rows = torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[0, 0, 1, 2]])
         >>> difference_score(torch.ones(1, 2, 1), table, rows, num_heads=1)
         tensor([[[[2., 3.],
                   [1., 2.]]]])
@@ -55,143 +42,44 @@ def difference_score(
     return picked(products, index).to(wide(q.dtype))
 
 
+def products_onnx(op: Ops, heads: ir.Value, rows: ir.Value) -> ir.Value:
+    """[B, N, S, L] of [B, N, S, head_dim] and [B|1, N|1, L, head_dim]."""
+    return op.MatMul(heads, turned_onnx(op, rows))
+
+
+SMALL = 128
+"""Rows of a table that are multiplied with queries before they are laid out, as fewer than differences."""
+
+
 def _score_onnx(
     op: Ops, q: ir.Value, table: ir.Value, rows: ir.Value, num_heads: int, scale: float, causal: bool, ort: bool = False
 ) -> ir.Value:
     queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(q))
     heads = op.Mul(heads_onnx(op, q, num_heads), factor)
 
+    of_table = ort and size_of(table, 1) <= SMALL
+
+    def index(op: Ops, count: ir.Value) -> ir.Value:
+        """[B|1, N, S, L], for `count` heads N."""
+        each = op.Unsqueeze(op.Cast(rows, to=ir.DataType.INT32), [1, 2])
+        return op.Expand(each, op.Concat(op.Shape(each, start=0, end=1), count, queries, [1], axis=0))
+
     def few(op: Ops) -> ir.Value:
-        products = op.MatMul(heads, turned_onnx(op, op.Unsqueeze(table, [0])))
-        shape = op.Concat([1, num_heads], queries, [1], axis=0)
-        return op.GatherElements(products, _rows_like(op, rows, products, shape), axis=-1)
+        made = products_onnx(op, heads, op.Unsqueeze(table, [0]))
+        every = op.Expand(index(op, op.Shape(made, start=1, end=2)), op.Concat(op.Shape(made, end=3), [1], axis=0))
+        return op.GatherElements(made, every, axis=-1)
 
-    def many(op: Ops) -> ir.Value:
-        return op.MatMul(heads, turned_onnx(op, rows_of_onnx(op, table, rows)))
+    def parts(op: Ops) -> list[ir.Value]:
+        if of_table:
+            return [heads, op.Unsqueeze(table, [0]), index(op, op.Constant(value_ints=[1]))]
+        return [heads, rows_of_onnx(op, table, rows)]
 
-    products = few_onnx(op, ort, queries, few, many, FEW)
-    return cast(op, slid_onnx(op, products, queries, causal), ir.DataType.FLOAT)
+    def many(op: Ops, heads: ir.Value, rows: ir.Value, index: ir.Value | None = None) -> ir.Value:
+        made = products_onnx(op, heads, rows)
+        return made if index is None else op.GatherElements(made, index, axis=-1)
+
+    return cast(op, slid_onnx(op, heads, queries, causal, few, parts, many, ort), ir.DataType.FLOAT)
 
 
 difference_score.onnx(_score_onnx)
 difference_score.form(*ORT_FORMS)(partial(_score_onnx, ort=True))
-
-
-def _rows_like(op: Ops, rows: ir.Value, products: ir.Value, shape: ir.Value) -> ir.Value:
-    """Indices [B|1, L] as [B, N, S, L]; `shape` is [1, N, S, 1]."""
-    batch = op.Concat(op.Shape(products, start=0, end=1), [1, 1, 1], axis=0)
-    return op.Expand(op.Unsqueeze(rows, [1, 2]), op.Max(shape, batch))
-
-
-def behind(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """p_i - p_j of each entry of the `rows` of `difference_key_score`, int64 [S + T]."""
-    return torch.arange(keys + queries, device=device) - (queries - 1)
-
-
-@operator("DifferenceKeyScore", "score", fake=lambda call: fake_score(call, call.k, call.num_heads))
-def difference_key_score(
-    k: Tensor,
-    q: Tensor,
-    table: Tensor,
-    rows: Tensor,
-    write_indices: Tensor | None = None,
-    num_heads: int = REQUIRED,
-    scale: float = SCALE,
-    causal: bool = False,
-) -> Tensor:
-    """scale * k_j . table[rows[p_i - p_j]] for consecutive positions.
-
-    In ONNX, keys are taken in blocks of as many as there are queries, so that each meets about as many differences.
-
-    Args:
-        k: [B, T, num_heads*head_dim] or [B, num_heads, T, head_dim] of a cache.
-        q: [B, S, num_heads*head_dim], of as many queries as there are rows.
-        table: [num_heads, R, head_dim], in k's dtype.
-        rows: int64 [L], the row of the table for each difference, from the key farthest ahead on; L is S + T.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        num_heads: of the keys.
-        scale: of the logits, by default head_dim**-0.5.
-        causal: whether what stands at keys ahead of their query doesn't matter.
-
-    Returns:
-        The score, float32 [B, num_heads, S, T].
-
-    Example:
-        >>> k, table, rows = torch.ones(1, 2, 1), torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([0, 1, 2, 2])
-        >>> difference_key_score(k, k, table, rows, num_heads=1)
-        tensor([[[[2., 1.],
-                  [3., 2.]]]])
-    """
-    heads, queries = to_heads(k, num_heads), q.shape[1]
-    keys = heads.shape[2]
-    steps = torch.arange(queries, device=q.device).unsqueeze(1)
-    first = keys - queries if write_indices is None else write_indices[:, None, None]
-    places = first + steps - torch.arange(keys, device=q.device) + (queries - 1)
-    index = rows[places.clamp(0, rows.shape[0] - 1)].expand(q.shape[0], queries, keys)
-    products = heads * scale @ table.transpose(1, 2)  # [B, N, T, R]
-    return picked(products, index.transpose(1, 2)).transpose(2, 3).to(wide(q.dtype))
-
-
-def _key_score_onnx(
-    op: Ops,
-    k: ir.Value,
-    q: ir.Value,
-    table: ir.Value,
-    rows: ir.Value,
-    write_indices: ir.Value | None,
-    num_heads: int,
-    scale: float,
-    causal: bool,
-    ort: bool = False,
-) -> ir.Value:
-    queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(k))
-    heads = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
-    if causal and rank_of(k) == 3:
-        return cast(op, _own_keys_onnx(op, heads, table, rows, queries, factor), ir.DataType.FLOAT)
-    keys = op.Shape(heads, start=2, end=3)
-    first = op.Sub(keys, queries) if write_indices is None else write_indices
-    first = op.Unsqueeze(first, [1])
-
-    def rows_at(op: Ops, distances: ir.Value) -> ir.Value:
-        """The rows for distances [B|1, ...], [B|1, N, ..., head_dim]."""
-        last = op.Sub(op.Add(keys, queries), 1)
-        places = op.Min(op.Max(op.Add(distances, op.Sub(queries, 1)), 0), last)
-        return rows_of_onnx(op, table, op.Gather(rows, places))
-
-    def one(op: Ops) -> ir.Value:
-        taken = rows_at(op, op.Sub(first, op.Range(0, op.Squeeze(keys), 1)))
-        return op.Mul(dotted_onnx(op, heads, taken), factor)
-
-    def many(op: Ops) -> ir.Value:
-        blocks = op.Div(op.Sub(op.Add(keys, queries), 1), queries)
-        spare = op.Sub(op.Mul(blocks, queries), keys)
-        padded = op.Pad(heads, op.Concat([0], spare, axis=0), None, [2])
-        padded = op.Reshape(padded, op.Concat([0, 0], blocks, queries, [size_of(q, -1) // num_heads], axis=0))
-        # the key at t of the block from b on and query i are f + i - b - t apart: row t of a block moves left by t
-        begins = op.Sub(first, op.Mul(op.Range(1, op.Add(op.Squeeze(blocks), 1), 1), queries))
-        width = op.Range(1, op.Add(op.Squeeze(op.Mul(queries, 2)), 1), 1)
-        taken = rows_at(op, op.Add(op.Unsqueeze(begins, [-1]), width))  # [B|1, N, blocks, 2 S, head_dim]
-        products = op.Mul(op.MatMul(padded, op.Transpose(taken, perm=[0, 1, 2, 4, 3])), factor)
-        moved = op.Slice(op.Reshape(products, [0, 0, 0, -1]), op.Sub(queries, 1), [-1], [3])
-        slid = op.Slice(op.Reshape(moved, op.Concat([0, 0, 0], queries, [-1], axis=0)), [0], queries, [4])
-        by_query = op.Transpose(slid, perm=[0, 1, 4, 2, 3])
-        return op.Slice(op.Reshape(by_query, op.Concat([0, 0], queries, [-1], axis=0)), [0], keys, [3])
-
-    return cast(op, few_onnx(op, ort, queries, one, many, 1), ir.DataType.FLOAT)
-
-
-difference_key_score.onnx(_key_score_onnx)
-difference_key_score.form(*ORT_FORMS)(partial(_key_score_onnx, ort=True))
-
-
-def _own_keys_onnx(
-    op: Ops, heads: ir.Value, table: ir.Value, rows: ir.Value, queries: ir.Value, factor: ir.Value
-) -> ir.Value:
-    """The score of keys [B, N, S, head_dim] that are those of the queries, for queries behind them only.
-
-    Key j and query i are i - j apart: rows of S + 1 columns, of the differences from 0 on, read as rows of S."""
-    ahead = op.Unsqueeze(op.Slice(rows, op.Sub(queries, 1), [2**31 - 1], [0]), [0])
-    products = op.MatMul(heads, turned_onnx(op, rows_of_onnx(op, table, ahead)))
-    flat = op.Reshape(op.Mul(products, factor), [0, 0, -1])
-    slid = op.Reshape(op.Slice(flat, [0], op.Mul(queries, queries), [2]), op.Concat([0, 0], queries, [-1], axis=0))
-    return op.Transpose(slid, perm=[0, 1, 3, 2])

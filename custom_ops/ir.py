@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx_ir import DataType, Shape, Value, tensor
+    from onnx_ir import DataType, Shape, TensorType, Value, tensor
 
-__all__ = ["DataType", "Shape", "Value", "tensor"]
+__all__ = ["DataType", "Shape", "TensorType", "Value", "tensor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -244,8 +244,19 @@ def either_onnx(
     return op.If(condition, **branches)
 
 
+FEW = 32
+"""Queries up to which ONNX Runtime takes other ways: products before rows are laid out, and all heads at once."""
+
+
 def few_onnx(
-    op: Ops, ort: bool, queries: ir.Value, few: Callable[[Ops], ir.Value], many: Callable[[Ops], ir.Value], limit: int
+    op: Ops,
+    ort: bool,
+    queries: ir.Value,
+    few: Callable[[Ops], ir.Value],
+    many: Callable[[Ops], ir.Value],
+    limit: int | None = None,
 ) -> ir.Value:
-    """What `few` gives for at most `limit` queries, on ONNX Runtime; else `many`: an If divides TensorRT's kernels."""
+    """What `few` gives for at most `limit` queries (by default FEW) on ONNX Runtime; else `many`: an If divides
+    TensorRT's kernels."""
+    limit = FEW if limit is None else limit
     return either_onnx(op, op.LessOrEqual(op.Squeeze(queries), limit), few, many) if ort else many(op)

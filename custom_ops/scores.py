@@ -11,9 +11,10 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
-from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
+from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
 from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx
-from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
+from posexport.custom_ops.by_head import by_head_onnx, scan_onnx
+from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
 from posexport.custom_ops.operator import (
     ORT_FORMS,
     Ops,
@@ -28,7 +29,7 @@ from posexport.custom_ops.operator import (
 )
 from posexport.custom_ops.relative import fake_score
 from posexport.custom_ops.tables import dotted_onnx, picked, picked_onnx, rows_of_onnx
-from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx, visible, visible_onnx
+from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
 
 @operator(
@@ -60,15 +61,33 @@ def offset_score(
     return picked(scores, index).to(wide(q.dtype))
 
 
-@offset_score.onnx
 def _offset_score_onnx(
-    op: Ops, q: ir.Value, positions: Positions[ir.Value], table: ir.Value, behind: int, ahead: int, scale: float
+    op: Ops,
+    q: ir.Value,
+    positions: Positions[ir.Value],
+    table: ir.Value,
+    behind: int,
+    ahead: int,
+    scale: float,
+    ort: bool = False,
 ) -> ir.Value:
-    num_heads = size_of(q, -1) // size_of(table, 1)
-    heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, dtype_of(q)))
-    scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
-    index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
-    return cast(op, picked_onnx(op, scores, index, num_heads), ir.DataType.FLOAT)
+    heads = op.Mul(heads_onnx(op, q, size_of(q, -1) // size_of(table, 1)), constant(op, scale, dtype_of(q)))
+
+    def make(op: Ops, count: int, heads: ir.Value, index: ir.Value) -> ir.Value:
+        scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
+        return cast(op, picked_onnx(op, scores, index, count), ir.DataType.FLOAT)
+
+    index = _small_onnx(op, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), ort)
+    return by_head_onnx(op, heads, (heads, index), make, ort)
+
+
+offset_score.onnx(_offset_score_onnx)
+offset_score.form(*ORT_FORMS)(partial(_offset_score_onnx, ort=True))
+
+
+def _small_onnx(op: Ops, index: ir.Value, ort: bool) -> ir.Value:
+    """An index [B, S, T] as [B, 1, S, T], in half the bytes on ONNX Runtime."""
+    return op.Unsqueeze(op.Cast(index, to=ir.DataType.INT32) if ort else index, [1])
 
 
 @operator("OffsetValues", "added", fake=lambda call: torch.empty_like(call.q))
@@ -129,7 +148,6 @@ def offset_values(
     return out.flatten(2)
 
 
-@offset_values.onnx
 def _offset_values_onnx(
     op: Ops,
     q: ir.Value,
@@ -141,18 +159,35 @@ def _offset_values_onnx(
     heads: CappedHeads,
     behind: int,
     ahead: int,
+    ort: bool = False,
 ) -> ir.Value:
     lengths = lengths_onnx(op, q, k)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, lengths, write_indices)
     if added.sinks is not None:  # they are the first column
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
-    rows = op.Gather(table, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), axis=0)
-    out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
+    index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
+
+    def few(op: Ops) -> ir.Value:
+        return op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), op.Gather(table, index, axis=0))
+
+    def one(op: Ops, number: ir.Value) -> ir.Value:
+        rows = op.Gather(table, op.Gather(index, number, axis=1), axis=0)
+        return op.MatMul(op.Gather(weights, number, axis=2), rows)
+
+    def many(op: Ops) -> ir.Value:
+        """Of one query after the other, as each has a row of the table for every key: [S, B, N, head_dim] turned."""
+        return op.Transpose(scan_onnx(op, lengths[0], one), perm=[1, 0, 2, 3])
+
+    out = few_onnx(op, True, op.Shape(q, start=1, end=2), few, many) if ort else few(op)
     if added.mask is not None and added.sinks is None:
         assert seen is not None
         keyed = cast(op, keyed_onnx(op, seen, dtype_of(q)), dtype_of(q))
         out = op.Mul(out, op.Transpose(keyed, perm=[0, 2, 1, 3]))
     return op.Reshape(out, [0, 0, -1])
+
+
+offset_values.onnx(_offset_values_onnx)
+offset_values.form(*ORT_FORMS)(partial(_offset_values_onnx, ort=True))
 
 
 @operator("DisentangledScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.num_heads))
@@ -213,123 +248,57 @@ def _disentangled_onnx(
 ) -> ir.Value:
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
     rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
+    by_query, by_key = _small_onnx(op, rows, ort), _small_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort)
+    queries, keys = heads_onnx(op, q, num_heads), k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
 
-    def by_head(op: Ops, table: ir.Value) -> ir.Value:
-        return op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
+    def of_heads(table: ir.Value) -> ir.Value:
+        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+        return op.Reshape(table, [1, num_heads, size_of(table, 0) // num_heads, -1])
+
+    tables = [None if table is None else of_heads(table) for table in (key_table, query_table)]
 
     def scores(op: Ops, heads: ir.Value, table: ir.Value) -> ir.Value:
-        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
-        return op.MatMul(op.Mul(heads, factor), by_head(op, table))
+        return op.MatMul(op.Mul(heads, factor), table)
 
-    terms = []
-    if key_table is not None:
-        terms.append(picked_onnx(op, scores(op, heads_onnx(op, q, num_heads), key_table), rows, num_heads))
-    if query_table is not None:
-        table, keys = query_table, k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
+    def summed(
+        op: Ops, count: int, queries: ir.Value, of_keys: ir.Value | None, index: ir.Value, second: ir.Value | None
+    ) -> ir.Value:
+        terms = [] if second is None else [second]
+        if of_keys is not None:
+            terms.append(picked_onnx(op, scores(op, queries, of_keys), index, count))
+        return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
 
-        def one(op: Ops) -> ir.Value:
-            turned = op.Squeeze(op.Transpose(op.Unsqueeze(by_head(op, table), [0]), perm=[0, 1, 3, 2]), [0])
-            return op.Mul(dotted_onnx(op, keys, rows_of_onnx(op, turned, op.Squeeze(rows, [1]))), factor)
+    def make(
+        op: Ops,
+        count: int,
+        queries: ir.Value,
+        keys: ir.Value,
+        of_keys: ir.Value | None,
+        of_queries: ir.Value | None,
+        by_query: ir.Value,
+        by_key: ir.Value,
+    ) -> ir.Value:
+        second = None
+        if of_queries is not None:
+            second = picked_onnx(op, scores(op, keys, of_queries), by_key, count)
+            second = op.Transpose(second, perm=[0, 1, 3, 2])
+        return summed(op, count, queries, of_keys, by_query, second)
 
-        def many(op: Ops) -> ir.Value:
-            by_key = scores(op, keys, table)
-            by_key = picked_onnx(op, by_key, op.Transpose(rows, perm=[0, 2, 1]), num_heads)
-            return op.Transpose(by_key, perm=[0, 1, 3, 2])
+    def one(op: Ops) -> ir.Value:
+        """Of one query: a row of the second table for each key."""
+        second = None
+        if tables[1] is not None:
+            turned = op.Squeeze(op.Transpose(tables[1], perm=[0, 1, 3, 2]), [0])
+            second = op.Mul(dotted_onnx(op, keys, rows_of_onnx(op, turned, op.Squeeze(rows, [1]))), factor)
+        return summed(op, num_heads, queries, tables[0], by_query, second)
 
-        terms.append(few_onnx(op, ort, op.Shape(q, start=1, end=2), one, many, 1))
-    return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
+    parts = queries, keys, *tables, by_query, by_key
+
+    def few(op: Ops) -> ir.Value:
+        return few_onnx(op, True, op.Shape(q, start=1, end=2), one, lambda op: make(op, num_heads, *parts), 1)
+
+    return by_head_onnx(op, queries, parts, make, ort, few)
 
 
 disentangled_score.onnx(_disentangled_onnx)
 disentangled_score.form(*ORT_FORMS)(partial(_disentangled_onnx, ort=True))
-
-
-@operator("ContextualScore", "score", fake=lambda call: fake_score(call, call.k, call.num_heads))
-def contextual_score(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None = None,
-    write_indices: Tensor | None = None,
-    pos_emb: Tensor = REQUIRED,
-    num_heads: int = REQUIRED,
-    num_kv_heads: int = NUM_HEADS,
-    scale: float = SCALE,
-    causal: bool = False,
-    window: int = 0,
-    chunk: int = 0,
-) -> Tensor:
-    """q_i . e[c_ij], interpolated between whole numbers, c_ij the sum from t = j to i of sigmoid(scale q_i . k_t), at
-    most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5, and the listing in its appendix).
-
-    Args:
-        q: [B, S, num_heads*head_dim].
-        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        pos_emb: [head_dim, rows], in q's dtype: e, for all heads.
-        num_heads, num_kv_heads, scale, causal, window, chunk: as in `attend`.
-
-    Returns:
-        The score, float32 [B, num_heads, S, T].
-
-    Example:
-        >>> q, k = torch.ones(1, 1, 1), torch.zeros(1, 2, 1)
-        >>> contextual_score(q, k, pos_emb=torch.tensor([[0.0, 10.0]]), num_heads=1)
-        tensor([[[[10.,  5.]]]])
-    """
-    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk)
-    queries, keys = to_heads(q, heads.num_heads), to_heads(k, heads.num_kv_heads)
-    logits = logits_of(queries, keys, heads)
-    seen = visible(heads, q.shape[1], keys.shape[2], mask, write_indices, q.device)
-    gates = torch.sigmoid(logits)
-    gates = gates if seen is None else gates.masked_fill(~seen, 0.0)
-    places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=pos_emb.shape[1] - 1)
-    scores = (queries @ pos_emb).to(logits.dtype)
-    low, high = places.floor(), places.ceil()
-    part = places - low
-    return scores.gather(-1, high.long()) * part + scores.gather(-1, low.long()) * (1 - part)
-
-
-def _contextual_onnx(
-    op: Ops,
-    q: ir.Value,
-    k: ir.Value,
-    mask: ir.Value | None,
-    write_indices: ir.Value | None,
-    pos_emb: ir.Value,
-    heads: Heads,
-    ort: bool = False,
-) -> ir.Value:
-    lengths = lengths_onnx(op, q, k)
-    logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
-    seen = visible_onnx(op, heads, lengths, mask, write_indices)
-    gates = op.Sigmoid(logits)
-    gates = gates if seen is None else op.Mul(gates, op.Cast(seen, to=ir.DataType.FLOAT))
-    sums = _sums_onnx(op, gates, lengths[1]) if ort else op.CumSum(gates, -1, reverse=1)
-    places = op.Min(sums, constant(op, float(size_of(pos_emb, 1) - 1)))
-    scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), ir.DataType.FLOAT)
-    low = op.Floor(places)
-    index = op.Cast(low, to=ir.DataType.INT32)
-    above = op.Pad(op.Slice(scores, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # nothing stands above the last
-    below, step = (op.GatherElements(t, index, axis=-1) for t in (scores, op.Sub(above, scores)))
-    return op.Add(below, op.Mul(op.Sub(places, low), step))
-
-
-BLOCK = 32
-"""Keys whose gates are summed by one product."""
-
-
-def _sums_onnx(op: Ops, gates: ir.Value, keys: ir.Value) -> ir.Value:
-    """The sums from each key on, of [B, N, S, T], as CumSum gives them: that has one thread in ONNX Runtime 1.31."""
-    spare = op.Mod(op.Sub(0, keys), BLOCK)
-    blocks = op.Reshape(
-        op.Pad(gates, op.Concat([0], op.Unsqueeze(spare, [0]), axis=0), None, [3]), [0, 0, 0, -1, BLOCK]
-    )
-    within = op.MatMul(blocks, op.Trilu(op.Expand(constant(op, 1.0), [BLOCK, BLOCK]), upper=0))
-    behind = op.CumSum(op.Slice(within, [0], [1], [4]), 3, exclusive=1, reverse=1)
-    sums = op.Reshape(op.Add(within, behind), [0, 0, 0, -1])
-    return op.Slice(sums, [0], op.Unsqueeze(keys, [0]), [3])
-
-
-contextual_score.onnx(_contextual_onnx)
-contextual_score.form(*ORT_FORMS)(partial(_contextual_onnx, ort=True))

@@ -7,9 +7,6 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.operator import Ops, rank_of, shape_of, size_of
 
-FEW = 32
-"""Queries up to which ONNX Runtime multiplies them with a table before its rows are laid out, and not afterwards."""
-
 
 def picked(scores: Tensor, index: Tensor) -> Tensor:
     """scores [B, N, S, R] at index [B, S, T]."""
@@ -17,8 +14,9 @@ def picked(scores: Tensor, index: Tensor) -> Tensor:
 
 
 def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
-    """As `picked`, in ONNX."""
-    return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
+    """scores [B, N, S, R] at index [B, 1, S, T], in ONNX; `num_heads` is N."""
+    index = index if num_heads == 1 else op.Expand(index, [1, num_heads, 1, 1])
+    return op.GatherElements(scores, index, axis=-1)
 
 
 def rows_of_onnx(op: Ops, table: ir.Value, rows: ir.Value) -> ir.Value:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.heads import Heads
-from posexport.custom_ops.operator import Ops, rank_of
+from posexport.custom_ops.operator import Ops, constant, dtype_of, rank_of
 
 
 def visible(
@@ -99,6 +99,17 @@ def visible_onnx(
         attended = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2])
         seen = attended if seen is None else op.And(seen, attended)
     return seen
+
+
+def hidden_onnx(op: Ops, seen: ir.Value, logits: ir.Value, lowest: float, graph: ir.DataType) -> ir.Value:
+    """Logits, or a mask that is added to them, with `lowest` where a key is not seen.
+
+    In a graph of fp32 `lowest` is added, beside which a logit is nothing: ONNX Runtime's Where takes twice as long as
+    its Add, and an array for each side. In half precision a sum could exceed the range, and TensorRT fuses a Where.
+    """
+    if graph != ir.DataType.FLOAT:
+        return op.Where(seen, logits, constant(op, lowest, dtype_of(logits)))
+    return op.Add(logits, op.Where(seen, constant(op, 0.0), constant(op, lowest)))
 
 
 def keyed_onnx(op: Ops, seen: ir.Value, dtype: ir.DataType) -> ir.Value:

@@ -164,8 +164,8 @@ class Shaw(Encoding):
         if not self.relative_values:
             return None
         if context.ahead is not None:
-            rows = rows_at(state["values.weight"], self._rows(context.ahead))
-            others = (bias, context.mask, context.sinks, context.write_indices, rows)
+            table = state["values.weight"][: self.max_distance + 1]  # keys ahead of their query are not seen
+            others = (bias, context.mask, context.sinks, context.write_indices, table)
             return custom_ops.difference_values(q, context.keys(), *others, **state.spec.attention_attributes())
         inputs = (bias, context.mask, context.sinks, context.write_indices)
         return custom_ops.offset_values(
@@ -304,11 +304,11 @@ class Deberta(Encoding):
 
     def _by_difference(self, state: State, q: Tensor, context: AttentionContext, tables: list[Tensor]) -> Tensor:
         """The terms for consecutive positions, each from a row of its table for every difference."""
-        from posexport.custom_ops.difference_scores import behind
+        from posexport.custom_ops.difference_keys import behind
 
         ahead, spec, buckets = context.ahead, state.spec, state["buckets"]
         assert ahead is not None  # else positions are data
-        reach, terms = buckets.shape[0] // 2, []
+        reach, score = buckets.shape[0] // 2, None
 
         def row_of(distances: Tensor) -> Tensor:
             return rows_at(buckets, distances.clamp(-reach, reach) + reach)
@@ -316,12 +316,13 @@ class Deberta(Encoding):
         for name, projected in zip(self._projections(), tables, strict=True):
             table, options = by_head(projected, spec), heads_of(spec)
             if name == "pos_key_proj":
-                terms.append(custom_ops.difference_score(q, table, row_of(-ahead), **options))
+                score = custom_ops.difference_score(q, table, row_of(-ahead), **options)
             else:
                 distances = behind(q.shape[1], ahead.shape[1] - (1 if spec.causal else q.shape[1]), q.device)
-                inputs = (context.keys(), q, table, row_of(distances), context.write_indices)
-                terms.append(custom_ops.difference_key_score(*inputs, **options))
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+                inputs = (context.keys(), q, table, row_of(distances), context.write_indices, score)
+                score = custom_ops.difference_key_score(*inputs, **options, reach=reach)
+        assert score is not None  # there is one term at least
+        return score
 
 
 @attrs.frozen(kw_only=True)

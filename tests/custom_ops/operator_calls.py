@@ -115,14 +115,17 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     ),
     "difference-key-score": (
         custom_ops.difference_key_score,
-        [normal(B, T, N * H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), None, N, 0.3, False],
-        [K, Q, {}, {0: "length"}],
+        [
+            *(normal(B, T, N * H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), None, normal(B, N, S, T)),
+            *(N, 0.3, False, T),
+        ],
+        [K, Q, {}, {0: "length"}, {0: "batch", 2: "seq", 3: "total"}],
     ),
     "difference-key-score-shared": (
         custom_ops.difference_key_score,
         [
             *(normal(B, N, T, H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), torch.tensor([0, 3])),
-            *(N, 0.3, False),
+            *(None, N, 0.3, False, T),
         ],
         [{0: "batch", 2: "total"}, Q, {}, {0: "length"}, {0: "batch"}],
     ),
@@ -137,18 +140,18 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     "difference-values": (
         custom_ops.difference_values,
         [
-            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().tril(2), None, None),
-            *(normal(1, S + T, H), N, 2, 0.3, False, 0, 0, 0.0),
+            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().triu(6), None, None),
+            *(normal(3, H), N, 2, 0.3, True, 0, 0, 0.0),
         ],
-        [Q, K, K, {1: "length"}],
+        [Q, K, K, {}],
     ),
-    "difference-values-causal": (
+    "difference-values-of-a-large-table": (
         custom_ops.difference_values,
         [
-            *(normal(B, S, N * H), normal(B, T, 2 * H), None, torch.ones(B, T).long().triu(6), None, None),
-            *(normal(1, T + 1, H), N, 2, 0.3, True, 0, 0, 0.0),
+            *(normal(B, S, N * H), normal(B, 2, T, H), None, None, normal(N), torch.tensor([0, 3])),
+            *(normal(T + 4, H), N, 2, 0.3, True, 0, 0, 0.0),
         ],
-        [Q, K, K, {1: "length"}],
+        [Q, {0: "batch", 2: "total"}, {}, {0: "batch"}, {}],
     ),
     "disentangled": (
         custom_ops.disentangled_score,

@@ -155,8 +155,8 @@ def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> 
     attributes = dict(
         zip(reversed(list(inspect.signature(operator.eager).parameters)), reversed(arguments), strict=False)
     )
-    why = None
-    if operator in (custom_ops.attend, custom_ops.attend_cached, custom_ops.attend_shared):
+    why, attends = None, operator in (custom_ops.attend, custom_ops.attend_cached, custom_ops.attend_shared)
+    if attends:
         cache = {"attend": None, "attend_cached": "concat", "attend_shared": "shared"}[operator.name]
         why = unsupported_reason(form, target, AttentionCall(cache, attributes["softcap"] > 0, H, S == T))
     if why is not None:
@@ -165,8 +165,18 @@ def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> 
         return
     model = written(name, form, target)
     assert not model.functions
-    assert "Softmax" not in {node.op_type for node in model.graph}
+    assert not attends or "Softmax" not in {node.op_type for node in model.graph}
     check_on_ort(name, model)
+
+
+OF_MANY = [name for name in CALLS if name.startswith(("difference", "contextual", "disentangled", "fire", "offset"))]
+"""Calls of operators that have another way for many queries on ONNX Runtime."""
+
+
+@pytest.mark.parametrize("name", OF_MANY)
+def test_the_way_for_many_queries_equals_torch_body(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posexport.custom_ops.operator.FEW", 1)
+    check_on_ort(name, written(name, "decomposed", "ort"))
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend-", "relative", "alibi"))])

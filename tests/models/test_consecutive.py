@@ -205,11 +205,11 @@ def test_slides_are_lookups(seq: int, past: int, batch: int, causal: bool, seed:
     k, wide = (
         torch.randn(shape, generator=random) for shape in ((batch, keys, heads * width), (heads, keys + seq, width))
     )
-    by_key = custom_ops.difference_key_score(k, q, wide, torch.arange(keys + seq), None, heads, 1.0)
+    by_key = custom_ops.difference_key_score(k, q, wide, torch.arange(keys + seq), None, None, heads, 1.0, reach=keys)
     for i, j in np.ndindex(seq, keys):
         difference = j - (past + i)
         if difference <= 0 or not causal:
-            column = difference + keys - 1
+            column = difference + keys
             assert torch.equal(bias[0, :, i, j], numbers[0, :, 0, column])
             wanted = (q[:, i].unflatten(-1, (heads, width)) * table[:, column]).sum(-1)
             torch.testing.assert_close(score[:, :, i, j], wanted)

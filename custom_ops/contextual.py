@@ -1,0 +1,116 @@
+"""Logits of contextual positions, which are sums of gates over keys (CoPE); fp32."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
+from posexport.custom_ops.attention import keys_onnx, logits_of
+from posexport.custom_ops.by_head import by_head_onnx
+from posexport.custom_ops.heads import Heads, heads_onnx, to_heads
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, rank_of, size_of
+from posexport.custom_ops.relative import fake_score
+from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
+
+
+@operator("ContextualScore", "score", fake=lambda call: fake_score(call, call.k, call.num_heads))
+def contextual_score(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    pos_emb: Tensor = REQUIRED,
+    num_heads: int = REQUIRED,
+    num_kv_heads: int = NUM_HEADS,
+    scale: float = SCALE,
+    causal: bool = False,
+    window: int = 0,
+    chunk: int = 0,
+) -> Tensor:
+    """q_i . e[c_ij], interpolated between whole numbers, c_ij the sum from t = j to i of sigmoid(scale q_i . k_t), at
+    most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5, and the listing in its appendix).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
+        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
+        pos_emb: [head_dim, rows], in q's dtype: e, for all heads.
+        num_heads, num_kv_heads, scale, causal, window, chunk: as in `attend`.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> q, k = torch.ones(1, 1, 1), torch.zeros(1, 2, 1)
+        >>> contextual_score(q, k, pos_emb=torch.tensor([[0.0, 10.0]]), num_heads=1)
+        tensor([[[[10.,  5.]]]])
+    """
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk)
+    queries, keys = to_heads(q, heads.num_heads), to_heads(k, heads.num_kv_heads)
+    logits = logits_of(queries, keys, heads)
+    seen = visible(heads, q.shape[1], keys.shape[2], mask, write_indices, q.device)
+    gates = torch.sigmoid(logits)
+    gates = gates if seen is None else gates.masked_fill(~seen, 0.0)
+    places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=pos_emb.shape[1] - 1)
+    scores = (queries @ pos_emb).to(logits.dtype)
+    low, high = places.floor(), places.ceil()
+    part = places - low
+    return scores.gather(-1, high.long()) * part + scores.gather(-1, low.long()) * (1 - part)
+
+
+def _contextual_onnx(
+    op: Ops,
+    q: ir.Value,
+    k: ir.Value,
+    mask: ir.Value | None,
+    write_indices: ir.Value | None,
+    pos_emb: ir.Value,
+    heads: Heads,
+    ort: bool = False,
+) -> ir.Value:
+    lengths, rows = lengths_onnx(op, q, k), size_of(pos_emb, 1)
+    seen = visible_onnx(op, heads, lengths, mask, write_indices)
+    if seen is not None:
+        seen = op.Cast(seen if rank_of(seen) == 4 else op.Unsqueeze(seen, [0, 1]), to=ir.DataType.FLOAT)
+
+    def make(op: Ops, count: int, q: ir.Value, k: ir.Value, seen: ir.Value | None) -> ir.Value:
+        logits = op.MatMul(op.Mul(q, constant(op, heads.scale, dtype_of(q))), k)
+        gates = op.Sigmoid(cast(op, logits, ir.DataType.FLOAT))
+        gates = gates if seen is None else op.Mul(gates, seen)
+        sums = _sums_onnx(op, gates, lengths[1]) if ort else op.CumSum(gates, -1, reverse=1)
+        places = op.Min(sums, constant(op, float(rows - 1)))
+        scores = cast(op, op.MatMul(q, pos_emb), ir.DataType.FLOAT)
+        above = op.Pad(op.Slice(scores, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # nothing stands above the last
+        # a line through two rows of the table: its slope, and where it starts at place 0
+        slopes, steps = op.Sub(above, scores), op.Cast(op.Range(0, rows, 1), to=ir.DataType.FLOAT)
+        starts, index = op.Sub(scores, op.Mul(slopes, steps)), op.Cast(places, to=ir.DataType.INT32)
+        start, slope = (op.GatherElements(t, index, axis=-1) for t in (starts, slopes))
+        return op.Add(start, op.Mul(places, slope))
+
+    queries = heads_onnx(op, q, heads.num_heads)
+    return by_head_onnx(op, queries, (queries, keys_onnx(op, q, k, heads), seen), make, ort)
+
+
+BLOCK = 32
+"""Keys whose gates are summed by one product."""
+
+
+def _sums_onnx(op: Ops, gates: ir.Value, keys: ir.Value) -> ir.Value:
+    """The sums from each key on, of [B, N, S, T], as CumSum gives them: that has one thread in ONNX Runtime 1.31."""
+    spare = op.Mod(op.Sub(0, keys), BLOCK)
+    blocks = op.Reshape(
+        op.Pad(gates, op.Concat([0], op.Unsqueeze(spare, [0]), axis=0), None, [3]), [0, 0, 0, -1, BLOCK]
+    )
+    within = op.MatMul(blocks, op.Trilu(op.Expand(constant(op, 1.0), [BLOCK, BLOCK]), upper=0))
+    behind = op.CumSum(op.ReduceSum(blocks, [4]), 3, exclusive=1, reverse=1)
+    sums = op.Reshape(op.Add(within, behind), [0, 0, 0, -1])
+    return op.Slice(sums, [0], op.Unsqueeze(keys, [0]), [3])
+
+
+contextual_score.onnx(_contextual_onnx)
+contextual_score.form(*ORT_FORMS)(partial(_contextual_onnx, ort=True))

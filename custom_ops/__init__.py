@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
     from posexport.custom_ops.scores import disentangled_score, offset_score, offset_values
-    from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
+    from posexport.custom_ops.windows import cosine_heads, window_bias, window_order_bias, window_table
 
 # fmt: off
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
     "fire_bias", "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions",
     "length_frequencies", "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers",
     "position_temperature", "relative_bias", "relative_score", "relative_table_score", "rotate", "rotate_features",
-    "sinusoids", "window_bias", "window_table",
+    "sinusoids", "window_bias", "window_order_bias", "window_table",
 ]
 # fmt: on
 

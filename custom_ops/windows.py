@@ -4,6 +4,8 @@ and the cosine attention of the models that have them."""
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias
-from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, wide
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, either_onnx, operator, size_of, wide
 
 
 @operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
@@ -50,6 +52,63 @@ def _bias_onnx(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: i
     index = op.Add(op.Mul(offset(1), 2 * size - 1), offset(0))
     rows = op.Gather(cast(op, table, ir.DataType.FLOAT), index, axis=0)
     return op.Transpose(rows, perm=[0, 3, 1, 2])
+
+
+def _order_fake(call: Any) -> Tensor:
+    return call.q.new_empty((1, call.table.shape[1], call.q.shape[1], call.q.shape[1]), dtype=wide(call.table.dtype))
+
+
+@operator("WindowOrderBias", "bias", fake=_order_fake)
+def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
+    """`window_bias` of the first S cells of a window of M x M in the order of reading, row by row.
+
+    Args:
+        table: [rows, num_heads], of (2M - 1)^2 rows.
+        q: [B, S, D], of as many tokens.
+        size: M.
+
+    Returns:
+        The bias, float32 [1, num_heads, S, S].
+
+    Example:
+        >>> table = torch.arange(9.0)[:, None]
+        >>> window_order_bias(table, torch.zeros(1, 3, 1), size=2)
+        tensor([[[[4., 3., 1.],
+                  [5., 4., 2.],
+                  [7., 6., 4.]]]])
+    """
+    cells = torch.arange(q.shape[1], device=q.device)
+    positions = torch.stack((cells % size, cells // size), -1).unsqueeze(0)
+    return window_bias.eager(positions, positions, table, size)
+
+
+def _order_onnx(op: Ops, table: ir.Value, q: ir.Value, size: int, ort: bool = False) -> ir.Value:
+    # biases of two rows of cells, [N, (2M - 1) M, M]: by their distance and the query's column, of each key's column
+    by_head = op.Transpose(cast(op, table, ir.DataType.FLOAT), perm=[1, 0])
+    columns, width = op.Range(0, size, 1), 2 * size - 1
+    across = op.Add(op.Sub(op.Unsqueeze(columns, [1]), columns), size - 1)
+    pairs = op.Gather(op.Reshape(by_head, [0, width, width]), across, axis=2)
+    pairs = op.Reshape(pairs, [0, width * size, size])
+    # blocks of M numbers, one for each row of keys
+    tokens = op.Shape(q, start=1, end=2)
+    count = op.Div(op.Add(tokens, size - 1), size)
+    rows = op.Range(0, op.Squeeze(count), 1)
+    down = op.Add(op.Sub(op.Unsqueeze(rows, [1, 2]), rows), size - 1)
+    index, cells = op.Add(op.Mul(down, size), op.Unsqueeze(columns, [1])), op.Mul(count, size)
+
+    def whole(op: Ops) -> ir.Value:
+        return op.Gather(pairs, index, axis=1)  # [N, rows, M, rows, M]
+
+    def cut(op: Ops) -> ir.Value:
+        square = op.Reshape(whole(op), op.Concat([0], cells, [-1], axis=0))
+        return op.Slice(square, [0, 0], op.Concat(tokens, tokens, axis=0), [1, 2])
+
+    made = either_onnx(op, op.Squeeze(op.Equal(tokens, cells)), whole, cut) if ort else cut(op)
+    return op.Reshape(made, op.Concat([1, size_of(table, 1)], tokens, [-1], axis=0))
+
+
+window_order_bias.onnx(_order_onnx)
+window_order_bias.form(*ORT_FORMS)(partial(_order_onnx, ort=True))
 
 
 MAX_BIAS = 16.0

@@ -142,6 +142,8 @@ class Attention(nn.Module):
     def _bias(self, state: EncodingState, q: Tensor, context: AttentionContext) -> Tensor | None:
         """The bias of the encoding, once for all rows where they are alike."""
         positions = context.positions()
+        if self.spec.consecutive and state.encoding.in_order:
+            return state.encoding.order_bias(state, q)
         if context.ahead is not None:
             numbers = state.encoding.bias(state, torch.zeros_like(context.ahead[:, :1]), context.ahead)
             return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)

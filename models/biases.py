@@ -259,6 +259,7 @@ class Swin(Encoding):
     axes = 2
     base_properties = ("shift", "permutation", "prefix", "finite")
     no_cache_reason = ON_A_GRID
+    in_order = True
     window_size: int = fields.integer(7, "columns and rows of a window", at_most=1024)
 
     def position_limits(self) -> tuple[int, ...] | None:
@@ -273,6 +274,12 @@ class Swin(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return custom_ops.window_bias(q_positions, k_positions, self.table(state), self.window_size)
+
+    def slides(self, spec: Spec) -> bool:
+        return False
+
+    def order_bias(self, state: State, q: Tensor) -> Tensor | None:
+        return custom_ops.window_order_bias(self.table(state), q, self.window_size)
 
 
 MLP_WIDTH = 512

@@ -4,7 +4,8 @@ data         position_ids [B, S] are the queries' positions; cached keys stand r
              (custom_ops.key_positions)
 consecutive  p_i = start + i for the new token i, and start - cached + j for key j of a row: of left-padded rows too, so
              that the difference of two tokens is that of their places. `start` is position_ids [B, 1]; where only
-             differences matter it is no input, and the number of cached tokens stands for it.
+             differences matter it is no input, and the number of cached tokens stands for it. In a window of a grid,
+             token i is the cell at column i % columns of row i // columns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def token_positions(spec: Spec, inputs: Mapping[str, Tensor], tokens: Tensor, pa
     encodings = [layer.encoding for layer in spec.distinct_layers()]
     of_keys = past is not None and any(each.axes and each.hook in ("bias", "score") for each in encodings)
     if spec.consecutive:
-        return _consecutive(inputs, tokens, past, of_keys)
+        return _consecutive(spec, inputs, tokens, past, of_keys)
     positions = inputs["position_ids"]
     if past is None or not of_keys:
         return positions, None
@@ -38,8 +39,13 @@ def token_positions(spec: Spec, inputs: Mapping[str, Tensor], tokens: Tensor, pa
     )
 
 
-def _consecutive(inputs: Mapping[str, Tensor], tokens: Tensor, past: Tensor | None, of_keys: bool) -> Positions:
+def _consecutive(
+    spec: Spec, inputs: Mapping[str, Tensor], tokens: Tensor, past: Tensor | None, of_keys: bool
+) -> Positions:
     batch, seq = tokens.shape[:2]
+    if spec.position_axes > 1:  # a window, which has no cache
+        (columns, _), cells = spec.position_limits() or (1, 1), torch.arange(seq, device=tokens.device)
+        return torch.stack((cells % columns, cells // columns), -1).expand(batch, seq, 2), None
     write_indices = inputs.get("write_indices")
     cached: int | Tensor = 0 if past is None else past.shape[2]
     if write_indices is not None:

@@ -91,6 +91,8 @@ class Encoding:
     """Whether positions may be negative, where any position is allowed."""
     no_cache_reason: ClassVar[str | None] = None
     """Why it can't be used with a cache, as the end of a sentence; None where it can."""
+    in_order: ClassVar[bool] = False
+    """Whether consecutive tokens can be the cells of a grid of its own, in the order of reading: `order_bias`."""
     reads_keys: ClassVar[bool] = False
     """Whether its scores read the keys themselves, cached ones included."""
 
@@ -115,6 +117,10 @@ class Encoding:
     def by_difference(self, spec: Spec) -> bool:
         """Whether positions act through their differences alone in a layer of this spec."""
         return not self.axes or ("shift" in self.properties(spec) and not spec.prefix_tokens)
+
+    def can_be_consecutive(self) -> bool:
+        """Whether a spec can promise consecutive positions: on one axis, or in a grid of its own."""
+        return self.axes < 2 or self.in_order
 
     def slides(self, spec: Spec) -> bool:
         """Whether what it adds to the logits at consecutive positions is computed once for each difference, and then
@@ -183,6 +189,10 @@ class Encoding:
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """A float32 tensor [B, N, S, T] that is added to the logits, or None."""
+        return None
+
+    def order_bias(self, state: State, q: Tensor) -> Tensor | None:
+        """The same, [1, N, S, S], for the first S cells of a grid in the order of reading: where `in_order`."""
         return None
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:

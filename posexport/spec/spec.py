@@ -300,10 +300,11 @@ class Spec:
         names = ", ".join(dict.fromkeys(layer.name for layer in layers))
         if self.angles != "parity" and not any(layer.has_angles() for layer in layers):
             yield f"angles is {self.angles!r} with {names}, which has no angles of positions: drop it."
-        if self.positions == "consecutive" and (grid := next((layer for layer in layers if layer.axes > 1), None)):
+        grid = next((layer for layer in layers if not layer.can_be_consecutive()), None)
+        if self.positions == "consecutive" and grid is not None:
             yield (
-                f"positions is 'consecutive' with {grid.name}, whose tokens stand on a grid of {grid.axes} axes: only "
-                "positions on one axis can be consecutive, so drop it."
+                f"positions is 'consecutive' with {grid.name}, whose tokens stand on a grid of {grid.axes} axes and of "
+                "any size: only positions on one axis, or in a window of swin or swinv2, can be consecutive, so drop it."
             )
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             yield (

@@ -216,7 +216,7 @@ def _sizes(
     batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0
     seq = _other_than("seq", draft.seq)
     if spec.consecutive:  # all positions of a row are others
-        seq = within(seq, (1, spec.position_limit()))
+        seq = within(seq, (1, spec.token_limit()))
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
     seq = within(seq, bounds["seq"])

@@ -89,6 +89,9 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
             if distance is not None and farthest < distance:
                 yield f"no two tokens were {distance} positions apart, from where on distances are alike"
     if axes > 1 and sides is not None:
+        if spec.consecutive:
+            cells = np.arange(max(case.sizes["seq"] for case in cases))
+            positions = [np.stack((cells % sides[0], cells // sides[0]), -1)[None]]
         left = _untried_offsets(positions, np.array(sides))
         if left:
             yield f"{left} of {math.prod(2 * side - 1 for side in sides)} offsets of the grid were not tried"

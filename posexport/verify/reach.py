@@ -30,7 +30,7 @@ def default_reach(spec: Spec) -> Reach:
     """Beyond every window and distance, and two chunks."""
     asked = [SEQ, spec.saturation_distance() + 24]
     asked += [2 * layer.attention_chunk_size + 24 for layer in spec.distinct_layers() if layer.attention_chunk_size]
-    limit = spec.position_limit()
+    limit = spec.token_limit()
     bounded = (spec.ordered or spec.consecutive) and limit is not None
     return Reach(seq=min(max(asked), limit or 0) if bounded else max(asked))
 

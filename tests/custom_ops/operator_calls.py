@@ -76,6 +76,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         [Q, K, *({},) * 6],
     ),
     "window": (custom_ops.window_bias, [whole(0, 3, B, S, 2), whole(0, 3, B, T, 2), normal(25, N), 3], [Q, K, {}]),
+    "window-order": (custom_ops.window_order_bias, [normal(25, N), normal(B, S, N * H), 3], [{}, Q]),
     "window-table": (custom_ops.window_table, [normal(25, 2), normal(8, 2), normal(8), normal(N, 8)], [{}] * 4),
     "cosine-heads": (custom_ops.cosine_heads, [normal(B, S, N * H), normal(N, 1, 1) + 4, H], [Q, {}]),
     "offset-score": (

@@ -217,16 +217,38 @@ def test_slides_are_lookups(seq: int, past: int, batch: int, causal: bool, seed:
         torch.testing.assert_close(by_key[:, :, i, j], wanted)
 
 
-@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.axes > 1])
+@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.axes > 1 and not cls.in_order])
 def test_grids_refuse_consecutive_positions(name: str) -> None:
     axes = ENCODINGS[name].axes
     parameters = {"head_dim": 12} if axes == 3 else {}
     with pytest.raises(RequestError) as refused:
         small_spec(name, positions="consecutive", **parameters)
     assert str(refused.value) == (
-        f"positions is 'consecutive' with {name}, whose tokens stand on a grid of {axes} axes: only positions on one "
-        "axis can be consecutive, so drop it."
+        f"positions is 'consecutive' with {name}, whose tokens stand on a grid of {axes} axes and of any size: only "
+        "positions on one axis, or in a window of swin or swinv2, can be consecutive, so drop it."
     )
+
+
+WINDOWS = ("swin", "swinv2", "swinv2-pretrained")
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("how", ["decomposed", "function", "native", "contrib --target ort"])
+def test_windows_in_the_order_of_reading_are_the_formula(name: str, how: str) -> None:
+    """Whole windows, and their first cells, in torch and in graphs that take no positions."""
+    spec, with_positions = case(name, positions="consecutive"), case(name)
+    assert list(graph_inputs(spec)) == ["hidden_states"]
+    form, _, target = how.partition(" --target ")
+    run = open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
+    size = spec.encoding.position_limits()[0]
+    for batch, seq in ((2, size**2), (1, size**2), (2, 2 * size), (1, 2 * size + 1), (2, 1), (1, size - 1)):
+        inputs = drawn(spec, batch, seq, 0)
+        cells = np.arange(seq)
+        positions = np.broadcast_to(np.stack((cells % size, cells // size), -1), (batch, seq, 2))
+        given = {**inputs, "position_ids": positions}
+        wanted = oracles.outputs(with_positions, as_float64(weights_for(spec)), given)
+        for made, limit in ((by_torch(spec, inputs), 1e-10), (run(inputs), 2e-5)):
+            np.testing.assert_allclose(made["output"], wanted["output"], atol=limit, rtol=0)
 
 
 def test_a_spec_says_so_and_says_nothing_by_default() -> None:

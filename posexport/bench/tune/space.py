@@ -109,7 +109,8 @@ def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterato
     with positions as the specs have them and, where that is allowed, with consecutive ones too."""
     targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
     for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
-        further = "consecutive" in limits.allow and spec.position_axes == 1
+        able = spec.position_axes and all(layer.encoding.can_be_consecutive() for layer in spec.distinct_layers())
+        further = "consecutive" in limits.allow and able
         modes = dict.fromkeys((spec.positions, *(("consecutive",) if further else ())))
         for opset, positions in product(limits.opsets or (default_opset(form, spec),), modes):
             yield Program(form=form, dtype=dtype, opset=opset, target=target, positions=positions)

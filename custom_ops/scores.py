@@ -4,6 +4,7 @@ logits are fp32."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -292,7 +293,7 @@ def _disentangled_onnx(
             second = op.Mul(dotted_onnx(op, keys, rows_of_onnx(op, turned, op.Squeeze(rows, [1]))), factor)
         return summed(op, num_heads, queries, tables[0], by_query, second)
 
-    parts = queries, keys, *tables, by_query, by_key
+    parts: list[Any] = [queries, keys, *tables, by_query, by_key]
 
     def few(op: Ops) -> ir.Value:
         return few_onnx(op, True, op.Shape(q, start=1, end=2), one, lambda op: make(op, num_heads, *parts), 1)

@@ -79,7 +79,8 @@ def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
     """
     cells = torch.arange(q.shape[1], device=q.device)
     positions = torch.stack((cells % size, cells // size), -1).unsqueeze(0)
-    return window_bias.eager(positions, positions, table, size)
+    bias: Tensor = window_bias.eager(positions, positions, table, size)
+    return bias
 
 
 def _order_onnx(op: Ops, table: ir.Value, q: ir.Value, size: int, ort: bool = False) -> ir.Value:

@@ -304,7 +304,8 @@ class Spec:
         if self.positions == "consecutive" and grid is not None:
             yield (
                 f"positions is 'consecutive' with {grid.name}, whose tokens stand on a grid of {grid.axes} axes and of "
-                "any size: only positions on one axis, or in a window of swin or swinv2, can be consecutive, so drop it."
+                "any size: only positions on one axis, or in a window of swin or swinv2, can be consecutive, so drop "
+                "it."
             )
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             yield (

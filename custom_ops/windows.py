@@ -55,7 +55,8 @@ def _bias_onnx(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: i
 
 
 def _order_fake(call: Any) -> Tensor:
-    return call.q.new_empty((1, call.table.shape[1], call.q.shape[1], call.q.shape[1]), dtype=wide(call.table.dtype))
+    tokens, heads = call.q.shape[1], call.table.shape[1]
+    return torch.empty((1, heads, tokens, tokens), dtype=wide(call.table.dtype), device=call.q.device)
 
 
 @operator("WindowOrderBias", "bias", fake=_order_fake)

@@ -30,7 +30,7 @@ from posexport.bench import statistics
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import RequestError
 from posexport.files import write_json
-from posexport.models import ENCODINGS
+from posexport.models import ENCODINGS, read_spec
 from posexport.runtimes.tensorrt import api
 from posexport.spec.spec import Spec
 
@@ -185,7 +185,8 @@ def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
     spec = spec_of(encoding, mode, None)
     assert spec is not None
     if encoding in ("swin", "swinv2"):  # a window of all tokens
-        spec = attrs.evolve(spec, encoding=attrs.evolve(spec.encoding, window_size=math.isqrt(TOKENS)))
+        data = spec.to_dict()
+        spec = read_spec({**data, "encoding": {**data["encoding"], "window_size": math.isqrt(TOKENS)}})
     if (limit := spec.token_limit()) is not None and limit < TOKENS:
         return {"every form": f"its table has {limit} rows"}
     peaks: dict[str, float | str] = {}

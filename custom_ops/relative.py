@@ -13,6 +13,7 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions, exact_onnx, exact_sinusoids, sinusoids, sinusoids_onnx
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
+from posexport.custom_ops.by_head import by_head_onnx
 from posexport.custom_ops.operator import (
     ORT_FORMS,
     Ops,
@@ -26,7 +27,7 @@ from posexport.custom_ops.operator import (
     size_of,
     wide,
 )
-from posexport.custom_ops.tables import picked, picked_onnx
+from posexport.custom_ops.tables import index_onnx, picked, picked_onnx
 
 
 def biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:
@@ -183,7 +184,7 @@ def _relative_onnx(
         fine = op.Range(0, FINE, 1)
         sides = (side for at in (coarse, fine) for side in angles.sides_onnx(op, op.Unsqueeze(at, [0])))
         scores = turned_onnx(op, heads, Turns(*sides), r_proj, shape)
-        return picked_onnx(op, scores, op.Unsqueeze(op.Sub(last, behind), [1]), shape[0])
+        return picked_onnx(op, scores, op.Unsqueeze(op.Sub(last, behind), [1, 2]), shape[0])
 
     return either_onnx(op, op.And(op.Equal(op.Squeeze(queries), 1), near), one_query, any_positions)
 
@@ -229,7 +230,6 @@ def relative_table_score(
     return picked(scores, index).to(wide(q.dtype))
 
 
-@relative_table_score.onnx
 def _relative_table_onnx(
     op: Ops,
     q: ir.Value,
@@ -238,12 +238,21 @@ def _relative_table_onnx(
     r_proj: ir.Value,
     table: ir.Value,
     scale: float,
+    ort: bool = False,
 ) -> ir.Value:
     # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
-    scores = op.MatMul(biased_onnx(op, q, position_bias, scale), rows)
-    index = clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2)
-    return cast(op, picked_onnx(op, scores, index, size_of(position_bias, 0)), ir.DataType.FLOAT)
+    index = index_onnx(op, clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2), ort)
+    heads = biased_onnx(op, q, position_bias, scale)
+
+    def make(op: Ops, count: int, heads: ir.Value, rows: ir.Value, index: ir.Value) -> ir.Value:
+        return cast(op, picked_onnx(op, op.MatMul(heads, rows), index, count), ir.DataType.FLOAT)
+
+    return by_head_onnx(op, heads, (heads, op.Unsqueeze(rows, [0]), index), make, ort)
+
+
+relative_table_score.onnx(_relative_table_onnx)
+relative_table_score.form(*ORT_FORMS)(partial(_relative_table_onnx, ort=True))
 
 
 @operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))

@@ -29,7 +29,7 @@ from posexport.custom_ops.operator import (
     wide,
 )
 from posexport.custom_ops.relative import fake_score
-from posexport.custom_ops.tables import dotted_onnx, picked, picked_onnx, rows_of_onnx
+from posexport.custom_ops.tables import dotted_onnx, index_onnx, picked, picked_onnx, rows_of_onnx
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
 
@@ -78,17 +78,12 @@ def _offset_score_onnx(
         scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
         return cast(op, picked_onnx(op, scores, index, count), ir.DataType.FLOAT)
 
-    index = _small_onnx(op, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), ort)
+    index = index_onnx(op, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), ort)
     return by_head_onnx(op, heads, (heads, index), make, ort)
 
 
 offset_score.onnx(_offset_score_onnx)
 offset_score.form(*ORT_FORMS)(partial(_offset_score_onnx, ort=True))
-
-
-def _small_onnx(op: Ops, index: ir.Value, ort: bool) -> ir.Value:
-    """An index [B, S, T] as [B, 1, S, T], in half the bytes on ONNX Runtime."""
-    return op.Unsqueeze(op.Cast(index, to=ir.DataType.INT32) if ort else index, [1])
 
 
 @operator("OffsetValues", "added", fake=lambda call: torch.empty_like(call.q))
@@ -249,7 +244,7 @@ def _disentangled_onnx(
 ) -> ir.Value:
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
     rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
-    by_query, by_key = _small_onnx(op, rows, ort), _small_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort)
+    by_query, by_key = index_onnx(op, rows, ort), index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort)
     queries, keys = heads_onnx(op, q, num_heads), k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
 
     def of_heads(table: ir.Value) -> ir.Value:

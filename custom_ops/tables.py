@@ -19,6 +19,11 @@ def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> i
     return op.GatherElements(scores, index, axis=-1)
 
 
+def index_onnx(op: Ops, index: ir.Value, ort: bool) -> ir.Value:
+    """An index [B, S, T] as [B, 1, S, T], in half the bytes on ONNX Runtime."""
+    return op.Unsqueeze(op.Cast(index, to=ir.DataType.INT32) if ort else index, [1])
+
+
 def rows_of_onnx(op: Ops, table: ir.Value, rows: ir.Value) -> ir.Value:
     """Rows [B|1, ...] of a table [N|1, R, head_dim], [B|1, N|1, ..., head_dim]."""
     num_heads, count = shape_of(table)[0], op.Shape(table, start=1, end=2)

@@ -59,17 +59,29 @@ def test_timed_inputs_begin_behind_the_cache() -> None:
     assert "position_ids" not in seeded_inputs(spec_of("alibi"), Sizes(batch=2, seq=3, past_seq=5), 0)
 
 
-def one_off(model: onnx.ModelProto) -> None:
-    """The slide begins one number later."""
-    holder, index, node = to.find(model, "Slice")
-    constants = [
-        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array([value]), name))
-        for name, value in (("one", 1), ("end", 2**40))
-    ]
-    made = [*constants, helper.make_node("Add", [node.input[1], "one"], ["later"])]
-    node.input[1], node.input[2] = "later", "end"
-    for at, each in enumerate(made):
-        holder.node.insert(index + at, each)
+def one_off(begins: str, step: int) -> to.Mutate:
+    """The slide, a Slice from what this operator gives, begins one number later or earlier."""
+
+    def mutate(model: onnx.ModelProto) -> None:
+        places = [(holder, at) for holder in (model.graph, *model.functions) for at in range(len(holder.node))]
+        made_by = {name: node.op_type for holder, at in places for node in [holder.node[at]] for name in node.output}
+        holder, index = next(
+            (holder, at)
+            for holder, at in places
+            for node in [holder.node[at]]
+            if node.op_type == "Slice" and made_by.get(node.input[1]) == begins
+        )
+        node = holder.node[index]
+        constants = [
+            helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array([value]), name))
+            for name, value in (("one", step), ("end", -1 if step < 0 else 2**40))
+        ]
+        made = [*constants, helper.make_node("Add", [node.input[1], "one"], ["moved"])]
+        node.input[1], node.input[2] = "moved", "end"
+        for at, each in enumerate(made):
+            holder.node.insert(index + at, each)
+
+    return mutate
 
 
 def backwards(name: str) -> list[onnx.NodeProto]:
@@ -87,13 +99,27 @@ def nowhere(name: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Sub", [name, name], ["planted"], name="nowhere")]
 
 
+def upside_down(name: str) -> list[onnx.NodeProto]:
+    """Rows of cells above a query take the places of those below it."""
+    rows = helper.make_node("Constant", [], ["rows"], value=numpy_helper.from_array(np.array(12), "rows"))
+    return [rows, helper.make_node("Sub", ["rows", name], ["planted"], name="upside down")]
+
+
+def last_cell(name: str) -> list[onnx.NodeProto]:
+    """Only the last cell of a window is wrong, and for the first row of keys."""
+    last = helper.make_node("Constant", [], ["last"], value=numpy_helper.from_array(np.array(12 * 7 + 5), "last"))
+    return [last, helper.make_node("Min", [name, "last"], ["planted"], name="last cell")]
+
+
 FAULTS: dict[str, tuple[str, str, to.Mutate]] = {
-    "bias one off": ("alibi", "decomposed", one_off),
-    "bias one off in a function": ("t5", "function", one_off),
+    "bias one off": ("kerple", "decomposed", one_off("Shape", -1)),
+    "bias one off in a function": ("t5", "function", one_off("Shape", -1)),
     "bias backwards": ("kerple", "decomposed", to.before("Expand", 0, backwards, nth=-1)),
-    "score one off": ("relative", "decomposed", one_off),
-    "score one off in a function": ("shaw", "function", one_off),
-    "score of keys one off": ("deberta", "native", one_off),
+    "score one off": ("relative", "decomposed", one_off("Shape", -1)),
+    "score one off in a function": ("shaw", "function", one_off("Shape", -1)),
+    "score of keys one off": ("deberta", "native", one_off("Sub", 1)),
+    "window upside down": ("swin", "decomposed", to.before("Mul", 0, upside_down, "v_Add_15")),
+    "last cell of a window": ("swin", "decomposed", to.before("Gather", 1, last_cell, "v_Add_18")),
     "start ignored": ("rope", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
     "start of a bias ignored": ("fire", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
     "start of a table ignored": ("learned", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
@@ -103,7 +129,7 @@ FAULTS: dict[str, tuple[str, str, to.Mutate]] = {
 @pytest.mark.few_inputs
 def test_faults_are_found_and_sound_files_pass(tmp_path: Path) -> None:
     for index, (encoding, form, mutate) in enumerate(FAULTS.values()):
-        spec = spec_of(encoding, kv_cache=None if encoding == "learned" else "concat")
+        spec = spec_of(encoding, kv_cache=None if encoding in ("learned", "swin") else "concat")
         plant(tmp_path, f"fault{index}", spec, mutate, form)
         write(tmp_path, f"sound{index}", spec, form)
     report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 40})

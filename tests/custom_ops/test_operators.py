@@ -169,7 +169,11 @@ def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> 
     check_on_ort(name, model)
 
 
-OF_MANY = [name for name in CALLS if name.startswith(("difference", "contextual", "disentangled", "fire", "offset", "relative"))]
+OF_MANY = [
+    name
+    for name in CALLS
+    if name.startswith(("difference", "contextual", "disentangled", "fire", "offset", "relative"))
+]
 """Calls of operators that have another way for many queries on ONNX Runtime."""
 
 

@@ -170,6 +170,7 @@ def finish(model: ir.Model, form: str) -> None:
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),
+        common.NameFixPass(),  # a body inside a branch may name a value as the branch does
     ]
     for apply in passes:
         apply(model)

@@ -106,7 +106,7 @@ FAULTS: dict[str, Fault] = {
     "values in another order than keys": Fault("grown", to.swapped("Concat", "past_value"), OFF, "Concat"),
     "causal from the upper left": Fault("grown", upper_left, OFF, "Range"),
     "mask inverted": Fault("grown", to.before("Unsqueeze", 0, inverted, "v_Cast_6"), OFF, "inverted"),
-    "mean for what sees nothing": Fault("grown", to.bypassed("Mul", 0, "v_MatMul_31"), OFF, "Mul"),
+    "mean for what sees nothing": Fault("grown", to.bypassed("Mul", 0, "v_MatMul_32"), OFF, "Mul"),
     "NaN for what sees nothing": Fault(
         "grown", to.constant_read("Where", 2, np.float32(-np.inf), "v_And_26"), "not finite", "planted"
     ),

@@ -54,6 +54,12 @@ def _bias_onnx(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: i
     return op.Transpose(rows, perm=[0, 3, 1, 2])
 
 
+def cells_in_order(tokens: int, columns: int, device: torch.device | None = None) -> Tensor:
+    """(x, y) of the first cells of a grid in the order of reading, row by row: int64 [1, tokens, 2]."""
+    cells = torch.arange(tokens, device=device)
+    return torch.stack((cells % columns, cells // columns), -1).unsqueeze(0)
+
+
 def _order_fake(call: Any) -> Tensor:
     tokens, heads = call.q.shape[1], call.table.shape[1]
     return torch.empty((1, heads, tokens, tokens), dtype=wide(call.table.dtype), device=call.q.device)
@@ -78,8 +84,7 @@ def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
                   [5., 4., 2.],
                   [7., 6., 4.]]]])
     """
-    cells = torch.arange(q.shape[1], device=q.device)
-    positions = torch.stack((cells % size, cells // size), -1).unsqueeze(0)
+    positions = cells_in_order(q.shape[1], size, q.device)
     bias: Tensor = window_bias.eager(positions, positions, table, size)
     return bias
 

@@ -259,7 +259,6 @@ class Swin(Encoding):
     axes = 2
     base_properties = ("shift", "permutation", "prefix", "finite")
     no_cache_reason = ON_A_GRID
-    in_order = True
     window_size: int = fields.integer(7, "columns and rows of a window", at_most=1024)
 
     def position_limits(self) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from posexport import custom_ops
+from posexport.custom_ops.windows import cells_in_order
 from posexport.spec.spec import Spec
 
 Positions = tuple[Tensor | None, Tensor | None]
@@ -44,8 +45,8 @@ def _consecutive(
 ) -> Positions:
     batch, seq = tokens.shape[:2]
     if spec.position_axes > 1:  # a window, which has no cache
-        (columns, _), cells = spec.position_limits() or (1, 1), torch.arange(seq, device=tokens.device)
-        return torch.stack((cells % columns, cells // columns), -1).expand(batch, seq, 2), None
+        columns, _ = spec.position_limits() or (1, 1)
+        return cells_in_order(seq, columns, tokens.device).expand(batch, seq, 2), None
     write_indices = inputs.get("write_indices")
     cached: int | Tensor = 0 if past is None else past.shape[2]
     if write_indices is not None:

@@ -92,7 +92,7 @@ class Encoding:
     no_cache_reason: ClassVar[str | None] = None
     """Why it can't be used with a cache, as the end of a sentence; None where it can."""
     in_order: ClassVar[bool] = False
-    """Whether consecutive tokens can be the cells of a grid of its own, in the order of reading: `order_bias`."""
+    """Whether consecutive tokens can be cells of a grid of its own, in the order of reading: it has `order_bias`."""
     reads_keys: ClassVar[bool] = False
     """Whether its scores read the keys themselves, cached ones included."""
 
@@ -100,6 +100,7 @@ class Encoding:
         hooks = ("embed", "bias", "score", "rotate")
         cls.hook = next((hook for hook in hooks if getattr(cls, hook) is not getattr(Encoding, hook)), "")
         cls.at_input = cls.hook == "embed"
+        cls.in_order = cls.order_bias is not Encoding.order_bias
         cls.in_cross = cls.in_cross or cls.hook in ("", "embed")
 
     def problems(self, spec: Spec) -> Iterator[str]:
@@ -192,7 +193,7 @@ class Encoding:
         return None
 
     def order_bias(self, state: State, q: Tensor) -> Tensor | None:
-        """The same, [1, N, S, S], for the first S cells of a grid in the order of reading: where `in_order`."""
+        """The same, [1, N, S, S], for the first S cells of a grid in the order of reading."""
         return None
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:

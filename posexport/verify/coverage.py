@@ -122,9 +122,10 @@ def _span(case: Case) -> int:
 
 
 def grid_offsets(spec: Spec) -> Array | None:
-    """Two cells for every offset of a grid with a size and few cells, int64 [rows, 2, axes]: each cell is in one."""
+    """Two cells for every offset of a grid with a size and few cells, int64 [rows, 2, axes]: each cell is in one.
+    None where cells are not given, but those of the first tokens."""
     sides, axes = spec.position_limits(), spec.position_axes
-    if sides is None or axes < 2 or math.prod(2 * side - 1 for side in sides) > 2 * GRID:
+    if sides is None or axes < 2 or spec.consecutive or math.prod(2 * side - 1 for side in sides) > 2 * GRID:
         return None
     cells = np.array(list(product(*map(range, sides))), np.int64)
     offsets = np.array(list(product(*(range(1 - side, side) for side in sides))), np.int64)
@@ -142,10 +143,10 @@ def spread_cells(spec: Spec) -> Array | None:
     """Cells of a larger grid that has a size, int64 [cells, axes], two of which are any offset apart.
 
     Along each axis they are the first ones, the last one and every k-th with k about the root of the side: any distance
-    is one between two of them. None where they are more than FEW_TOKENS.
+    is one between two of them. None where they are more than FEW_TOKENS, or not given.
     """
     sides, axes = spec.position_limits(), spec.position_axes
-    if sides is None or axes < 2:
+    if sides is None or axes < 2 or spec.consecutive:
         return None
     places = []
     for side in sides:

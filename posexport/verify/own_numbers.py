@@ -39,9 +39,7 @@ def own_numbers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
         windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many
         yield Draft("whole grid", windows, len(cells), 0, 0, 1, At(cells[None]))
     pairs = grid_offsets(spec) if axes > 1 else distances(spec, PAIR_ROWS, rng)
-    if axes > 1 and spec.consecutive:
-        pass  # cells are those of the first tokens, whatever is drawn
-    elif pairs is not None:
+    if pairs is not None:
         yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
     elif (spread := spread_cells(spec)) is not None:
         yield Draft("spread cells", 1, shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
-from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
+from posexport.custom_ops.attention import Added, keys_onnx, weights_onnx
 from posexport.custom_ops.heads import CappedHeads, to_heads
 from posexport.custom_ops.operator import Ops, cast, dtype_of, operator, size_of
+from posexport.custom_ops.scores import weighted
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
 
@@ -57,15 +58,12 @@ def difference_values(
     """
     heads = CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
     queries, keys = to_heads(q, num_heads), to_heads(k, num_kv_heads)
-    weights, seen = weights_of(queries, keys, Added(bias, mask, sinks), heads, write_indices)
     steps, count = (torch.arange(size, device=q.device) for size in (q.shape[1], keys.shape[2]))
     first = keys.shape[2] - q.shape[1] if write_indices is None else write_indices[:, None, None]
     behind = first + steps.unsqueeze(1) - count
     last = table.shape[0] - 1
-    out = weights.transpose(1, 2) @ table[last - behind.clamp(0, last)]
-    if mask is not None and seen is not None:
-        out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
-    return out.flatten(2)
+    rows = table[last - behind.clamp(0, last)]
+    return weighted(queries, keys, Added(bias, mask, sinks), heads, write_indices, rows)
 
 
 @difference_values.onnx

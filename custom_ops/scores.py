@@ -136,10 +136,18 @@ def offset_values(
         CappedHeads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap),
         Added(bias, mask, sinks),
     )
-    queries, keys = to_heads(q, heads.num_heads), to_heads(k, heads.num_kv_heads)
-    weights, seen = weights_of(queries, keys, added, heads, write_indices)
-    out = weights.transpose(1, 2) @ table[clipped(-distances(q_positions, k_positions), behind, ahead)]
-    if mask is not None and seen is not None:
+    rows = table[clipped(-distances(q_positions, k_positions), behind, ahead)]
+    return weighted(to_heads(q, num_heads), to_heads(k, num_kv_heads), added, heads, write_indices, rows)
+
+
+def weighted(
+    q: Tensor, k: Tensor, added: Added[Tensor], heads: CappedHeads, write_indices: Tensor | None, rows: Tensor
+) -> Tensor:
+    """Sum over j of a_ij rows_ij, [B, S, N*head_dim], a the weights of `attend`, from q [B, N, S, head_dim], k [B, K,
+    T, head_dim] and rows [(B|1,) S, T, head_dim]; 0 for a query that sees no key."""
+    weights, seen = weights_of(q, k, added, heads, write_indices)
+    out = weights.transpose(1, 2) @ rows
+    if added.mask is not None and seen is not None:
         out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
     return out.flatten(2)
 

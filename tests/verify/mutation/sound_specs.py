@@ -1,4 +1,5 @@
-"""Specs drawn over every encoding, mask, cache, stack, form, dtype and opset: sound files, which must pass."""
+"""Specs drawn over every encoding, mask, cache, stack, form, dtype, opset and kind of positions: sound files, which
+must pass."""
 
 from __future__ import annotations
 
@@ -204,6 +205,7 @@ def _fields(random: Random) -> Parameters:
         "bias": bool(random.random() < 0.3),
         **rarely(0.4, {"head_dim": int(_one(random, 16, 32, 64, 128))}),
         **rarely(0.15, {"angles": "exact"}),
+        **rarely(0.25, {"positions": "consecutive"}),
         **rarely(0.15, {"qk_norm": True, "qk_norm_type": _one(random, "rms", "l2")}),
         **rarely(0.15, {"softcap": float(_one(random, 1.5, 20, 50))}),
         **rarely(0.15, {"sinks": True}),

@@ -47,6 +47,7 @@ def make_spec(encoding: str, pattern: str | None = None, **fields: Any) -> Spec:
 DECODER: dict[str, Any] = {"causal": True, "kv_cache": "concat"}
 PADDED: dict[str, Any] = {**DECODER, "padding_mask": True}
 SHARED: dict[str, Any] = {"causal": True, "kv_cache": "shared"}
+IN_ORDER: dict[str, Any] = {"positions": "consecutive"}
 LLAMA: dict[str, Any] = {"block": "transformer", "norm_type": "rmsnorm", "mlp": "swiglu", "intermediate_size": 48}
 
 ARTIFACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -139,6 +140,22 @@ ARTIFACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "swin": ({"encoding": "swin", "window_size": 7}, {}),
     "swinv2": ({"encoding": "swinv2", "window_size": 8, "bias": ["q_proj", "v_proj", "o_proj"]}, {"form": "function"}),
     "temperature": ({"encoding": "temperature", "floor_scale": 512, **DECODER}, {}),
+    "learned-in-order": ({"encoding": "learned", "max_positions": 2048, **PADDED, **IN_ORDER}, {}),
+    "rope-in-order": ({"encoding": "rope", "layout": "half", **SHARED, **IN_ORDER}, {"form": "contrib", "target": "ort"}),
+    "t5-in-order": ({"encoding": "t5", **PADDED, **IN_ORDER}, {"form": "function", "target": "ort"}),
+    "relative-in-order": ({"encoding": "relative", "padding_mask": True, **IN_ORDER}, {"form": "function"}),
+    "relative-table-in-order": (
+        {"encoding": "relative", "table": "learned", "max_distance": 700, **SHARED, **IN_ORDER},
+        {"form": "function", "target": "ort"},
+    ),
+    "shaw-in-order": ({"encoding": "shaw", "max_distance": 64, **DECODER, **IN_ORDER}, {"form": "function"}),
+    "deberta-in-order": (
+        {"encoding": "deberta", "max_relative_positions": 512, "position_buckets": 64, **PADDED, **IN_ORDER},
+        {"form": "native", "target": "ort"},
+    ),
+    "cope-in-order": ({"encoding": "cope", "npos_max": 64, **DECODER, **IN_ORDER}, {"form": "function", "target": "ort"}),
+    "fire-in-order": ({"encoding": "fire", "init_L": 64, **DECODER, **IN_ORDER}, {"form": "function", "target": "ort"}),
+    "swin-in-order": ({"encoding": "swin", "window_size": 7, **IN_ORDER}, {"form": "function"}),
 }
 """The artifacts by name."""
 

@@ -86,6 +86,8 @@ def draw(spec: Spec, aim: Aim, random: np.random.Generator) -> Arrays:
     seq = size(aim.seq, REACH.row if batch == 1 else REACH.tokens)
     past = size(aim.past, REACH.keys - 1) if cached else 0
     seq = min(seq, REACH.keys - past) if cached else seq
+    if spec.positions == "consecutive":  # no two tokens share a position
+        seq = min(seq, spec.token_limit() or seq)
     sizes = {"batch": batch, "seq": seq, "past_seq": past, "total_seq": past + seq}
     sizes["encoder_seq"] = size(aim.encoder, REACH.keys)
     sizes["max_seq"] = past + seq + int(random.integers(aim.spare[0], aim.spare[1] + 1))
@@ -95,7 +97,7 @@ def draw(spec: Spec, aim: Aim, random: np.random.Generator) -> Arrays:
         if name == "input_ids":
             arrays[name] = random.integers(0, spec.vocab_size or 1, dims)
         elif name == "position_ids":
-            arrays[name] = _positions(spec, aim, dims, past, random)
+            arrays[name] = _positions(spec, aim, (batch, seq), past, random)
         elif name == "attention_mask":
             arrays[name] = _mask(aim, dims, random)
         elif name == "write_indices":
@@ -109,14 +111,17 @@ def draw(spec: Spec, aim: Aim, random: np.random.Generator) -> Arrays:
     return arrays
 
 
-def _positions(spec: Spec, aim: Aim, dims: list[int], past: int, random: np.random.Generator) -> Array:
-    """Positions of one kind; on grids every axis is drawn for itself."""
-    batch, seq = dims[:2]
+def _positions(spec: Spec, aim: Aim, sizes: Range, past: int, random: np.random.Generator) -> Array:
+    """Positions of one kind for (batch, tokens); on grids every axis is drawn for itself. Of consecutive ones, the
+    first."""
+    batch, seq = sizes
     axes, kind = max(spec.position_axes, 1), str(random.choice(aim.positions))
     farthest = position_reach(spec)
     low, high = aim.start or (past, past)
     low, high = min(low, farthest), min(high, farthest)
     start = random.integers(low, max(low, high) + 1, (batch, 1, 1))
+    if spec.positions == "consecutive":
+        return np.asarray(np.clip(start[..., 0], 0, farthest - seq + 1), np.int64)
     shape = (batch, seq, axes)
     steps = np.broadcast_to(np.arange(seq)[None, :, None], shape)
     limit = spec.position_limit()

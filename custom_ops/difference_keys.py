@@ -115,14 +115,18 @@ def _key_score_onnx(
         return rows_of_onnx(op, table, op.Gather(rows, places))
 
     def one(op: Ops) -> ir.Value:
-        distances = op.Sub(first, op.Range(0, op.Squeeze(keys), 1))
         if write_indices is not None:
+            distances = op.Sub(first, op.Range(0, op.Squeeze(keys), 1))
             return op.Mul(dotted_onnx(op, heads, rows_at(op, distances)), factor)
         # all keys meet the last row in one product, which is right for those that are far
+        last = rows_of_onnx(op, table, op.Unsqueeze(op.Slice(rows, [-1], [2**31 - 1], [0]), [0]))
         far = op.Max(op.Sub(keys, reach), 0)
-        scores = op.Slice(products_onnx(op, rows_at(op, op.Unsqueeze(keys, [0])), heads), [0], far, [3])
-        near, own = op.Slice(heads, far, [2**31 - 1], [2]), op.Slice(distances, far, [2**31 - 1], [1])
-        near = dotted_onnx(op, near, rows_at(op, own))
+        scores = op.Slice(products_onnx(op, last, heads), [0], far, [3])
+        count = op.Squeeze(op.Sub(keys, far))
+        # no Range to -1: ONNX Runtime makes a Gather at it a Slice up to the last row
+        own = op.Gather(rows, op.Sub(op.Sub(count, 1), op.Range(0, count, 1)))
+        near = op.Slice(heads, far, [2**31 - 1], [2])
+        near = dotted_onnx(op, near, rows_of_onnx(op, table, op.Unsqueeze(own, [0])))
         return op.Mul(op.Concat(scores, near, axis=3), factor)
 
     def many(op: Ops) -> ir.Value:

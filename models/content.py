@@ -306,15 +306,17 @@ class Deberta(Encoding):
         """The terms for consecutive positions, each from a row of its table for every difference."""
         from posexport.custom_ops.difference_keys import behind
 
-        ahead, spec, buckets = context.ahead, state.spec, state["buckets"]
+        ahead, spec, buckets, score = context.ahead, state.spec, state["buckets"], None
         assert ahead is not None  # else positions are data
-        reach, score = buckets.shape[0] // 2, None
+        reach = buckets.shape[0] // 2
+        # of keys that are seen: with causal, half of the table
+        nearest, first = (0, self.span()) if spec.causal else (-reach, 0)
 
         def row_of(distances: Tensor) -> Tensor:
-            return rows_at(buckets, distances.clamp(-reach, reach) + reach)
+            return rows_at(buckets[nearest + reach :] - first, distances.clamp(nearest, reach) - nearest)
 
         for name, projected in zip(self._projections(), tables, strict=True):
-            table, options = by_head(projected, spec), heads_of(spec)
+            table, options = by_head(projected[:, first:], spec), heads_of(spec)
             if name == "pos_key_proj":
                 score = custom_ops.difference_score(q, table, row_of(-ahead), **options)
             else:

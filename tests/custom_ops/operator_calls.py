@@ -122,6 +122,14 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         ],
         [K, Q, {}, {0: "length"}, {0: "batch", 2: "seq", 3: "total"}],
     ),
+    "difference-key-score-of-one-query": (
+        custom_ops.difference_key_score,
+        [
+            *(normal(B, N, T, H), normal(B, 1, N * H), normal(N, 3, H), torch.arange(1 + T).clamp(max=2), None, None),
+            *(N, 0.3, True, 2),
+        ],
+        [{0: "batch", 2: "total"}, {0: "batch"}, {}, {0: "length"}],
+    ),
     "difference-key-score-shared": (
         custom_ops.difference_key_score,
         [

@@ -86,6 +86,11 @@ def difference_key_score(
     return score if added is None else score + added
 
 
+def counted(op: Ops, count: ir.Value) -> ir.Value:
+    """The numbers from 0 to below `count`, int64 [1]."""
+    return op.Range(0, op.Squeeze(count), 1)
+
+
 def _key_score_onnx(
     op: Ops,
     k: ir.Value,
@@ -115,19 +120,28 @@ def _key_score_onnx(
         return rows_of_onnx(op, table, op.Gather(rows, places))
 
     def one(op: Ops) -> ir.Value:
-        if write_indices is not None:
-            distances = op.Sub(first, op.Range(0, op.Squeeze(keys), 1))
-            return op.Mul(dotted_onnx(op, heads, rows_at(op, distances)), factor)
         # all keys meet the last row in one product, which is right for those that are far
         last = rows_of_onnx(op, table, op.Unsqueeze(op.Slice(rows, [-1], [2**31 - 1], [0]), [0]))
-        far = op.Max(op.Sub(keys, reach), 0)
-        scores = op.Slice(products_onnx(op, last, heads), [0], far, [3])
-        count = op.Squeeze(op.Sub(keys, far))
-        # no Range to -1: ONNX Runtime makes a Gather at it a Slice up to the last row
-        own = op.Gather(rows, op.Sub(op.Sub(count, 1), op.Range(0, count, 1)))
-        near = op.Slice(heads, far, [2**31 - 1], [2])
-        near = dotted_onnx(op, near, rows_of_onnx(op, table, op.Unsqueeze(own, [0])))
-        return op.Mul(op.Concat(scores, near, axis=3), factor)
+        scores, count = products_onnx(op, last, heads), op.Min(keys, reach)
+        if write_indices is None:
+            far = op.Sub(keys, count)
+            near, distances = op.Slice(heads, far, [2**31 - 1], [2]), op.Sub(op.Sub(count, 1), counted(op, count))
+            own = rows_of_onnx(op, table, op.Unsqueeze(op.Gather(rows, distances), [0]))
+            scores = op.Concat(op.Slice(scores, [0], far, [3]), dotted_onnx(op, near, own), axis=3)
+        else:
+            # as many slots up to each row's new key, or from slot 0 on
+            begins = op.Min(op.Max(op.Sub(first, op.Sub(count, 1)), 0), op.Sub(keys, count))
+            slots = op.Add(begins, counted(op, count))
+            own = rows_of_onnx(op, table, op.Gather(rows, op.Max(op.Sub(first, slots), 0)))
+            heads_before = op.Reshape(
+                counted(op, op.Mul(op.Shape(heads, start=0, end=1), num_heads)), [-1, num_heads, 1]
+            )
+            at = op.Add(op.Mul(heads_before, keys), op.Unsqueeze(slots, [1]))
+            near = op.Gather(op.Reshape(heads, [-1, size_of(q, -1) // num_heads]), at, axis=0)
+            near = dotted_onnx(op, near, own)
+            places = op.Expand(op.Unsqueeze(slots, [1, 2]), op.Shape(near))
+            scores = op.ScatterElements(scores, places, near, axis=3)
+        return op.Mul(scores, factor)
 
     def many(op: Ops) -> ir.Value:
         blocks = op.Div(op.Sub(op.Add(keys, queries), 1), queries)

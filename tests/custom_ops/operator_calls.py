@@ -130,6 +130,15 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         ],
         [{0: "batch", 2: "total"}, {0: "batch"}, {}, {0: "length"}],
     ),
+    "difference-key-score-of-one-query-shared": (
+        custom_ops.difference_key_score,
+        [
+            # the row of the query's own key is that of far ones: it stands at keys ahead too, where nothing matters
+            *(normal(B, N, T, H), normal(B, 1, N * H), normal(N, 3, H), torch.tensor([2, 0, 1, *[2] * (T - 2)])),
+            *(torch.tensor([0, T - 1]), None, N, 0.3, True, 3),
+        ],
+        [{0: "batch", 2: "total"}, {0: "batch"}, {}, {0: "length"}, {0: "batch"}],
+    ),
     "difference-key-score-shared": (
         custom_ops.difference_key_score,
         [

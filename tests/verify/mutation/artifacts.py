@@ -141,7 +141,10 @@ ARTIFACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "swinv2": ({"encoding": "swinv2", "window_size": 8, "bias": ["q_proj", "v_proj", "o_proj"]}, {"form": "function"}),
     "temperature": ({"encoding": "temperature", "floor_scale": 512, **DECODER}, {}),
     "learned-in-order": ({"encoding": "learned", "max_positions": 2048, **PADDED, **IN_ORDER}, {}),
-    "rope-in-order": ({"encoding": "rope", "layout": "half", **SHARED, **IN_ORDER}, {"form": "contrib", "target": "ort"}),
+    "rope-in-order": (
+        {"encoding": "rope", "layout": "half", **SHARED, **IN_ORDER},
+        {"form": "contrib", "target": "ort"},
+    ),
     "t5-in-order": ({"encoding": "t5", **PADDED, **IN_ORDER}, {"form": "function", "target": "ort"}),
     "relative-in-order": ({"encoding": "relative", "padding_mask": True, **IN_ORDER}, {"form": "function"}),
     "relative-table-in-order": (
@@ -153,7 +156,10 @@ ARTIFACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"encoding": "deberta", "max_relative_positions": 512, "position_buckets": 64, **PADDED, **IN_ORDER},
         {"form": "native", "target": "ort"},
     ),
-    "cope-in-order": ({"encoding": "cope", "npos_max": 64, **DECODER, **IN_ORDER}, {"form": "function", "target": "ort"}),
+    "cope-in-order": (
+        {"encoding": "cope", "npos_max": 64, **DECODER, **IN_ORDER},
+        {"form": "function", "target": "ort"},
+    ),
     "fire-in-order": ({"encoding": "fire", "init_L": 64, **DECODER, **IN_ORDER}, {"form": "function", "target": "ort"}),
     "swin-in-order": ({"encoding": "swin", "window_size": 7, **IN_ORDER}, {"form": "function"}),
 }

@@ -17,7 +17,8 @@ from posexport.spec.contract import Shape
 BATCH, SEQ, PAST, TOTAL, SLOTS, ENCODER = "batch", "seq", "past", "total", "slots", "encoder"
 """`total` is past + seq. A cache of `slots` places is written into (`past` of them are full)."""
 
-HEIGHT, WIDTH, FRAMES, AXES = "height", "width", "frames", "axes"
+HEIGHT, WIDTH, FRAMES, AXES, KEPT = "height", "width", "frames", "axes", "kept"
+"""`kept` are the last tokens, which alone get logits."""
 
 Axes = tuple["str | int", ...]
 """For each axis its meaning, or its size where it has none; `dim NAME` where it is dynamic and has none."""
@@ -58,6 +59,8 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "audio": {2: (BATCH, FRAMES), 3: (BATCH, None, FRAMES)},
     "index": _ANY,
     "mask": _ANY,
+    "rows": {1: (BATCH,)},
+    "picture_mask": {3: (BATCH, HEIGHT, WIDTH), 4: (BATCH, None, HEIGHT, WIDTH)},
     "ones": {**_ANY, 3: (BATCH, HEIGHT, WIDTH), 4: (BATCH, None, HEIGHT, WIDTH)},
     "zeros": {**_ANY, 3: (BATCH, None, None)},
 }

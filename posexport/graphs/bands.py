@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 import attrs
 import numpy as np
 
-from posexport.graphs.axes import PAST, SEQ, SLOTS
+from posexport.graphs.axes import BATCH, PAST, SEQ, SLOTS
 from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import is_dynamic
+from posexport.graphs.sizes import is_dynamic, tokens_of_row
 
 RATIO = 1.5
 """The end of the narrowest band that is met for sure, over its beginning."""
@@ -30,6 +30,9 @@ SHORTEST = 40
 
 _OF_ALL = 18
 """About how many times the longest length all lengths are together, with their rows."""
+
+FEWEST_ROWS, _OF_ALL_ROWS = 6, 3
+"""The last rung of rows whatever they cost, and how many times the most rows all of a ladder are together."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,14 +59,16 @@ def ladder(first: int, last: int, rng: np.random.Generator) -> list[int]:
 
 
 def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[Corner]:
-    """The corners for a graph with these roles, the same for the same seed; none where its lengths are fixed."""
-    if not is_dynamic(roles, SEQ):
-        return
+    """The corners for a graph with these roles, the same for the same seed."""
     rng = np.random.default_rng((seed, 5))
     alone, new, old = cost.last(3 * cost.tokens), cost.last(cost.tokens), cost.last(cost.cached)
     encoder = itertools.cycle(rng.permutation(ladder(1, new, rng)).tolist())
     rows = itertools.cycle(rng.permutation((2, 3, 4, 5, 7, 10)).tolist())
-    for corner in _sizes(roles, rng, rows, alone, new, old):
+    if is_dynamic(roles, SEQ):
+        corners = _sizes(roles, rng, rows, alone, new, old)
+    else:
+        corners = _sizes_beside(roles, rng, rows, cost.tokens, old)
+    for corner in corners:
         padding = str(rng.choice(("none", "none", "left", "right", "holes")))
         yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=Kinds(padding=padding))
     if any(role.kind == "position_ids" for role in roles.values()):
@@ -92,6 +97,21 @@ def _sizes(
     for number in range(max(len(pasts), len(chunks))):
         past, seq = pasts[number % len(pasts)], chunks[number % len(chunks)]
         yield Corner(label="band of chunks", batch=next(rows) if number % 2 and seq < 64 else 1, seq=seq, past=past)
+
+
+def _sizes_beside(
+    roles: Mapping[str, Role], rng: np.random.Generator, rows: Iterator[int], tokens: float, old: int
+) -> Iterator[Corner]:
+    """Rows, and cached tokens, of a graph whose number of tokens is fixed, or that takes pictures."""
+    seq = tokens_of_row(roles)
+    if is_dynamic(roles, BATCH):
+        last = min(MOST_ROWS, max(FEWEST_ROWS, tokens / (_OF_ALL_ROWS * seq)))
+        for batch in ladder(2, int(last), rng):
+            yield Corner(label="band of rows", batch=batch, seq=seq)
+    if _grows(roles):
+        for past in ladder(1, old - 1, rng):
+            yield Corner(label="band of cached tokens", batch=1, seq=seq, past=past)
+            yield Corner(label="rows of cached tokens", batch=next(rows), seq=seq, past=past)
 
 
 def _grows(roles: Mapping[str, Role]) -> bool:

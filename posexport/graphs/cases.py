@@ -15,7 +15,15 @@ import attrs
 import numpy as np
 
 from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, said_by
-from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token, takes_padding, takes_scores
+from posexport.graphs.draw import (
+    DrawnInputs,
+    Kinds,
+    draw_inputs,
+    every_token,
+    rows_begin_apart,
+    takes_padding,
+    takes_scores,
+)
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, shape_of, side_of, step_of
 
@@ -66,6 +74,12 @@ _CACHED = (
     Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
     Corner(label="long cache", batch=1, seq=2, past=190, kinds=Kinds(padding="holes")),
 )
+
+_APART = (
+    Corner(label="steps of rows apart", batch=4, seq=1, past=29, kinds=Kinds(apart=True)),
+    Corner(label="chunks of rows apart", batch=3, seq=6, past=17, kinds=Kinds(apart=True)),
+)
+"""Where each row of a buffer has a place of its own for new tokens."""
 
 _SCORES = (
     Corner(label="biases in the mask", batch=3, seq=12, kinds=Kinds(scores="biased")),
@@ -173,6 +187,8 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
         yield from _POSITIONS
     if {"past", "write_indices"} & kinds:
         yield from (*_CACHED, *(_CACHED_SCORES if scored else ()))
+    if rows_begin_apart(roles):
+        yield from _APART
     yield from _LONG
     if _rows_may_be_tokens(roles):
         yield from _MANY_ROWS
@@ -242,6 +258,7 @@ def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> o
         tuple(sorted((str(axis), size) for axis, size in sizes.items() if axis in axes)),
         kinds.positions if "position_ids" in have else "",
         kinds.padding if padded else "",
+        kinds.apart,
         kinds.values if {"features", "past", "images", "audio", "encoder_features"} & have else "",
     )
 

@@ -14,7 +14,8 @@ import attrs
 import numpy as np
 
 from posexport.errors import RequestError, shown
-from posexport.graphs.axes import AXES, BATCH, ENCODER, PAST, SEQ, SLOTS, is_token_first
+from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, is_token_first
+from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
@@ -24,12 +25,6 @@ Array = np.ndarray[Any, Any]
 
 VOCABULARY = 100
 """Tokens of a vocabulary whose table was not found."""
-
-FAR, FARTHEST = 2**15, 2**20
-"""Where positions, and the farthest ones, end where no table ends earlier."""
-
-OFFSET = 300
-"""Rows whose positions don't begin at 0 begin below this one."""
 
 VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0}
 """Kinds of numbers, with their standard deviation."""
@@ -53,13 +48,15 @@ HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
 class Kinds:
     """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
     SCORES; with `ends` the first and the last token of the vocabulary are among the tokens, and with positions `every`
-    all tokens are, if there are enough places."""
+    all tokens are, if there are enough places. With `apart`, rows of a buffer hold more tokens or fewer: one holds
+    none."""
 
     positions: str = "consecutive"
     padding: str = "none"
     values: str = "normal"
     scores: str = "plain"
     ends: bool = True
+    apart: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -67,7 +64,7 @@ class DrawnInputs:
     """One set of inputs by the graph's names, what it is for, and its sizes by meaning (posexport.graphs.axes).
 
     `keys` bool [batch, total] says which keys of a row are seen, `encoder_keys` [batch, encoder] which of an encoder's;
-    the last `seq` of the keys are the new tokens'.
+    the `seq` keys from `begins` [batch] on are the new tokens'.
     """
 
     label: str
@@ -76,71 +73,12 @@ class DrawnInputs:
     kinds: Kinds
     keys: Array
     encoder_keys: Array
+    begins: Array
 
     @property
     def tokens(self) -> Array:
         """bool [batch, seq]: which of the new tokens are no padding."""
-        past = self.sizes[PAST]
-        return self.keys[:, past : past + self.sizes[SEQ]]
-
-
-def _mask_left(rng: np.random.Generator, total: int, past: int) -> Array:
-    return np.arange(total) >= rng.integers(1, max(total * 2 // 3, 2))
-
-
-def _mask_right(rng: np.random.Generator, total: int, past: int) -> Array:
-    """At the end of what is cached, as where prompts were padded so, or of the row where nothing is."""
-    end, index = past or total, np.arange(total)
-    return (index < end - rng.integers(1, max(end * 2 // 3, 2))) | (index >= end)
-
-
-def _mask_holes(rng: np.random.Generator, total: int, past: int) -> Array:
-    return np.asarray(rng.random(total) < 0.7)
-
-
-PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
-    "none": lambda rng, total, past: np.ones(total, bool),
-    "left": _mask_left,
-    "right": _mask_right,
-    "holes": _mask_holes,
-}
-"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. With "mixed", rows take turns
-with these kinds."""
-
-
-def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int]) -> Array:
-    """bool [batch, past + seq], which keys are seen: in every row the last, and with padding on the right the first."""
-    past, total = sizes[PAST], sizes[PAST] + sizes[SEQ]
-    rows = []
-    for row in range(sizes[BATCH]):
-        kinds = list(PADDING) if kind == "mixed" else [kind]
-        keys = PADDING[kinds[row % len(kinds)]](rng, total, past)
-        if not keys[past:].any():
-            keys[-1] = True
-        rows.append(keys)
-    if sizes[BATCH] > 1:  # a row without padding beside those with it
-        rows[0][:] = True
-    return np.array(rows, bool).reshape(sizes[BATCH], total)
-
-
-POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
-    "consecutive": lambda rng, places, limit: places % limit,
-    "offset": lambda rng, places, limit: (
-        (places + rng.integers(0, max(min(limit // 4, OFFSET), 1), (len(places), 1))) % limit
-    ),
-    "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
-    "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
-    "far": lambda rng, places, limit: _far(rng, places, limit),
-    "farthest": lambda rng, places, limit: np.sort(_far(rng, places, limit), axis=1),
-    "every": lambda rng, places, limit: np.arange(places.size).reshape(places.shape) % limit,
-}
-"""(generator, places [batch, seq] of the tokens among those that are seen, limit) to positions below the limit."""
-
-
-def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Anywhere up to the limit, each power of two as likely; the last position is the limit's."""
-    far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
-    return np.hstack((far[:, :-1], np.full((len(far), 1), limit - 1)))
+        return np.take_along_axis(self.keys, places_of(self.begins, self.sizes), 1)
 
 
 @attrs.frozen(kw_only=True)
@@ -154,6 +92,7 @@ class _Draw:
     kinds: Kinds
     keys: Array
     encoder_keys: Array
+    begins: Array
     rng: np.random.Generator
     tokens: Iterator[int] | None = None
 
@@ -187,8 +126,9 @@ def _positions(draw: _Draw) -> Array:
     where the axes are theirs."""
     limit = draw.role.rows or (FARTHEST if draw.kinds.positions == "farthest" else FAR)
     keys = draw.encoder_keys if ENCODER in draw.role.axes else draw.keys
-    first = draw.sizes[PAST] if SEQ in draw.role.axes else 0
-    places = np.maximum(keys.cumsum(1) - 1, 0)[:, first:]
+    places = np.maximum(keys.cumsum(1) - 1, 0)
+    if SEQ in draw.role.axes and keys is draw.keys:
+        places = np.take_along_axis(places, places_of(draw.begins, draw.sizes), 1)
     make = POSITIONS[draw.kinds.positions]
     if AXES not in draw.role.axes:
         made = make(draw.rng, places, limit)
@@ -217,10 +157,10 @@ def _mask(draw: _Draw) -> Array:
         seen &= draw.rng.random(seen.shape) < 0.8
         seen |= ~seen.any(-1, keepdims=True)
     if not encoder:
-        places = draw.sizes[PAST] + np.arange(seq)
+        places = places_of(draw.begins, draw.sizes)[:batch, :, None]
         if width > seq or draw.sizes[PAST]:
-            seen &= np.arange(width) <= places[:, None]
-        seen[:, np.arange(seq), np.minimum(places, width - 1)] = True
+            seen &= np.arange(width) <= places
+        np.put_along_axis(seen, np.minimum(places, width - 1), True, 2)
     seen = np.broadcast_to(seen[:, None] if rank == 4 else seen, draw.shape) if rank > 2 else seen[0]
     if draw.dtype.kind in "bi":
         return np.asarray(seen)
@@ -244,6 +184,17 @@ def takes_padding(role: Role) -> bool:
     return role.kind in kinds and not (is_of_tokens(role) and role.axes[0] == SEQ) and ENCODER not in role.axes
 
 
+def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
+    """Whether each row of a buffer has a place of its own for its new tokens."""
+    kinds = {role.kind for role in roles.values()}
+    slots = any(SLOTS in role.axes for role in roles.values())
+    return (
+        slots
+        and "cache_position" not in kinds
+        and any(role.kind in ("write_indices", "past_length") and BATCH in role.axes for role in roles.values())
+    )
+
+
 def takes_scores(role: Role) -> bool:
     """Whether an input is a mask that is added to scores, which may hold any numbers."""
     return role.kind.endswith("attention_mask") and is_of_tokens(role) and dtype_of(role).kind == "f"
@@ -257,7 +208,8 @@ def _widened(keys: Array, width: int) -> Array:
 
 
 def _floats(draw: _Draw) -> Array:
-    """Unit normal numbers, by the kind of values; a cache that is written into is zero behind what is in it."""
+    """Unit normal numbers, by the kind of values. A cache that is written into has numbers behind what is in it too, as
+    where it was used before, but zeros where the kind is "zeros"."""
     kind, half = draw.kinds.values, draw.dtype.itemsize == 2
     factor = HALF_LOUD if kind == "loud" and half else VALUES[kind]
     values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
@@ -265,7 +217,7 @@ def _floats(draw: _Draw) -> Array:
         values[draw.rng.random(values.shape[:-1]) < 0.3] = 0.0
     if kind == "outlier" and values.ndim > 1 and draw.role.kind not in ("past", "encoder_past"):
         values[..., int(draw.rng.integers(values.shape[-1]))] *= HALF_OUTLIER if half else OUTLIER
-    if SLOTS in draw.role.axes:
+    if SLOTS in draw.role.axes and kind == "zeros":
         at = draw.role.axes.index(SLOTS)
         full = np.arange(draw.shape[at]) < draw.sizes[PAST]
         values *= full.reshape([-1 if axis == at else 1 for axis in range(values.ndim)])
@@ -289,6 +241,22 @@ def _number(value: Callable[[Mapping[str, int]], int]) -> Callable[[_Draw], Arra
     return lambda draw: np.full(draw.shape, value(draw.sizes))
 
 
+def _begins(draw: _Draw) -> Array:
+    """Of rows, or of the first of them where one number is for all."""
+    begins = draw.begins.reshape(-1, *[1] * (len(draw.shape) - 1))
+    return begins if draw.shape and draw.shape[0] == len(begins) else np.full(draw.shape, draw.begins[0])
+
+
+def _picture_mask(draw: _Draw) -> Array:
+    """Each picture in the corner of its place, half as high and as wide at least; the first fills it."""
+    height, width = draw.shape[-2:]
+    count = math.prod(draw.shape[:-2])
+    sides = [draw.rng.integers((size + 1) // 2, size + 1, count) for size in (height, width)]
+    high, wide = (np.where(np.arange(count), side, size) for side, size in zip(sides, (height, width), strict=True))
+    rows, columns = np.arange(height)[:, None] < high[:, None, None], np.arange(width) < wide[:, None, None]
+    return (rows & columns).reshape(draw.shape)
+
+
 MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "token_ids": _ids,
     "encoder_token_ids": _ids,
@@ -301,14 +269,14 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "past": _floats,
     "encoder_past": _floats,
     "cache_position": lambda draw: draw.sizes[PAST] + np.arange(draw.shape[0]),
-    "write_indices": _number(lambda sizes: sizes[PAST]),
-    "past_length": _number(lambda sizes: sizes[PAST]),
+    "write_indices": _begins,
+    "past_length": _begins,
     "total_length": _number(lambda sizes: sizes[PAST] + sizes[SEQ]),
     "lengths": lambda draw: draw.keys.sum(1).reshape(draw.shape),
     "prefix_length": lambda draw: draw.rng.integers(0, draw.sizes[PAST] + draw.sizes[SEQ] + 1, draw.shape),
     "last_key": lambda draw: (draw.keys.sum(1) - 1).reshape(draw.shape),
     "use_cache": _number(lambda sizes: int(sizes[PAST] > 0)),
-    "logits_to_keep": _number(lambda sizes: sizes[SEQ]),
+    "logits_to_keep": _number(lambda sizes: sizes[KEPT]),
     "boxes": _boxes,
     "features": _floats,
     "encoder_features": _floats,
@@ -316,6 +284,8 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "audio": _floats,
     "index": lambda draw: draw.rng.integers(0, draw.role.rows or VOCABULARY, draw.shape),
     "mask": lambda draw: draw.rng.integers(0, 2, draw.shape),
+    "rows": lambda draw: draw.rng.integers(0, draw.sizes[BATCH], draw.shape),
+    "picture_mask": _picture_mask,
     "ones": lambda draw: np.ones(draw.shape),
     "zeros": lambda draw: np.zeros(draw.shape),
 }
@@ -341,11 +311,17 @@ def draw_inputs(
     """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
+    sizes[KEPT] = int(rng.choice([1, sizes[SEQ], int(rng.integers(1, sizes[SEQ] + 1))]))
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)
     if {role.kind for role in roles.values() if takes_padding(role)} <= _COUNTING:
         keys = ~np.sort(~keys, axis=1)
+    begins = np.full(sizes[BATCH], sizes[PAST])
+    if kinds.apart and rows_begin_apart(roles):
+        begins[1:] = rng.integers(0, sizes[PAST] + 1, sizes[BATCH] - 1)
+        begins[1:][-1:] = 0
+        keys = np.arange(keys.shape[1]) < begins[:, None] + sizes[SEQ]
     padded = any(role.kind.endswith("_mask") and ENCODER in role.axes for role in roles.values())
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
     encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)
@@ -359,11 +335,14 @@ def draw_inputs(
             kinds=kinds,
             keys=keys,
             encoder_keys=encoder_keys,
+            begins=begins,
             rng=rng,
             tokens=(tokens or {}).get(name),
         )
         arrays[name] = np.array(_made(draw), draw.dtype, order="C")
-    return DrawnInputs(label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys)
+    return DrawnInputs(
+        label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys, begins=begins
+    )
 
 
 def _made(draw: _Draw) -> Array:

@@ -1,8 +1,11 @@
-"""What a node is given: inputs that may be missing, and whether it only gives one on."""
+"""What a node is given and does: inputs that may be missing, whether it only gives one on, and whether it rounds."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
+
+ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
+"""Operators that round features to whole numbers."""
 
 
 def input_of(node: ir.Node, at: int) -> ir.Value | None:

@@ -20,6 +20,7 @@ import torch
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.load import model_at
+from posexport.graphs.node_arguments import ROUNDING
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.tensors import to_numpy, to_tensors
 
@@ -27,8 +28,11 @@ OPTIONS = ("wide", "outputs", "last_bits", "decisions")
 
 DECISIONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "Floor", "Ceil"}
 DECISIONS |= {"Round", "Sign", "IsInf", "IsNaN", "NonZero", "Cast", "Trunc", "Mod", "NonMaxSuppression"}
-DECISIONS |= {"QuantizeLinear", "DynamicQuantizeLinear"}
+DECISIONS |= {*ROUNDING}
 """Operators whose results jump where a float changes a little; of Cast, those to whole numbers."""
+
+ROUNDED_BITS = 8.0
+"""How many last bits of what is rounded move: a runtime multiplies by one over the scale, which rounds once more."""
 
 _INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == ir.DataType.BOOL}
 
@@ -84,15 +88,19 @@ def _instead(other: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """For each floating-point weight of more than one dimension a function that moves its last bits at random."""
+    """For each floating-point weight of more than one dimension, and for all that is rounded to whole numbers, a
+    function that moves its last bits at random."""
 
-    def changed(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def changed(number: int, bits: float = 1.0) -> Callable[[torch.Tensor], torch.Tensor]:
         def change(tensor: torch.Tensor) -> torch.Tensor:
             generator = torch.Generator().manual_seed(seed * 65_537 + number)
-            step = torch.finfo(tensor.dtype).eps * (torch.rand(tensor.shape, generator=generator) - 0.5)
+            step = bits * torch.finfo(tensor.dtype).eps * (torch.rand(tensor.shape, generator=generator) - 0.5)
             return (tensor.double() * (1 + step)).to(tensor.dtype)
 
         return change
+
+    rounded = {node.inputs[0] for node in model.graph if node.op_type in ROUNDING}
+    names = [str(value.name) for value in rounded if value is not None and value.const_value is None]
 
     floats = (
         (name, value.const_value)
@@ -100,7 +108,8 @@ def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], 
         if value.const_value is not None and value.const_value.dtype.is_floating_point()
     )
     large = [name for name, tensor in floats if len(tensor.shape) > 1 and tensor.size > 1]
-    return {name: changed(number) for number, name in enumerate(large)}
+    rows = {name: changed(number) for number, name in enumerate(large)}
+    return rows | {name: changed(number, ROUNDED_BITS) for number, name in enumerate(sorted(names), len(large))}
 
 
 def load(path: Path, options: Mapping[str, Any]) -> GraphRunner:

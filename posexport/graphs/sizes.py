@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH
@@ -98,6 +99,13 @@ def side_of(role: Role, axis: str) -> int:
     """Pixels along the height or the width, as the graph's table of positions has it where there is one."""
     step = step_of(role, axis)
     return step * role.patches if role.patches else max(_PIXELS // step, 2) * step
+
+
+def tokens_of_row(roles: Mapping[str, Role]) -> int:
+    """Tokens of a row of a graph that fixes their number, or patches of a picture; 1 where neither is known."""
+    pictures = (role for role in roles.values() if role.kind == "images")
+    patches = (math.prod(side_of(role, axis) // step_of(role, axis) for axis in (HEIGHT, WIDTH)) for role in pictures)
+    return fixed_sizes(roles.values()).get(SEQ) or max(patches, default=1)
 
 
 def frames_for(role: Role, tokens: int) -> int:

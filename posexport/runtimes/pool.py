@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -18,7 +19,7 @@ import attrs
 
 from posexport import temporary
 from posexport.errors import Reason, system_error
-from posexport.processes import POLL_SECONDS, Worker, failure_of
+from posexport.processes import POLL_SECONDS, TIMED_OUT, Worker, failure_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 
@@ -40,6 +41,10 @@ def result(future: Future[Answer]) -> Answer:
     return future.result()
 
 
+LATE = 3
+"""Runs of a file in a row that take too long, after which a worker is not asked to run it again."""
+
+
 class Pool:
     """Workers by name of runtime; requests to one runtime run in order, those to several side by side."""
 
@@ -49,6 +54,7 @@ class Pool:
         self._workers: dict[str, tuple[Worker, ThreadPoolExecutor]] = {}
         self._folder = temporary.folder()
         self._jobs = 0
+        self._late: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Pool:
         return self
@@ -105,6 +111,10 @@ class Pool:
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
         from posexport.runtimes.tensors import load_arrays, save_arrays  # once the workers load their engines
 
+        file = request["module"], request["path"]
+        if self._late[file] >= LATE:
+            text = f"not tried, as {LATE} runs before gave no answer within {self.time_limit:g} s each"
+            return Answer(failure=Reason(TIMED_OUT, text))
         try:
             with system_error(f"can't run engines, with files in {str(self.folder)!r}", "set TMPDIR to another folder"):
                 folder.mkdir()
@@ -113,6 +123,7 @@ class Pool:
                 with self._slots:
                     reply = worker.ask(request, self.time_limit)
                 failure = failure_of(reply)
+                self._late[file] = self._late[file] + 1 if failure is not None and failure.code == TIMED_OUT else 0
                 if failure is not None:
                     return Answer(failure=failure)
                 outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])

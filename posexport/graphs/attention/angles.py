@@ -18,7 +18,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.measure import Measure, Positions, angles_in
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.axes import BATCH, PAST, SEQ
-from posexport.graphs.draw import FAR
+from posexport.graphs.places import FAR
 
 Array = np.ndarray
 

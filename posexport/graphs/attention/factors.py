@@ -15,8 +15,8 @@ import onnx_ir as ir
 from posexport.errors import RequestError
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.measure import Measure
-from posexport.graphs.draw import FAR
 from posexport.graphs.fits.progressions import EXACT, shortest
+from posexport.graphs.places import FAR
 
 
 def factors_of(flow: Dataflow, fixed: Collection[ir.Value], nodes: Iterable[ir.Node]) -> list[ir.Value]:

@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 
 from posexport.errors import RequestError, check_known, located, shown
-from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ, SLOTS, TOTAL, is_token_first
+from posexport.graphs.axes import BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, TOTAL, is_token_first
 from posexport.graphs.cases import Corner, cases_of
+from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.roles import Role
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
@@ -67,19 +68,20 @@ def drawn_cases(
                 name=drawn.label,
                 arrays=drawn.arrays,
                 sizes={axis: size for axis, size in drawn.sizes.items() if axis not in left_out},
-                visible=_visible(drawn.keys, drawn.encoder_keys, drawn.sizes) if has_tokens else {},
+                visible=_visible(drawn) if has_tokens else {},
                 farthest=farthest,
             )
         )
     return cases
 
 
-def _visible(keys: Array, encoder_keys: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
+def _visible(drawn: DrawnInputs) -> dict[str, Array]:
     """Which tokens are no padding, by meaning; places of a cache behind the last token say nothing."""
-    past = sizes[PAST]
-    slots = np.zeros((len(keys), max(sizes.get(SLOTS, 0), keys.shape[1])), bool)
+    keys, tokens = drawn.keys, drawn.tokens
+    slots = np.zeros((len(keys), max(drawn.sizes.get(SLOTS, 0), keys.shape[1])), bool)
     slots[:, : keys.shape[1]] = keys
-    return {SEQ: keys[:, past : past + sizes[SEQ]], TOTAL: keys, ENCODER: encoder_keys, SLOTS: slots}
+    kept = tokens[:, tokens.shape[1] - drawn.sizes[KEPT] :]
+    return {SEQ: tokens, KEPT: kept, TOTAL: keys, ENCODER: drawn.encoder_keys, SLOTS: slots}
 
 
 def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: Mapping[str, Role]) -> GraphCase:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from posexport.graphs.axes import BATCH, ENCODER, SEQ, SLOTS, TOTAL
+from posexport.graphs.axes import BATCH, ENCODER, KEPT, SEQ, SLOTS, TOTAL
 from posexport.verify.graph.cases import GraphCase
 
 Array = np.ndarray[Any, Any]
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 TokenAxes = tuple[int, int, str]
 """The axis of rows, that of tokens, and its meaning."""
 
-_MEANINGS = (SEQ, TOTAL, SLOTS, ENCODER)
+_MEANINGS = (SEQ, TOTAL, SLOTS, ENCODER, KEPT)
 
 
 def token_axes(name: str, cases: Sequence[GraphCase], shapes: Sequence[tuple[int, ...]]) -> TokenAxes | None:

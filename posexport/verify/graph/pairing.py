@@ -66,12 +66,13 @@ def _fit(shape: Shape, other: Shape) -> bool:
 
 
 def shared_roles(roles: Mapping[str, Role], others: Mapping[str, Role]) -> dict[str, Role]:
-    """The roles of the first file with what the other one demands too: sizes that it fixes, shorter tables."""
+    """The roles of the first file with what the other one demands too, sizes that it fixes, and the rows of its tables:
+    tokens and positions that it has are tried even where the tables of the first have fewer."""
     shared = {}
     for name, role in roles.items():
         other = others[name]
         pairs = zip(role.shape, other.shape, strict=False) if len(other.shape) == len(role.shape) else ()
         shape = tuple(b if isinstance(a, str) and isinstance(b, int) else a for a, b in pairs) or role.shape
-        rows = min((one.rows for one in (role, other) if one.rows is not None), default=None)
+        rows = role.rows if other.rows is None else other.rows
         shared[name] = attrs.evolve(role, shape=shape, rows=rows, grouped=role.grouped or other.grouped)
     return shared

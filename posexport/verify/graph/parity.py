@@ -3,10 +3,11 @@
     max |got - float64|  <=  min(multiple * own error + floor * scale, ceiling * scale)
 
 `own error` is that of the file evaluated by torch in the file's own dtypes (the largest of several, where more were
-needed), `scale` the root mean square of the float64 values, or 1 for outputs of a sigmoid or softmax where that is
-more: runtimes compute those to so many digits of 1. Whole numbers and truth values are equal, but for those that differ
-between float64 and the own dtypes already. Only values of tokens that are no padding count. What is infinite or no
-number in float64 must be so in the runtime; what the own dtypes can't compute shows nothing.
+needed), `scale` the root mean square of the float64 values, or where that is more, 1 for outputs of a sigmoid and the
+largest for those of a softmax: runtimes compute those to so many digits of it. Whole numbers and truth values are
+equal, but for those that differ between float64 and the own dtypes already. Only values of tokens that are no padding
+count. What is infinite or no number in float64 must be so in the runtime; what the own dtypes can't compute shows
+nothing.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from posexport.artifact.signing import TrustedKey, untrusted
 from posexport.errors import MismatchError, Reason, RequestError
 from posexport.files import TEXT_LIMIT, read_bytes
 from posexport.graphs.load import ir_of
+from posexport.graphs.node_arguments import ROUNDING
 from posexport.graphs.roles import Role, roles_of, values_of_model
 from posexport.jsondata import parse_json
 from posexport.spec.contract import Values
@@ -35,7 +36,8 @@ class GraphSubject:
 
     `is_quantised` where features are rounded to whole numbers, `is_routed` where tokens may go to experts.
     `foreign_domains` are operator domains that are neither the standard's nor defined by functions of the file.
-    `bounded` are outputs that a sigmoid or softmax makes: runtimes compute those to so many digits of 1.
+    `bounded` are outputs that an operator such as Sigmoid or Softmax makes, with its type: runtimes compute those to so
+    many digits of 1, or of the largest share.
     """
 
     graph: GraphFile
@@ -46,7 +48,7 @@ class GraphSubject:
     has_attention: bool
     is_quantised: bool
     is_routed: bool
-    bounded: frozenset[str]
+    bounded: Mapping[str, str]
     inputs: Values
     outputs: Values
     weights: Reason
@@ -79,9 +81,9 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
         weight_bytes=sum(map(_bytes, tensors)),
         foreign_domains=_foreign_domains(model),
         has_attention=any(node.op_type == "Attention" for node in model.graph.all_nodes()),
-        is_quantised=any(node.op_type in _ROUNDING for node in model.graph.all_nodes()),
+        is_quantised=any(node.op_type in ROUNDING for node in model.graph.all_nodes()),
         is_routed=any(node.op_type in _CHOICES for node in model.graph.all_nodes()),
-        bounded=frozenset(str(value.name) for value in model.graph.outputs if _is_bounded(value)),
+        bounded={str(value.name): kind for value in model.graph.outputs if (kind := _bounded_by(value))},
         inputs=inputs,
         outputs=values_of_model(model.graph.outputs),
         weights=_weights(graph),
@@ -132,25 +134,22 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 _CHOICES = {"TopK", "ArgMax", "ArgMin"}
 """Operators that choose the largest of numbers, as routers do."""
 
-_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
-"""Operators that round features to whole numbers."""
-
 _BOUNDED = ("Sigmoid", "Softmax", "Tanh", "HardSigmoid", "Erf", "Softsign")
 _CARRIED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Slice", "Gather", "Concat")
 
 
-def _is_bounded(value: ir.Value) -> bool:
-    """Whether a value is that of an operator whose results are parts of 1, moved about at most."""
+def _bounded_by(value: ir.Value) -> str:
+    """The type of the operator whose results, parts of 1, a value is, moved about at most; empty where it is none."""
     for _ in range(16):
         node = value.producer()
         if node is None or not node.inputs or node.inputs[0] is None:
-            return False
+            return ""
         if node.op_type in _BOUNDED:
-            return True
+            return node.op_type
         if node.op_type not in _CARRIED:
-            return False
+            return ""
         value = node.inputs[0]
-    return False
+    return ""
 
 
 def _foreign_domains(model: ir.Model) -> tuple[str, ...]:

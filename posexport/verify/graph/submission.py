@@ -69,6 +69,8 @@ def make_graph_job(
         own = trained(checkpoint)
         tables, corners = own.tables(roles), list(own.corners(roles, subject.weight_count, request.seed))
         roles = own.roles(roles)
+    elif other is not None:
+        tables, corners = own.tables(roles), list(own.table_corners(roles, subject.weight_count))
     corners += band_corners(roles, request.seed, own.cost(roles, subject.weight_count, subject.outputs))
     if differs is not None:
         cases = []

@@ -85,10 +85,15 @@ class Trained:
                 yield Corner(
                     label=f"window of {window} and more", batch=1, seq=2, past=window + int(rng.integers(2, 9))
                 )
+        yield from self.table_corners(roles, weight_count)
+
+    def table_corners(self, roles: Mapping[str, Role], weight_count: int) -> Iterator[Corner]:
+        """Every row of tables that are not large."""
+        affordable = int(WORK / max(weight_count, 1))
         rows = [role.rows or 0 for role in self.tables(roles).values()]
         rows = [count for count in rows if count <= min(TABLE, affordable)]
         if rows:
-            seq = min(ROW, most)
+            seq = min(ROW, self.length or ROW)
             yield Corner(label="whole tables", batch=-(-max(rows) // seq), seq=seq, kinds=Kinds(positions="every"))
 
     def cost(self, roles: Mapping[str, Role], weight_count: int, outputs: Values) -> Cost:

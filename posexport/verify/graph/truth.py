@@ -186,10 +186,17 @@ class Truth:
                     select=selected(case, self._axes[name], exact.shape),
                     dtype=dtype,
                     tolerance=self.tolerance(name),
-                    least_scale=1.0 if name in self.subject.bounded else 0.0,
+                    least_scale=self._least_scale(name, exact),
                 )
             )
         return found
+
+    def _least_scale(self, name: str, exact: Array) -> float:
+        """The least scale of an output's errors: 1 of parts of 1, and of those of a softmax the largest."""
+        kind = self.subject.bounded.get(name, "")
+        if kind == "Softmax":
+            return float(np.abs(exact).max(initial=0.0))
+        return 1.0 if kind else 0.0
 
     def tolerance(self, name: str) -> Tolerance:
         """The tolerance of an output."""

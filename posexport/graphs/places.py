@@ -1,0 +1,82 @@
+"""Which keys of each row are seen, where its new tokens stand among them, and what positions tokens have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from posexport.graphs.axes import BATCH, PAST, SEQ
+
+Array = np.ndarray[Any, Any]
+
+FAR, FARTHEST = 2**15, 2**20
+"""Where positions, and the farthest ones, end where no table ends earlier."""
+
+OFFSET = 300
+"""Rows whose positions don't begin at 0 begin below this one."""
+
+
+def places_of(begins: Array, sizes: Mapping[str, int]) -> Array:
+    """The places of the new tokens among the keys of their rows [batch, seq]."""
+    return begins[:, None] + np.arange(sizes[SEQ])
+
+
+def _mask_left(rng: np.random.Generator, total: int, past: int) -> Array:
+    return np.arange(total) >= rng.integers(1, max(total * 2 // 3, 2))
+
+
+def _mask_right(rng: np.random.Generator, total: int, past: int) -> Array:
+    """At the end of what is cached, as where prompts were padded so, or of the row where nothing is."""
+    end, index = past or total, np.arange(total)
+    return (index < end - rng.integers(1, max(end * 2 // 3, 2))) | (index >= end)
+
+
+def _mask_holes(rng: np.random.Generator, total: int, past: int) -> Array:
+    return np.asarray(rng.random(total) < 0.7)
+
+
+PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
+    "none": lambda rng, total, past: np.ones(total, bool),
+    "left": _mask_left,
+    "right": _mask_right,
+    "holes": _mask_holes,
+}
+"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. With "mixed", rows take turns
+with these kinds."""
+
+
+def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int]) -> Array:
+    """bool [batch, past + seq], which keys are seen: in every row the last, and with padding on the right the first."""
+    past, total = sizes[PAST], sizes[PAST] + sizes[SEQ]
+    rows = []
+    for row in range(sizes[BATCH]):
+        kinds = list(PADDING) if kind == "mixed" else [kind]
+        keys = PADDING[kinds[row % len(kinds)]](rng, total, past)
+        if not keys[past:].any():
+            keys[-1] = True
+        rows.append(keys)
+    if sizes[BATCH] > 1:  # a row without padding beside those with it
+        rows[0][:] = True
+    return np.array(rows, bool).reshape(sizes[BATCH], total)
+
+
+POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
+    "consecutive": lambda rng, places, limit: places % limit,
+    "offset": lambda rng, places, limit: (
+        (places + rng.integers(0, max(min(limit // 4, OFFSET), 1), (len(places), 1))) % limit
+    ),
+    "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
+    "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
+    "far": lambda rng, places, limit: _far(rng, places, limit),
+    "farthest": lambda rng, places, limit: np.sort(_far(rng, places, limit), axis=1),
+    "every": lambda rng, places, limit: np.arange(places.size).reshape(places.shape) % limit,
+}
+"""(generator, places [batch, seq] of the tokens among those that are seen, limit) to positions below the limit."""
+
+
+def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Anywhere up to the limit, each power of two as likely; the last position is the limit's."""
+    far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
+    return np.hstack((far[:, :-1], np.full((len(far), 1), limit - 1)))

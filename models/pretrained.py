@@ -9,6 +9,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ EXPERTS = "batched_mm"
 
 ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
 """What a model is for: features or logits, next tokens, or next tokens of a text or sound that was read before."""
+
+POOLING = "add_pooling_layer"
+"""The argument with which models such as ViTModel are made without a pooler, whose output is then none of theirs."""
 
 KERNELS = ("sdpa", "eager")
 """Implementations of attention in transformers, in the order in which they are tried."""
@@ -95,6 +99,8 @@ def open_pretrained(folder: Path) -> Pretrained:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
                 options |= {"dtype": "auto", "output_loading_info": True}
                 options["ignore_mismatched_sizes"] = True  # they are listed, and refused below
+                if POOLING in signature(known.__init__).parameters and not tensors.has_module("pooler"):
+                    options[POOLING] = False  # config.json doesn't say it
                 model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
                 break
             except RequestError:

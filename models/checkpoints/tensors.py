@@ -77,6 +77,10 @@ class Tensors:
                 )
         return path
 
+    def has_module(self, name: str) -> bool:
+        """Whether a module of this name, anywhere in the model, has tensors here."""
+        return any(name in path.split(".")[:-1] for path in self._files)
+
     def files(self) -> tuple[str, ...]:
         """The names of all files of tensors; RequestError for one that is missing or can't be read."""
         names = tuple(sorted({*self._files.values()}))

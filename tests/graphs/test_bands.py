@@ -15,7 +15,7 @@ from helpers import cli
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posexport.graphs.bands import LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
+from posexport.graphs.bands import FEWEST_ROWS, LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
 from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.roles import Role
 
@@ -65,7 +65,9 @@ def test_every_band_of_a_kind_is_met(kind: str, seed: int) -> None:
 
 def test_what_a_graph_fixes_and_what_it_costs_end_ladders() -> None:
     fixed = {"x": attrs.evolve(X, shape=("b", 7, 4))}
-    assert list(band_corners(fixed, 0, Cost())) == []
+    rows = [(one.batch, one.seq) for one in band_corners(fixed, 0, Cost())]
+    assert meets({batch for batch, _ in rows}, 2, MOST_ROWS) == []
+    assert max(one.batch for one in band_corners(fixed, 0, Cost(tokens=9))) == FEWEST_ROWS
     assert not any(one.past for one in band_corners({"x": X}, 0, Cost()))
     still = {"x": X, "past": attrs.evolve(PAST, shape=("b", 1, 9, 4))}
     assert not any(one.past for one in band_corners(still, 0, Cost()))

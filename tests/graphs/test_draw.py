@@ -112,7 +112,7 @@ def test_an_added_mask_lets_each_token_see_itself_and_what_is_before(tmp_path: P
         assert (mask[:, 0, token, token + 3 :] < 0).all()
 
 
-def test_a_cache_that_is_written_into_is_empty_behind_its_tokens(tmp_path: Path) -> None:
+def test_a_cache_that_is_written_into_has_free_places(tmp_path: Path) -> None:
     signature: Signature = {
         "hidden_states": (["b", "s", 8], "fp16"),
         "write_indices": (["b"], "int64"),
@@ -123,8 +123,6 @@ def test_a_cache_that_is_written_into_is_empty_behind_its_tokens(tmp_path: Path)
     cache = arrays["past_key"]
     assert cache.shape[2] > 7
     assert cache.dtype == np.float16
-    assert (cache[:, :, 4:] == 0).all()
-    assert (cache[:, :, :4] != 0).all()
 
 
 def test_lengths_of_other_builders(tmp_path: Path) -> None:
@@ -264,3 +262,53 @@ def test_biases_are_numbers_without_a_key_that_is_hidden(tmp_path: Path) -> None
     found = roles(tmp_path, signature)
     assert (found["position_bias"].kind, found["position_bias"].axes) == ("bias", ("batch", 4, "seq", "seq"))
     assert all(np.abs(case.arrays["position_bias"]).max() < 20 for case in cases_of(found, seed=0))
+
+
+BUFFER: Signature = {
+    "hidden_states": (["b", "s", 8], "fp32"),
+    "position_ids": (["b", "s"], "int64"),
+    "attention_mask": (["b", "m"], "int64"),
+    "write_indices": (["b"], "int64"),
+    "past_key": (["b", 2, "m", 4], "fp32"),
+}
+
+
+def test_rows_of_a_buffer_hold_more_tokens_or_fewer(tmp_path: Path) -> None:
+    made = draw_inputs(
+        roles(tmp_path, BUFFER), {"batch": 5, "seq": 3, "past": 9}, np.random.default_rng(1), Kinds(apart=True)
+    )
+    begins = made.arrays["write_indices"]
+    assert begins[0] == 9
+    assert begins[-1] == 0
+    assert len({*begins.tolist()}) > 2
+    assert made.tokens.shape == (5, 3)
+    assert made.tokens.all()
+    for row, begin in enumerate(begins):
+        np.testing.assert_array_equal(made.arrays["position_ids"][row], begin + np.arange(3))
+        assert made.arrays["attention_mask"][row].sum() == begin + 3
+    together = drawn(roles(tmp_path, BUFFER), {"batch": 5, "seq": 3, "past": 9})
+    assert (together["write_indices"] == 9).all()
+
+
+@pytest.mark.parametrize(("values", "empty"), [("normal", False), ("loud", False), ("zeros", True)])
+def test_free_places_of_a_buffer_hold_numbers(values: str, empty: bool, tmp_path: Path) -> None:
+    cache = drawn(roles(tmp_path, BUFFER), {"batch": 2, "seq": 3, "past": 9}, values=values)["past_key"]
+    assert (not cache[:, :, 9:].any()) == empty
+
+
+def test_numbers_of_kept_tokens_beams_and_pictures_vary(tmp_path: Path) -> None:
+    signature: Signature = {
+        "input_ids": (["b", "s"], "int64"),
+        "logits_to_keep": ([], "int64"),
+        "beam_idx": (["b"], "int64"),
+        "pixel_values": (["b", 3, 32, 32], "fp32"),
+        "pixel_mask": (["b", 32, 32], "int64"),
+    }
+    many = [drawn(roles(tmp_path, signature), {"batch": 3, "seq": 6}, seed) for seed in range(30)]
+    kept = {int(arrays["logits_to_keep"]) for arrays in many}
+    assert {1, 6} < kept <= {*range(1, 7)}
+    assert {int(row) for arrays in many for row in arrays["beam_idx"]} == {0, 1, 2}
+    masks = np.array([arrays["pixel_mask"] for arrays in many])
+    assert masks[:, 0].all()
+    assert masks[:, :, 0, 0].all()
+    assert 0.5 < masks[:, 1:].mean() < 0.8

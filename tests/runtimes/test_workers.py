@@ -25,7 +25,7 @@ from verify_helpers import write
 from posexport.errors import Reason
 from posexport.processes import Worker, child_environment
 from posexport.runtimes import RUNTIMES, Runtime
-from posexport.runtimes.pool import Answer, Pool, result
+from posexport.runtimes.pool import LATE, Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays, save_arrays
 from posexport.verify import verify
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
@@ -147,6 +147,16 @@ def test_a_hang_ends_at_the_limit() -> None:
     with Pool(time_limit=1.5) as pool:
         assert ask(pool, "sleep").failure == Reason("timeout", "no answer within 1.5 s")
         assert pool.submit(faulty("sleep"), Path("x"), [], key="two") is not None  # closing doesn't wait for it
+
+
+def test_a_file_that_hangs_again_and_again_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["timeout", "timeout", "error", *["timeout"] * LATE])
+    monkeypatch.setattr(Worker, "ask", lambda *_: {"ok": False, "code": next(answers), "error": "late"})
+    with Pool(time_limit=1) as pool:
+        failures = [ask(pool, "sleep").failure for _ in range(3 + LATE)]
+        assert failures[-LATE:] == [Reason("timeout", "late")] * LATE
+        last = ask(pool, "sleep").failure
+    assert last == Reason("timeout", f"not tried, as {LATE} runs before gave no answer within 1 s each")
 
 
 def test_closing_the_pool_leaves_no_process(pool: Pool) -> None:

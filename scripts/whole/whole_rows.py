@@ -108,6 +108,16 @@ MORE = [
     decoder("doge", "Doge", "rope", {**GROUPED, "keep_window_size": 512}),
     decoder("minicpm3", "MiniCPM3", "rope", LATENT),
     decoder(
+        "jetmoe",
+        "JetMoe",
+        "rope",
+        {**GROUPED, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": None},
+    ),
+    decoder("afmoe", "Afmoe", "rope", {**HEADED, **EXPERTS, "num_dense_layers": 1, "sliding_window": 5}),
+    decoder("cwm", "Cwm", "rope", {**HEADED, "sliding_window": 5}),
+    decoder("hyperclovax", "HyperCLOVAX", "rope", HEADED),
+    decoder("axk1", "AXK1", "rope", {**LATENT, "n_shared_experts": 1}),
+    decoder(
         "gemma3n",
         "Gemma3nText",
         "rope",

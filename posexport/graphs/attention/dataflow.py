@@ -71,7 +71,7 @@ class Dataflow:
         return list(dict.fromkeys(value for value in node.inputs if value is not None and value in self.content))
 
     def dominators(self, value: ir.Value, limit: int = 80) -> Iterator[ir.Value]:
-        """The values through which all content of `value` passes, the nearest first, as far as `limit` nodes up.
+        """The tensors through which all content of `value` passes, the nearest first, as far as `limit` nodes up.
 
         The first is `value` itself.
         """
@@ -83,8 +83,9 @@ class Dataflow:
             if node is None or not (sources := self.content_inputs(node)):
                 return
             frontier = frontier - {last} | set(sources)
-            if len(frontier) == 1:
-                yield next(iter(frontier))
+            (one, *others) = frontier
+            if not others and not _is_sequence(one):
+                yield one
 
     def between(self, source: ir.Value, target: ir.Value) -> list[ir.Node]:
         """The nodes on paths of content from `source` to `target`, in the graph's order."""
@@ -120,6 +121,15 @@ def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
     if attribute.type == ir.AttributeType.GRAPH:
         return [attribute.value]
     return [*attribute.value] if attribute.type == ir.AttributeType.GRAPHS else []
+
+
+_SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceMap"}
+"""Operators that give a sequence of tensors."""
+
+
+def _is_sequence(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type in _SEQUENCES
 
 
 def _may_be_float(value: ir.Value) -> bool:

@@ -80,6 +80,12 @@ class DrawnInputs:
         """bool [batch, seq]: which of the new tokens are no padding."""
         return np.take_along_axis(self.keys, places_of(self.begins, self.sizes), 1)
 
+    @property
+    def slots(self) -> Array:
+        """bool [batch, slots]: the places of a buffer with keys that are seen."""
+        free = max(self.sizes.get(SLOTS, 0) - self.keys.shape[1], 0)
+        return np.pad(self.keys, ((0, 0), (0, free)))
+
 
 @attrs.frozen(kw_only=True)
 class _Draw:

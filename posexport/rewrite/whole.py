@@ -178,10 +178,10 @@ def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> fl
 def _selections(
     want: torch.Tensor, have: torch.Tensor, case: DrawnInputs
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both whole, and for each axis that may be that of tokens without those that are padding."""
+    """Both whole, and for each axis that may be that of tokens without padding and free places of buffers."""
     yield want, have
     for axis in range(1, want.dim()):
-        for keys in (case.tokens, case.keys, case.encoder_keys):
+        for keys in (case.tokens, case.keys, case.slots, case.encoder_keys):
             if (want.shape[0], want.shape[axis]) == keys.shape and not keys.all():
                 seen = torch.from_numpy(keys)
                 yield want.movedim(axis, 1)[seen], have.movedim(axis, 1)[seen]

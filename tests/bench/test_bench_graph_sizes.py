@@ -178,7 +178,7 @@ def test_workers_draw_inputs_of_the_sizes_without_padding(tmp_path: Path) -> Non
     assert inputs["position_ids"].tolist() == [[5, 6, 7]] * 2
     assert (inputs["attention_mask"] == 1).all()
     key = inputs["past_key_values.0.key"]
-    assert (key[:, :, :5] != 0).all() and (key[:, :, 5:] == 0).all()
+    assert (key != 0).all()
     again, other = (drawn(one, "batch=2,seq=3,past_seq=5,max_seq=9", seed) for seed in (0, 1))
     assert all((inputs[name] == again[name]).all() for name in inputs)
     assert (inputs["input_ids"] != other["input_ids"]).any()

@@ -118,7 +118,13 @@ def case_of(tokens: list[list[bool]]) -> DrawnInputs:
     keys = np.array(tokens)
     sizes = {**case.sizes, "batch": keys.shape[0], "seq": keys.shape[1], "past": 0}
     return DrawnInputs(
-        label="drawn", arrays={}, sizes=sizes, kinds=case.kinds, keys=keys, encoder_keys=np.ones((1, 1), bool)
+        label="drawn",
+        arrays={},
+        sizes=sizes,
+        kinds=case.kinds,
+        keys=keys,
+        encoder_keys=np.ones((1, 1), bool),
+        begins=np.zeros(len(keys), int),
     )
 
 

@@ -77,11 +77,9 @@ def drawn_cases(
 
 def _visible(drawn: DrawnInputs) -> dict[str, Array]:
     """Which tokens are no padding, by meaning; places of a cache behind the last token say nothing."""
-    keys, tokens = drawn.keys, drawn.tokens
-    slots = np.zeros((len(keys), max(drawn.sizes.get(SLOTS, 0), keys.shape[1])), bool)
-    slots[:, : keys.shape[1]] = keys
+    tokens = drawn.tokens
     kept = tokens[:, tokens.shape[1] - drawn.sizes[KEPT] :]
-    return {SEQ: tokens, KEPT: kept, TOTAL: keys, ENCODER: drawn.encoder_keys, SLOTS: slots}
+    return {SEQ: tokens, KEPT: kept, TOTAL: drawn.keys, ENCODER: drawn.encoder_keys, SLOTS: drawn.slots}
 
 
 def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: Mapping[str, Role]) -> GraphCase:

@@ -317,7 +317,8 @@ def draw_inputs(
     """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
-    sizes[KEPT] = int(rng.choice([1, sizes[SEQ], int(rng.integers(1, sizes[SEQ] + 1))]))
+    if any(role.kind == "logits_to_keep" for role in roles.values()):
+        sizes[KEPT] = int(rng.choice([1, sizes[SEQ], int(rng.integers(1, sizes[SEQ] + 1))]))
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)

@@ -78,8 +78,8 @@ def drawn_cases(
 def _visible(drawn: DrawnInputs) -> dict[str, Array]:
     """Which tokens are no padding, by meaning; places of a cache behind the last token say nothing."""
     tokens = drawn.tokens
-    kept = tokens[:, tokens.shape[1] - drawn.sizes[KEPT] :]
-    return {SEQ: tokens, KEPT: kept, TOTAL: drawn.keys, ENCODER: drawn.encoder_keys, SLOTS: drawn.slots}
+    kept = {KEPT: tokens[:, -drawn.sizes[KEPT] :]} if KEPT in drawn.sizes else {}
+    return {SEQ: tokens, TOTAL: drawn.keys, ENCODER: drawn.encoder_keys, SLOTS: drawn.slots, **kept}
 
 
 def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: Mapping[str, Role]) -> GraphCase:

@@ -175,7 +175,7 @@ def cases_of(
 def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
     kinds = {role.kind for role in roles.values()}
     numbers = {role.kind for role in roles.values() if role.dtype in ("fp32", "fp16", "bf16", "fp64")}
-    numbers -= {"attention_mask", "encoder_attention_mask", "bias", "ones", "zeros"}
+    numbers -= {"attention_mask", "encoder_attention_mask", "bias", "picture_mask", "ones", "zeros"}
     scored = any(map(takes_scores, roles.values()))
     if scored:
         yield from _SCORES

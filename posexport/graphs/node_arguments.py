@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
+ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 """Operators that round features to whole numbers."""
 
 

@@ -28,7 +28,7 @@ OPTIONS = ("wide", "outputs", "last_bits", "decisions")
 
 DECISIONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "Floor", "Ceil"}
 DECISIONS |= {"Round", "Sign", "IsInf", "IsNaN", "NonZero", "Cast", "Trunc", "Mod", "NonMaxSuppression"}
-DECISIONS |= {*ROUNDING}
+DECISIONS |= ROUNDING
 """Operators whose results jump where a float changes a little; of Cast, those to whole numbers."""
 
 ROUNDED_BITS = 8.0
@@ -108,8 +108,8 @@ def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], 
         if value.const_value is not None and value.const_value.dtype.is_floating_point()
     )
     large = [name for name, tensor in floats if len(tensor.shape) > 1 and tensor.size > 1]
-    rows = {name: changed(number) for number, name in enumerate(large)}
-    return rows | {name: changed(number, ROUNDED_BITS) for number, name in enumerate(sorted(names), len(large))}
+    weights = {name: changed(number) for number, name in enumerate(large)}
+    return weights | {name: changed(number, ROUNDED_BITS) for number, name in enumerate(sorted(names), len(large))}
 
 
 def load(path: Path, options: Mapping[str, Any]) -> GraphRunner:

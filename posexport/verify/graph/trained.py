@@ -74,8 +74,8 @@ class Trained:
     def corners(self, roles: Mapping[str, Role], weight_count: int, seed: int) -> Iterator[Corner]:
         """A long prompt, keys on both sides of each window, and every row of tables that are not large, for the roles
         that a file has itself."""
-        affordable = int(WORK / max(weight_count, 1))
-        most = min(self.length or LONG, LONG, max(affordable, USUAL))
+        affordable = _affordable(weight_count)
+        most = min(self.length or LONG, LONG, max(int(affordable), USUAL))
         rng = np.random.default_rng((seed, 4))
         yield Corner(label="many tokens", batch=1, seq=most)
         cached = sum(_per_token(role) for role in roles.values())
@@ -89,7 +89,7 @@ class Trained:
 
     def table_corners(self, roles: Mapping[str, Role], weight_count: int) -> Iterator[Corner]:
         """Every row of tables that are not large."""
-        affordable = int(WORK / max(weight_count, 1))
+        affordable = _affordable(weight_count)
         rows = [role.rows or 0 for role in self.tables(roles).values()]
         rows = [count for count in rows if count <= min(TABLE, affordable)]
         if rows:
@@ -104,7 +104,7 @@ class Trained:
         )
         cached = sum(_per_token(role) for role in roles.values())
         return Cost(
-            tokens=min(WORK / max(weight_count, 1), CACHED / max(per_token, 1)),
+            tokens=min(_affordable(weight_count), CACHED / max(per_token, 1)),
             cached=CACHED / max(cached, 1),
             longest=self.length,
         )
@@ -142,6 +142,11 @@ def _other_angles(config: Mapping[str, Any]) -> Iterator[int]:
         if isinstance(table, dict) and "longrope" in (table.get("rope_type"), table.get("type")):
             name = "original_max_position_embeddings"
             yield from (value for value in (table.get(name), config.get(name)) if is_whole(value) and value > 0)
+
+
+def _affordable(weight_count: int) -> float:
+    """How many tokens a set of inputs may have."""
+    return WORK / max(weight_count, 1)
 
 
 def _windows(config: Mapping[str, Any]) -> Iterator[int]:

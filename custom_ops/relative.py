@@ -137,6 +137,9 @@ def relative_score(
                   [0.5403, 1.0000]]]])
     """
     angles = Frequencies(frequencies, turns)
+    if turns is None:  # positions from the first key on give small, more exact angles
+        first = k_positions[:, :1]
+        q_positions, k_positions = q_positions - first, k_positions - first
     (q_cos, q_sin), (k_cos, k_sin) = (angles.sides(side) for side in (q_positions, k_positions))
     s, c = (biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
     cos, sin = (t.to(q.dtype).unsqueeze(1) for t in (q_cos, q_sin))
@@ -158,12 +161,16 @@ def _relative_onnx(
     heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
 
     def any_positions(op: Ops) -> ir.Value:
+        at_queries, at_keys = positions.q_positions, positions.k_positions
+        if angles.turns is None:
+            origin = op.Slice(at_keys, [0], [1], [1])
+            at_queries, at_keys = op.Sub(at_queries, origin), op.Sub(at_keys, origin)
         s, c = op.Split(op.MatMul(heads, op.Reshape(r_proj, shape)), num_outputs=2, axis=-1, _outputs=2)
-        cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in angles.sides_onnx(op, positions.q_positions))
+        cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in angles.sides_onnx(op, at_queries))
         first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
         second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
         left = op.Concat(first, second, axis=-1)
-        of_keys = op.Concat(*angles.sides_onnx(op, positions.k_positions), axis=-1)
+        of_keys = op.Concat(*angles.sides_onnx(op, at_keys), axis=-1)
         right = op.Unsqueeze(cast(op, of_keys, dtype_of(q)), [1])
         return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
 

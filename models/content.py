@@ -109,13 +109,9 @@ class Relative(Encoding):
         weights = state["position_bias"], state["r_proj.weight"]
         if self.max_distance is not None:
             return q_content, custom_ops.relative_table_score(q, *positions, *weights, state["weight"], scale)
-        angles, (at_queries, at_keys) = state["frequencies"], positions
-        if not angles.is_floating_point():
-            return q_content, custom_ops.relative_score(q, *positions, *weights, None, angles, scale)
-        first = at_keys.amin(1, keepdim=True)  # positions from there on give small, more exact angles
-        return q_content, custom_ops.relative_score(
-            q, at_queries - first, at_keys - first, *weights, angles, None, scale
-        )
+        angles = state["frequencies"]
+        frequencies, turns = (angles, None) if angles.is_floating_point() else (None, angles)
+        return q_content, custom_ops.relative_score(q, *positions, *weights, frequencies, turns, scale)
 
     def _by_difference(self, state: State, q: Tensor, ahead: Tensor) -> Tensor:
         """Terms (b) and (d) for consecutive positions."""

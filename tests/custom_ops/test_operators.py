@@ -15,7 +15,7 @@ import oracles
 import pytest
 import torch
 from helpers import run_ort, sampled
-from operator_calls import CALLS, DYNAMIC, MASKS, B, H, S, T, normal
+from operator_calls import CALLS, DYNAMIC, MASKS, B, H, N, S, T, normal
 from traces import same_program
 
 from posexport import custom_ops
@@ -198,6 +198,41 @@ def test_a_cache_of_earlier_keys_changes_no_query(name: str) -> None:
     whole_made, cut = operator(*full), operator(*arguments)
     axis = 1 if operator is custom_ops.attend else 2
     torch.testing.assert_close(whole_made.narrow(axis, T - S, S), cut, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_relative_is_as_exact_far_out_as_near(queries: int) -> None:
+    """One query takes angles of distances, several those of positions, which are wrong by 0.06 rad at 2^20 as they are:
+    the formula of the paper in float64 is the judge of both, and of torch."""
+    keys, width = 40, 8
+    at_keys = np.arange(2**20 - keys, 2**20)[None]
+    frequencies = 10_000.0 ** (-np.arange(0, 1, 2 / width))
+    given = [
+        normal(1, queries, N * H),
+        torch.from_numpy(at_keys[:, -queries:].copy()),
+        torch.from_numpy(at_keys),
+        normal(N, H),
+        normal(N * H, width),
+        torch.from_numpy(frequencies).float(),
+    ]
+    q, of_q, of_k, bias, proj, _ = (tensor.numpy().astype(np.float64) for tensor in given)
+    angles = (of_q[0, :, None] - of_k[0])[..., None] * frequencies
+    table = np.concatenate((np.sin(angles), np.cos(angles)), -1)
+    heads = q.reshape(queries, N, H) + bias
+    truth = np.einsum("snh,nhd,std->nst", heads, proj.reshape(N, H, width), table)[None] * 0.3
+    np.testing.assert_allclose(custom_ops.relative_score(*given, scale=0.3).numpy(), truth, atol=2e-4)
+    dims = [{1: DYNAMIC["seq"]}] * 2 * (queries > 1) or [{}] * 2
+    model = export_module(
+        Call(custom_ops.relative_score, [*given, None, 0.3]),
+        tuple(given),
+        ((*dims, {1: DYNAMIC["total"]}, {}, {}, {}),),
+        input_names=tuple(f"in{index}" for index in range(len(given))),
+        output_names=("score",),
+        form="decomposed",
+        target="ort",
+    )
+    made = run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in enumerate(given)})
+    np.testing.assert_allclose(made["score"], truth, atol=2e-4)
 
 
 @pytest.mark.parametrize(("causal", "window"), MASKS)

@@ -115,6 +115,7 @@ def relative_score(
     s_f sin(w_f (p_i - p_j)) + c_f cos(w_f (p_i - p_j)) = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]: one
     product gives the term for any positions, without the paper's shift trick for consecutive ones. For ONNX Runtime,
     one query whose keys stand less than T behind it takes sums of coarse and fine angles, not an angle of each key.
+    Angles of frequencies are of positions from the first key on, so they are small wherever the keys are near.
 
     Args:
         q: [B, S, num_heads*head_dim].

@@ -207,7 +207,7 @@ class Sandwich(Encoding):
             yield f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one."
         yield from inexact(spec, self.theta)
 
-    def rounding(self, position: int, keys: int) -> float:
+    def rounding(self, spec: Spec, position: int, keys: int) -> float:
         return self.dim * 2.0**-24  # sums of dim terms that nearly cancel between near keys
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:

@@ -82,9 +82,10 @@ class Relative(Encoding):
     def saturation_distance(self) -> int | None:
         return self.max_distance
 
-    def rounding(self, position: int, keys: int) -> float:
+    def rounding(self, spec: Spec, position: int, keys: int) -> float:
         # one query on ONNX Runtime has angles of distances, others those of positions: a difference of two roundings
-        return keys * 2.0**-23 if self.table == "sinusoidal" else 0.0
+        rounded = self.has_angles() and spec.angles == "parity" and spec.positions == "data"
+        return keys * 2.0**-23 if rounded else 0.0
 
     def slides(self, spec: Spec) -> bool:
         return self.table == "sinusoidal"
@@ -350,7 +351,7 @@ class Cope(Encoding):
     def lengths(self) -> tuple[int, ...]:
         return (self.npos_max,)
 
-    def rounding(self, position: int, keys: int) -> float:
+    def rounding(self, spec: Spec, position: int, keys: int) -> float:
         # places are sums up to npos_max with a rounding for each key, in double precision in torch and in no other
         # runtime; rows of the table differ by several times 1
         return float(keys**0.5 * min(keys, self.npos_max) * 2.0**-21)

@@ -128,7 +128,7 @@ class Rope(Rotary):
         # angles by length depend on the largest position
         return ("norms", "permutation", "finite") if scaling_of(self).by_length else self.base_properties
 
-    def rounding(self, position: int, keys: int) -> float:
+    def rounding(self, spec: Spec, position: int, keys: int) -> float:
         # powers that are computed at run time are off by three units in their last place and more; beyond 2^16 such
         # angles mean little, and a wider limit would hide everything
         return min(position, 2**16) * 2.0**-20 if self.scaling == "dynamic" else 0.0

@@ -136,9 +136,10 @@ class Encoding:
         """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
         return self.has_angles()
 
-    def rounding(self, position: int, keys: int) -> float:
-        """How far fp32 results of its own may lie apart from one runtime to another, as a part of their size, for
-        positions up to `position` and so many keys: 0 where runtimes compute them with the same operations."""
+    def rounding(self, spec: Spec, position: int, keys: int) -> float:
+        """How far fp32 results of its own may lie apart from one runtime to another in a layer of this spec, as a part
+        of their size, for positions up to `position` and so many keys: 0 where runtimes compute them with the same
+        operations."""
         return 0.0
 
     def steepness(self, spec: Spec) -> float:

@@ -34,7 +34,7 @@ LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
 def position_end(spec: Spec) -> int:
     """The number of positions along an axis that inputs may have."""
     far = spec.position_limit() or (FAR_EXACT if spec.angles == "exact" else FAR)
-    rough = any(each.encoding.rounding(FAR, 1) >= ROUGH for each in spec.distinct_layers())
+    rough = any(each.encoding.rounding(each, FAR, 1) >= ROUGH for each in spec.distinct_layers())
     return min(far, FAR_ROUNDED) if rough else far
 
 

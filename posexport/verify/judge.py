@@ -309,7 +309,7 @@ class ArtifactJob:
         """By case that of the dtype, wider where runtimes round terms of the encoding in different ways."""
         spec, tolerances = self.artifact.spec, {}
         for case in self.cases:
-            rounding = max(layer.encoding.rounding(case.farthest, case.keys) for layer in spec.distinct_layers())
+            rounding = max(layer.encoding.rounding(layer, case.farthest, case.keys) for layer in spec.distinct_layers())
             tolerances[case.name] = attrs.evolve(tolerance_at(spec.dtype, rounding), **self.overrides.tolerance)
         return tolerances
 

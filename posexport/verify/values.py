@@ -91,7 +91,7 @@ def is_normed_first(spec: Spec) -> bool:
 
 def _rounded_apart(spec: Spec) -> bool:
     """Whether runtimes round terms of an encoding in ways that differ much: large values make that larger."""
-    return any(layer.encoding.rounding(NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
+    return any(layer.encoding.rounding(layer, NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
 
 
 def _logits(spec: Spec) -> float:

@@ -43,29 +43,43 @@ def tensors(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def written(name: str, form: str, target: str = "portable") -> ir.Model:
-    """A call as a graph, all its lengths dynamic."""
-    operator, arguments, dims = CALLS[name]
-    given = tensors(arguments)
+    """A call by its name as a graph, all its lengths dynamic."""
     opset = 24 if form == "native" else None  # which has TensorScatter
     with same_program("operator", name, opset):
-        return export_module(
-            Call(operator, arguments).eval(),
-            tuple(given),
-            (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
-            input_names=tuple(f"in{index}" for index in range(len(given))),
-            output_names=tuple(f"out{index}" for index in range(len(operator.outputs))),
-            form=form,
-            target=target,
-            opset=opset,
-        )
+        return graph_of(*CALLS[name], form, target, opset)
+
+
+def graph_of(
+    operator: Any,
+    arguments: list[Any],
+    dims: list[dict[int, str]],
+    form: str,
+    target: str = "portable",
+    opset: int | None = None,
+) -> ir.Model:
+    """A call as a graph, whose tensors have the dynamic axes of `dims`."""
+    given = tensors(arguments)
+    return export_module(
+        Call(operator, arguments).eval(),
+        tuple(given),
+        (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
+        input_names=tuple(f"in{index}" for index in range(len(given))),
+        output_names=tuple(f"out{index}" for index in range(len(operator.outputs))),
+        form=form,
+        target=target,
+        opset=opset,
+    )
+
+
+def outputs_on_ort(model: ir.Model, arguments: list[Any]) -> list[Any]:
+    """What the graph of a call gives for its tensors."""
+    given = enumerate(tensors(arguments))
+    return list(run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in given}).values())
 
 
 def check_on_ort(name: str, model: ir.Model) -> None:
     """The graph of a call gives what its torch body gives."""
-    _, arguments, _ = CALLS[name]
-    given = tensors(arguments)
-    made = run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in enumerate(given)})
-    check_outputs(name, list(made.values()))
+    check_outputs(name, outputs_on_ort(model, CALLS[name][1]))
 
 
 def check_outputs(name: str, made: list[Any]) -> None:
@@ -221,18 +235,10 @@ def test_relative_is_as_exact_far_out_as_near(queries: int) -> None:
     heads = q.reshape(queries, N, H) + bias
     truth = np.einsum("snh,nhd,std->nst", heads, proj.reshape(N, H, width), table)[None] * 0.3
     np.testing.assert_allclose(custom_ops.relative_score(*given, scale=0.3).numpy(), truth, atol=2e-4)
-    dims = [{1: DYNAMIC["seq"]}] * 2 * (queries > 1) or [{}] * 2
-    model = export_module(
-        Call(custom_ops.relative_score, [*given, None, 0.3]),
-        tuple(given),
-        ((*dims, {1: DYNAMIC["total"]}, {}, {}, {}),),
-        input_names=tuple(f"in{index}" for index in range(len(given))),
-        output_names=("score",),
-        form="decomposed",
-        target="ort",
-    )
-    made = run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in enumerate(given)})
-    np.testing.assert_allclose(made["score"], truth, atol=2e-4)
+    arguments, of_queries = [*given, None, 0.3], {1: "seq"} if queries > 1 else {}
+    dims: list[dict[int, str]] = [of_queries, of_queries, {1: "total"}, {}, {}, {}]
+    (made,) = outputs_on_ort(graph_of(custom_ops.relative_score, arguments, dims, "decomposed", "ort"), arguments)
+    np.testing.assert_allclose(made, truth, atol=2e-4)
 
 
 @pytest.mark.parametrize(("causal", "window"), MASKS)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from posexport.custom_ops.angles import fp32_angles
 from posexport.models.block import Streamed
 from posexport.report.verdicts import rows
+from posexport.spec.spec import Spec
 from posexport.verify import parity
 from posexport.verify.junit import to_junit
 from posexport.verify.parity import TOLERANCES, compare, judge, set_aside, tolerance_at, worst_of
@@ -200,10 +201,14 @@ def test_a_case_that_is_far_out_does_not_hide_an_error_in_the_usual_range() -> N
     assert "in the usual range: error" in to_junit(Report(verdicts=(verdict,), unreadable=(), seed=0)).decode()
 
 
+def rounding(layer: Spec, position: int, keys: int) -> float:
+    return layer.encoding.rounding(layer, position, keys)
+
+
 @pytest.mark.parametrize("position", [2**20, 2**27, 2**40])
 def test_no_position_is_so_far_that_anything_passes(position: int) -> None:
     """Torch is off by as much as the reference is large there, and that excuses nobody."""
-    tolerance = tolerance_at("fp32", case("rope-dynamic").encoding.rounding(position, 10))
+    tolerance = tolerance_at("fp32", rounding(case("rope-dynamic"), position, 10))
     assert (tolerance.floor, tolerance.ceiling) <= (2.0**-4 + 2.0**-20, 1.0)
     wide = TRUTH.astype(np.float32)
     found = compare("far", {"output": TRUTH}, {"output": -wide}, {"output": -wide}, {"output": "fp32"}, tolerance)
@@ -214,7 +219,7 @@ def test_limits_grow_only_where_runtimes_round_in_different_ways() -> None:
     grown = {
         name
         for name in (*CASES, *MORE_CASES)
-        if any(layer.encoding.rounding(10**6, 1000) for layer in case(name).distinct_layers())
+        if any(rounding(layer, 10**6, 1000) for layer in case(name).distinct_layers())
     }
     assert grown == {
         "rope-dynamic",
@@ -223,6 +228,9 @@ def test_limits_grow_only_where_runtimes_round_in_different_ways() -> None:
         *(name for name in (*CASES, *MORE_CASES) if "sandwich" in name),
         *(name for name in (*CASES, *MORE_CASES) if "relative" in name and case(name).encoding.has_angles()),
     }
+    # consecutive positions have one way for all runtimes, exact angles no error
+    for over in ({"positions": "consecutive"}, {"angles": "exact"}):
+        assert not rounding(attrs.evolve(case("relative"), **over), 10**6, 1000)
 
 
 @pytest.mark.parametrize("name", ["rope", "rope2d", "rope-mixed", "sinusoidal", "relative", "mrope-yarn"])

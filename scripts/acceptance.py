@@ -9,20 +9,25 @@ passed, 1 where something failed, 3 where nothing passed or a runtime that was n
 
 from __future__ import annotations
 
-import json
+import itertools
+import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
 
 import attrs
 import click
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
-from acceptance_items import MODELS, Prepared, PreparedList, items, prepare, read_list
+from acceptance_items import MODELS, Item, Prepared, PreparedList, items, prepare, read_list
+from acceptance_rows import COLUMNS, TITLE, Results, Row, summary
 from results import RESULTS, record
 
 from posexport import temporary
@@ -31,18 +36,15 @@ from posexport.bench.candidates import CANDIDATES
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
 from posexport.errors import PosexportError, Reason, check_known
-from posexport.files import staged, write_json
 from posexport.models import ENCODINGS
-from posexport.report.text import MARKS, table_lines
 from posexport.runtimes import RUNTIMES, cuda, gpu_missing
-from posexport.runtimes.pool import Pool
+from posexport.runtimes.pool import Pool, result
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
-from posexport.verify.eligibility import UNSUPPORTED
 from posexport.verify.matrix.run import OUT_OF_TIME
 from posexport.verify.matrix.table import MODES, makers
 from posexport.verify.prepared.check import check_file
-from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, Verdict
+from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED
 
 TIME_LIMIT = 240.0
 """Seconds that a runtime may take for one file, building a plan included."""
@@ -50,137 +52,7 @@ TIME_LIMIT = 240.0
 VERIFYING = 0.6
 """The part of the time after which no further block is verified."""
 
-STATES = (PASSED, FAILED, NOT_RUN)
 TIMING, GRAPH_TIMING = "time", "time with CUDA graphs"
-COLUMNS = ("file", "runtime", "check", "state", "error / torch / limit", "what was measured, or why it was not")
-TITLE = "Acceptance on {device}"
-
-
-@attrs.define(kw_only=True)
-class Row:
-    """One file on one runtime by one check; errors are those of the comparison nearest to its limit, `times` has the
-    median seconds and tokens per second at each size."""
-
-    file: str
-    runtime: str
-    check: str
-    state: str
-    reason: str = ""
-    code: str = ""
-    sha256: str | None = None
-    error: float | None = None
-    torch_error: float | None = None
-    limit: float | None = None
-    cases: int = 0
-    measured: str = ""
-    engine: Mapping[str, str] = attrs.field(factory=dict)
-    times: list[dict[str, Any]] = attrs.field(factory=list)
-
-    @classmethod
-    def of(cls, file: str, verdict: Verdict) -> Row:
-        """That of a verdict."""
-        worst = verdict.worst
-        return cls(
-            file=file,
-            runtime=verdict.runtime,
-            check=verdict.check,
-            state=verdict.state,
-            reason=verdict.reason or "",
-            code=verdict.reason_code or "",
-            sha256=verdict.sha256,
-            error=None if worst is None else worst.max_error,
-            torch_error=None if worst is None else worst.torch_error,
-            limit=None if worst is None else worst.limit,
-            cases=verdict.cases,
-            measured="; ".join(filter(None, (verdict.measurement, *verdict.not_shown, *verdict.notes))),
-            engine=dict(verdict.describe),
-        )
-
-    def shown(self) -> tuple[str, ...]:
-        """A line of the table."""
-        errors = [number for number in (self.error, self.torch_error, self.limit) if number is not None]
-        return (
-            self.file,
-            self.runtime,
-            self.check,
-            f"{MARKS[self.state]} {self.state}",
-            " / ".join(f"{number:.1e}" for number in errors) or "-",
-            "; ".join(filter(None, (self.reason, self.measured, *map(_time, self.times)))) or "-",
-        )
-
-
-def _time(timed: Mapping[str, Any]) -> str:
-    speed = "" if timed["tokens_per_second"] is None else f", {timed['tokens_per_second']:,.0f} tokens per second"
-    ratio = f", {timed['to_torch']:.2f} of torch eager's time" if timed["to_torch"] is not None else ""
-    return f"{timed['sizes']}: {timed['seconds'] * 1e3:.3f} ms{speed}{ratio}"
-
-
-@attrs.define(kw_only=True)
-class Results:
-    """The rows so far, written to a folder after every change. `earlier` are those of a run before with the same
-    `header`, by their file and runtime: they stand until there are others in their place."""
-
-    folder: Path
-    header: Mapping[str, Any]
-    rows: list[Row] = attrs.field(factory=list)
-    earlier: dict[tuple[str, str], list[Row]] = attrs.field(factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        path = self.folder / "acceptance.json"
-        data = json.loads(path.read_bytes()) if path.exists() else {"rows": []}
-        if {**data, "rows": None} == {**json.loads(json.dumps(self.header)), "rows": None}:
-            for row in data["rows"]:
-                self.earlier.setdefault((row["file"], row["runtime"]), []).append(Row(**row))
-
-    def keep(
-        self, file: str, runtime: str, missing: Reason | None, sha256: str | None = None, in_time: bool = True
-    ) -> bool:
-        """Keep the rows of the run before, if there are some and none may be another now: no failure, none that time
-        did not reach, no runtime that was `missing` and is here, no file of another `sha256` (None: not known). Where
-        no time is left all rows of the same file are kept."""
-        rows = self.earlier.get((file, runtime), [])
-        kept = bool(rows) and all(
-            (None in (sha256, row.sha256) or sha256 == row.sha256)
-            and (
-                not in_time
-                or (
-                    row.state != FAILED
-                    and row.reason != OUT_OF_TIME
-                    and (row.check != PARITY or row.state == PASSED or row.code == UNSUPPORTED or missing is not None)
-                )
-            )
-            for row in rows
-        )
-        self.rows += [row for row in rows if kept and row not in self.rows]
-        return kept
-
-    def add(self, row: Row) -> None:
-        """Add a row, and write all."""
-        self.rows.append(row)
-        self.write()
-
-    def write(self) -> None:
-        """Write the rows as data, and as a page."""
-        here = {(row.file, row.runtime) for row in self.rows}
-        rows = [*self.rows, *(row for key, others in self.earlier.items() if key not in here for row in others)]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "acceptance.json", {**self.header, "rows": list(map(attrs.asdict, rows))})
-        title = TITLE.format(device=self.header["device"])
-        lines = [f"# {title}", "", f"Written by `scripts/gpu_acceptance`: {summary(rows)}.", ""]
-        lines += table_lines(COLUMNS, [row.shown() for row in rows], escape=lambda text: text.replace("|", "/"))
-        with staged() as files:
-            files.write(self.folder / "acceptance.md", lambda file: file.write("\n".join([*lines, ""]).encode()))
-
-    def exit_code(self, lacking: bool) -> int:
-        """1 where something failed, 3 where nothing passed or a runtime that was named is `lacking`."""
-        states = {row.state for row in self.rows}
-        return 1 if FAILED in states else 3 if lacking or PASSED not in states else 0
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """How many rows are in each state, in words."""
-    states = [row.state for row in rows]
-    return ", ".join(f"{states.count(state)} {state}" for state in STATES)
 
 
 @click.command()
@@ -200,6 +72,13 @@ def summary(rows: Sequence[Row]) -> str:
 @click.option(
     "--minutes", type=click.FloatRange(0), default=25, show_default=True, help="begin nothing more after these"
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=max(1, min(8, (os.cpu_count() or 1) // 2)),
+    show_default="half of the CPUs, at most 8",
+    help="verify so many files at a time",
+)
 @click.option("--time/--no-time", "timed", default=True, help="time files too  [default: yes]")
 @click.option("--quick", is_flag=True, help="prepare tiny files, time few rounds")
 @click.option("--output", type=click.Path(path_type=Path), help="a folder  [default: docs/results/<device>]")
@@ -209,6 +88,7 @@ def main(
     megabytes: float,
     runtime: tuple[str, ...],
     minutes: float,
+    jobs: int,
     timed: bool,
     quick: bool,
     output: Path | None,
@@ -238,11 +118,12 @@ def main(
         results = Results(folder=folder, header=header)
         with temporary.folder() as made:
             if from_prepared is None or listed is None:
-                left = (one for one in chosen if not all(results.keep(one.name, *each) for each in missing.items()))
+                left = _left(chosen, missing, results)
                 source, lists = made, prepare(made, left, float("inf"), quick)
             else:
                 source, lists = from_prepared, _one_by_one(listed, {one.name for one in chosen})
-            run(source, lists, missing, results, minutes=minutes, timed=timed, prepares=from_prepared is None)
+            prepares = from_prepared is None
+            run(source, lists, missing, results, minutes=minutes, timed=timed, prepares=prepares, jobs=jobs)
         if not results.rows:
             raise click.UsageError("nothing of what was chosen is there: choose other names.")
         results.write()
@@ -267,11 +148,55 @@ def _prepare_only(folder: Path, lists: Iterator[PreparedList]) -> None:
     raise SystemExit(1 if wrong else 0)
 
 
+def _left(chosen: Iterator[Item], missing: Mapping[str, Reason | None], results: Results) -> Iterator[Item]:
+    """What is to be prepared: all but items whose rows of the run before stand, which are kept."""
+    for one in chosen:
+        every = [results.standing(one.name, name, reason) for name, reason in missing.items()]
+        if all(every):
+            for rows in every:
+                results.keep(rows)
+        else:
+            yield one
+
+
 def _one_by_one(listed: PreparedList, names: set[str]) -> Iterator[PreparedList]:
     """The list as it was when each item was added, of those that are chosen."""
     for one in listed.items:
         if one.name in names:
             yield attrs.evolve(listed, items=(one,))
+
+
+@attrs.frozen
+class Checks:
+    """Verifies files below `source` on runtimes that may be missing, several at a time; none once `ends` have passed,
+    seconds of the monotonic clock for whole models and for blocks."""
+
+    source: Path
+    missing: Mapping[str, Reason | None]
+    ends: Mapping[bool, float]
+    pools: SimpleQueue[Pool]
+
+    def in_time(self, prepared: Prepared) -> bool:
+        """Whether a file may still be verified."""
+        return time.monotonic() < self.ends[prepared.is_model]
+
+    def rows(self, prepared: Prepared, runtimes: Sequence[str]) -> list[Row]:
+        """The rows of a file on these runtimes."""
+        if prepared.file is None:
+            state, reason = FAILED, f"it could not be prepared: {prepared.error}"
+        elif not (self.source / prepared.place).is_dir():
+            state, reason = NOT_RUN, f"{prepared.place} is not here: copy its part"
+        elif not self.in_time(prepared):
+            state, reason = NOT_RUN, OUT_OF_TIME
+        else:
+            pool = self.pools.get()
+            try:
+                rows = {name: RUNTIMES[name] for name in runtimes}
+                found = check_file(prepared.file, self.source / prepared.place, pool, rows, self.missing)
+                return [Row.of(prepared.name, verdict) for verdict in found]
+            finally:
+                self.pools.put(pool)
+        return [Row(file=prepared.name, runtime=name, check=PARITY, state=state, reason=reason) for name in runtimes]
 
 
 def run(
@@ -283,51 +208,76 @@ def run(
     minutes: float,
     timed: bool,
     prepares: bool,
+    jobs: int,
 ) -> None:
     """Verify and time the last item of each list, whose folder is below `source`, on runtimes that may be missing.
 
-    Whole models are timed at once; blocks, which take longer, once all are verified or VERIFYING of the time is over.
-    Where the list `prepares` each item as it goes on, it ends then.
+    So many `jobs` verify at a time; nothing is verified while something is timed. Whole models are timed once those
+    beside them in the list are verified; blocks, which take longer, once all are verified or VERIFYING of the time is
+    over. Where the list `prepares` each item as it goes on, it ends then.
     """
     start, quick, later = time.monotonic(), bool(results.header["quick"]), list[Prepared]()
     end, end_of_blocks = start + 60 * minutes, start + 60 * minutes * (VERIFYING if timed else 1)
-    with Pool(TIME_LIMIT) as pool, console.steps("preparing") as progress:
-        for listed in lists:
-            prepared = listed.items[-1]
-            in_time = time.monotonic() < (end if prepared.is_model else end_of_blocks)
-            progress.update(f"verifying {prepared.name}")
-            _check(source / prepared.place, prepared, pool, missing, results, in_time)
-            if timed and prepared.is_model:
+    with ExitStack() as stack:
+        executor = ThreadPoolExecutor(jobs)
+        stack.callback(executor.shutdown, wait=True, cancel_futures=True)
+        pools = SimpleQueue[Pool]()
+        for _ in range(jobs):  # they are closed first: a waiting thread then gets its answer
+            pools.put(stack.enter_context(Pool(TIME_LIMIT)))
+        checks = Checks(source, missing, {True: end, False: end_of_blocks}, pools)
+        progress = stack.enter_context(console.steps("preparing"))
+
+        def time_all(every: list[Prepared]) -> None:
+            for prepared in every:
                 progress.update(f"timing {prepared.name}")
                 _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
-            elif timed and prepared.shapes is not None:
-                later.append(prepared)
-            if prepares and not in_time:
+
+        for is_model, group in itertools.groupby((listed.items[-1] for listed in lists), lambda one: one.is_model):
+            checked = list[Prepared]()
+            for prepared in _checked(group, checks, executor, results, prepares):
+                progress.update(f"verified {prepared.name}")
+                checked.append(prepared)
+            timeable = [one for one in checked if timed and one.shapes is not None]
+            if is_model:
+                time_all(timeable)
+            else:
+                later += timeable
+            if prepares and checked and not checks.in_time(checked[-1]):
                 break
-            progress.update("preparing")
-        for prepared in later:
-            progress.update(f"timing {prepared.name}")
-            _bench(source / prepared.place, prepared, results, quick, in_time=time.monotonic() < end)
+        time_all(later)
 
 
-def _check(
-    folder: Path, prepared: Prepared, pool: Pool, missing: Mapping[str, Reason | None], results: Results, in_time: bool
-) -> None:
-    """Add the rows of a file on each runtime whose rows of the run before don't stand."""
-    sha256 = None if prepared.file is None else prepared.file.sha256[prepared.file.model]
-    names = [name for name in missing if not results.keep(prepared.name, name, missing[name], sha256, in_time)]
-    why = (FAILED, f"it could not be prepared: {prepared.error}") if prepared.file is None else None
-    if why is None and not folder.is_dir():
-        why = (NOT_RUN, f"{prepared.place} is not here: copy its part")
-    if why is None and not in_time:
-        why = (NOT_RUN, OUT_OF_TIME)
-    if why is not None or prepared.file is None:
-        for name in names:
-            state, reason = why or (FAILED, "")
-            results.add(Row(file=prepared.name, runtime=name, check=PARITY, state=state, reason=reason))
-        return
-    for verdict in check_file(prepared.file, folder, pool, {name: RUNTIMES[name] for name in names}, missing):
-        results.add(Row.of(prepared.name, verdict))
+def _checked(
+    group: Iterator[Prepared], checks: Checks, executor: ThreadPoolExecutor, results: Results, prepares: bool
+) -> Iterator[Prepared]:
+    """Verify all of a group, and add their rows in its order, those of the run before where they stand; where it is
+    prepared as it goes on, until the time is over."""
+    waiting = deque[tuple[Prepared, list[Row], Future[list[Row]]]]()
+
+    def ready(every: bool) -> Iterator[Prepared]:
+        while waiting and (every or waiting[0][-1].done()):
+            prepared, kept, future = waiting.popleft()
+            results.keep(kept)
+            for row in result(future):
+                late, reason = row.reason == OUT_OF_TIME, checks.missing[row.runtime]
+                stand = late and results.standing(row.file, row.runtime, reason, row.sha256, in_time=False)
+                if stand:
+                    results.keep(stand)
+                else:
+                    results.add(row)
+            yield prepared
+
+    for prepared in group:
+        earlier = {
+            name: results.standing(prepared.name, name, why, prepared.sha256) for name, why in checks.missing.items()
+        }
+        names = [name for name, rows in earlier.items() if not rows]
+        future = executor.submit(checks.rows, prepared, names)
+        waiting.append((prepared, [row for rows in earlier.values() for row in rows], future))
+        if prepares and not checks.in_time(prepared):
+            break
+        yield from ready(every=False)
+    yield from ready(every=True)
 
 
 def _bench(folder: Path, prepared: Prepared, results: Results, quick: bool, in_time: bool) -> None:

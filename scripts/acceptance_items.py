@@ -219,6 +219,11 @@ class Prepared:
     file: PreparedFile | None = None
     error: str = ""
 
+    @property
+    def sha256(self) -> str | None:
+        """That of its ONNX file, None where there is none."""
+        return None if self.file is None else self.file.sha256[self.file.model]
+
 
 @attrs.frozen(kw_only=True)
 class PreparedList:

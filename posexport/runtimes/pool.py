@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -33,7 +33,10 @@ class Answer:
     describe: Mapping[str, str] = attrs.field(factory=dict)
 
 
-def result(future: Future[Answer]) -> Answer:
+Answered = TypeVar("Answered")
+
+
+def result(future: Future[Answered]) -> Answered:
     """Wait for an answer in short steps: the kernel may hand Ctrl-C to any thread, and a main thread that waits without
     end would then sleep on."""
     while not wait((future,), timeout=POLL_SECONDS).done:

@@ -82,8 +82,8 @@ def kept(folder: Path, missing: Reason | None, in_time: bool = True, **fields: A
     row = acceptance.Row(**{"file": "a", "runtime": "ort-cuda", "check": "parity", "state": "passed", **fields})
     results = acceptance.Results(folder=folder, header={})
     results.earlier["a", "ort-cuda"] = [row]
-    found = results.keep("a", "ort-cuda", missing, "1", in_time)
-    assert results.rows == [row] * found
+    found = results.standing("a", "ort-cuda", missing, "1", in_time)
+    assert found in ([], [row])
     return bool(found)
 
 
@@ -98,6 +98,22 @@ def test_only_rows_that_may_not_be_others_now_stand(tmp_path: Path) -> None:
     assert not kept(tmp_path, no_gpu, state="not run", reason="out of time")
     assert kept(tmp_path, None, in_time=False, state="failed", sha256="1")
     assert not kept(tmp_path, None, in_time=False, state="failed", sha256="2")
+
+
+def test_several_are_verified_at_a_time_and_keep_their_order(tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    chosen = ("--encoding", "rope", "--encoding", "alibi", "--encoding", "t5", "--form", "decomposed")
+    done = accept("--prepare", folder, "--quick", *chosen, "--dtype", "fp32", "--mode", "prefill")
+    assert done.exit_code == 0, done.output
+    broken = folder / "part-01" / BLOCK / "model.onnx"
+    broken.write_bytes(broken.read_bytes()[:-1] + b"\0")
+    (tmp_path / "one").mkdir()
+    alone, several = rows(folder, tmp_path / "one", "--jobs", "1"), rows(folder, tmp_path, "--jobs", "3")
+    assert alone == several
+    assert [row["state"] for row in several[1]] == ["failed", "passed", "passed"]
+    assert [row["file"].partition("-")[0] for row in several[1]] == ["rope", "alibi", "t5"]
+    code, late = rows(folder, tmp_path / "one", "--jobs", "3", "--minutes", "0")
+    assert (code, late) == alone, "what was found before stands"
 
 
 def test_rows_of_other_files_stay(block: Path, tmp_path: Path) -> None:

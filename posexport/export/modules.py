@@ -26,6 +26,7 @@ from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.custom_ops.arguments import related_sizes
 from posexport.errors import RequestError, shown
 from posexport.export import complex_numbers, exporter, support
+from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.module_axes import Axes
 from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.function_bodies import DOMAIN, Functions
@@ -150,6 +151,7 @@ def export_any(
         rewritten = _rewritten(model, form, target, opset)
         model = rewritten.model
         RemoveUnusedOpsetsPass()(model)
+    with_fewer_nodes(model)
     origin = module_metadata(source or ModuleSource(name=type(module).__name__))
     model.metadata_props.update({"posexport.form": form, "posexport.version": __version__, **origin})
     if functions.for_target_only or (rewritten is not None and rewritten.changed and target != "portable"):

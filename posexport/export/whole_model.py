@@ -24,6 +24,7 @@ from posexport.artifact.onnx_artifact import module_metadata
 from posexport.errors import FieldError, RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
+from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.model_errors import exporting
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
@@ -174,6 +175,7 @@ class _Export:
         model = rewritten.model
         if layers is not None and boundaries is not None:
             copy_layers(model, layers, boundaries, names, self._tensor)
+        with_fewer_nodes(model)
         RemoveUnusedOpsetsPass()(model)
         origin = module_metadata(ModuleSource(name=self.pretrained.architecture))
         model.metadata_props.update({"posexport.form": how.form, "posexport.version": __version__, **origin})

@@ -50,12 +50,7 @@ def _moved_range(node: ir.Node, nodes: Nodes) -> ir.Value | None:
         if counted is None or steps is None or begin is None or len(steps.uses()) > 1 or steps.is_graph_output():
             continue
         start, end, step = counted.inputs
-        if (
-            (_number(start), _number(step)) == (0, 1)
-            and begin.shape is not None
-            and not begin.shape
-            and begin.dtype == ir.DataType.INT64
-        ):
+        if (_number(start), _number(step)) == (0, 1) and _is_one_integer(begin):
             return nodes.one("Range", begin, nodes.one("Add", begin, end), step)
     return None
 
@@ -63,6 +58,21 @@ def _moved_range(node: ir.Node, nodes: Nodes) -> ir.Value | None:
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     node = None if value is None else value.producer()
     return node if node is not None and (node.domain, node.op_type) == ("", op_type) else None
+
+
+def _is_one_integer(value: ir.Value) -> bool:
+    """Whether a value is known to be one integer without axes, as the length of an axis is."""
+    if value.dtype != ir.DataType.INT64:
+        return False
+    if value.shape is not None:
+        return not value.shape
+    squeezed = _maker(value, "Squeeze")
+    source = None if squeezed is None else squeezed.inputs[0]
+    lengths = _maker(source, "Shape")
+    if lengths is not None:
+        start, end = (lengths.attributes.get_int(name, default) for name, default in (("start", 0), ("end", 0)))
+        return end - start == 1
+    return source is not None and source.shape == [1]
 
 
 def _number(value: ir.Value | None) -> object:

@@ -96,6 +96,22 @@ def test_only_a_range_of_integers_that_nothing_else_reads_is_moved(
     assert [node.op_type for node in graph] == operators
 
 
+@pytest.mark.parametrize(("end", "operators"), [(2, ["Add", "Range"]), (3, ["Range", "Add"])])
+def test_only_one_length_begins_a_range(end: int, operators: list[str]) -> None:
+    kind = ir.TensorType(ir.DataType.INT64)
+    zero, one = (ir.Value(name=str(i), type=kind, shape=ir.Shape([]), const_value=ir.tensor(i)) for i in (0, 1))
+    x, count = ir.Value(name="x", type=kind, shape=ir.Shape([2, 3, 4])), ir.Value(name="n", type=kind)
+    lengths = ir.node("Shape", [x], {"start": 1, "end": end})
+    begin = ir.node("Squeeze", lengths.outputs)
+    begin.outputs[0].type = kind
+    steps = ir.node("Range", [zero, count, one])
+    total = ir.node("Add", [steps.outputs[0], begin.outputs[0]])
+    nodes = [lengths, begin, steps, total]
+    graph = ir.Graph([x, count], total.outputs, nodes=nodes, initializers=[zero, one], opset_imports={"": 18})
+    with_fewer_nodes(ir.Model(graph, ir_version=10))
+    assert [node.op_type for node in graph if node.op_type in operators] == operators
+
+
 def test_exported_modules_have_fewer_nodes() -> None:
     made = export_any(Norms(), (torch.randn(2, TOKENS, 8), torch.randn(2, 3, 8)), form="decomposed")
     assert "Reciprocal" not in {node.op_type for node in made.model.graph}

@@ -156,8 +156,8 @@ def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: 
     if not has_operator(rank_of(cos), layout, dtype_of(x)):
         return _rotate_onnx(op, x, cos, sin, layout)
     pairs = size_of(cos, -1)
-    shape = op.Shape(cos, start=0, end=2)
-    rows = op.Reshape(op.Range(0, op.ReduceProd(shape, keepdims=0), 1), shape)
+    batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))
+    rows = op.Reshape(op.Range(0, op.Mul(batch, seq), 1), op.Shape(cos, start=0, end=2))
     angles = [op.Reshape(cast(op, t, dtype_of(x)), [-1, pairs]) for t in (cos, sin)]
     return _embedded(op, x, [rows, *angles], pairs, layout, **MICROSOFT)
 

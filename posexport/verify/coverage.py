@@ -1,4 +1,5 @@
-"""What sets of inputs show of a block's own numbers: windows, tables, distances and grids that they reach, or don't."""
+"""What sets of inputs show of a block's own numbers: windows, tables, distances and grids that they reach, or don't.
+And what outputs of them can't show."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from posexport.runtimes.base import Arrays
 from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
+from posexport.verify.parity import TOLERANCES
 from posexport.verify.reach import Shown
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ GRID = 2_000
 
 MOST_OF = 0.9
 """Part of the reach from which on inputs count as having it."""
+
+ALIKE = 16
+"""Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
 
 OFFSETS, FEW_TOKENS = 2**22, 1_500
 """Offsets of a grid up to which it is known which were tried, and tokens of a row in which they are looked for."""
@@ -172,3 +178,31 @@ def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
     forward = np.stack((starts, starts + wanted), -1)
     both = forward if spec.causal else np.concatenate((forward, forward[:, ::-1]))
     return both[..., None]
+
+
+def notes_on(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """What these float64 outputs of a block could not show.
+
+    Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
+    layer did with positions is lost in rounding."""
+    outputs = [arrays["output"] for arrays in reference if arrays["output"].shape[1] > 1]
+    several = [values for values in outputs if np.isfinite(values).all()]  # others fail the comparison
+    if spec.layers == 1 or not several:
+        return ()
+    if not are_alike(several, spec.dtype):
+        return ()
+    most = max(map(_apart, several))
+    return (
+        f"after {spec.layers} layers of bare attention all tokens of a row are alike (to {most:.0e}), so a fault in "
+        "how a layer uses positions may not show: it does with a cache, a residual or fewer layers",
+    )
+
+
+def are_alike(outputs: Sequence[Array], dtype: str) -> bool:
+    """Whether the tokens of each row of finite outputs [B, S, hidden_size] are alike but for rounding in `dtype`."""
+    return all(_apart(values) <= ALIKE * TOLERANCES[dtype].floor for values in outputs)
+
+
+def _apart(values: Array) -> float:
+    """How far tokens are from the mean of their row, in units of the root mean square of all."""
+    return float(abs(values - values.mean(1, keepdims=True)).max() / np.sqrt((values**2).mean() or 1.0))

@@ -49,7 +49,8 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         options = {"streamed": True, **({} if job.original is None else {"original": job.original.to_options()})}
         of_reference = {"dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
         pool = job.pool  # a job that is named in its own function would be kept, with all its arrays
-        job.reference = pool.submit(by_torch, source, arrays, options | of_reference)
+        job.run_reference = lambda inputs, more: pool.submit(by_torch, source, inputs, options | of_reference | more)
+        job.reference = job.run_reference(arrays, {})
         job.run_torch = lambda inputs, more: pool.submit(by_torch, source, inputs, options | more)
         job.by_torch = job.run_torch(arrays, {})
     for name, row in job.runtimes.items():

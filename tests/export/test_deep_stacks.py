@@ -17,7 +17,7 @@ from posexport.models.block import Streamed
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import make_cases
-from posexport.verify.judge import notes_on
+from posexport.verify.coverage import notes_on
 from posexport.verify.locate import Graphs, values
 from posexport.verify.parity import TOLERANCES, inconclusive_reason
 from posexport.verify.result import FAILED, Comparison

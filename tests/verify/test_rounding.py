@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import attrs
 import numpy as np
 import onnx
 import pytest
@@ -27,7 +28,7 @@ from posexport.verify import judge, verify
 from posexport.verify.cases import Case
 from posexport.verify.judge import ArtifactJob, Run
 from posexport.verify.parity import TOLERANCES, compare, is_unclear
-from posexport.verify.result import FAILED, PASSED, Comparison, VerifyOverrides
+from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, Comparison, VerifyOverrides
 from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians
 
 TRUTH = np.random.default_rng(3).standard_normal((2, 5, 8))
@@ -138,6 +139,55 @@ def test_a_runtime_that_fails_on_a_copy_is_judged_by_its_first_run() -> None:
     found, _ = judged(1.5 * CEILING, errors, 0.15 * CEILING, failure=Reason(CRASHED, "it crashed"))
     assert found.max_error == pytest.approx(1.5 * CEILING)
     assert is_unclear(found, TOLERANCES["fp32"])
+
+
+def _job(moved: float | None, sizes: int = 5, exact: Arrays | None = None) -> ArtifactJob:
+    """A job whose reference moves by so much of the ceiling on copies, or can't be computed there."""
+    artifact: Any = SimpleNamespace(spec=case("none"), outputs={"output": (TRUTH.shape, "fp64")}, path=Path("a.onnx"))
+    failure = Reason(CRASHED, "it crashed") if moved is None else None
+    return ArtifactJob(
+        artifact=artifact,
+        pool=MagicMock(),
+        runtimes={},
+        overrides=VerifyOverrides(),
+        cases=[Case(name="c", arrays={"hidden_states": np.ones((2, 5, 8), np.float32)}, sizes={"seq": sizes})],
+        notes=(),
+        reference=answered(off(0) if exact is None else exact),
+        run_reference=lambda inputs, options: answered(
+            *[off((moved or 0) * CEILING)][: failure is None], failure=failure
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "by_torch", "moved", "is_hidden"),
+    [
+        (1.5, 0.4, 0.5, True),
+        (1.5, 0.4, 0.2, False),  # torch is wrong where the reference is sure of the result
+        (1.5, 0.4, None, False),
+        (1.5, 0.1, 0.5, False),  # torch is right
+        (4.0, 0.4, 0.5, False),  # a fault of the runtime beside its share of torch's error
+    ],
+)
+def test_nothing_is_shown_where_the_exact_result_moves_as_far(
+    error: float, by_torch: float, moved: float | None, is_hidden: bool
+) -> None:
+    outputs, tolerance = (off(error * CEILING), off(by_torch * CEILING)), TOLERANCES["fp32"]
+    found = compare("c", off(0), outputs[1], outputs[0], {"output": "fp64"}, tolerance)
+    hidden = _job(moved)._hidden(found)
+    assert (hidden is not None) == is_hidden
+    if hidden is not None:
+        assert hidden.code == INCONCLUSIVE
+        assert f"'output' moves by {0.5 * CEILING:.3g} in float64" in hidden.text and "(inputs: c)" in hidden.text
+    assert _job(moved)._hidden([*found, attrs.evolve(found[0], torch_error=0.0)]) is None, "one that says something"
+    assert _job(moved)._hidden(compare("c", off(0), off(0), off(0), {"output": "fp64"}, tolerance)) is None
+
+
+def test_sums_of_alike_values_may_be_rounded_in_one_direction() -> None:
+    alike = {"output": np.broadcast_to(TRUTH[:, :1], TRUTH.shape)}
+    floors = [_job(0.0, 1000, exact)._tolerances["c"].floor for exact in (alike, {"output": TRUTH})]
+    usual = TOLERANCES["fp32"].floor
+    assert floors == [usual + 1000 * 2.0**-25, usual]
 
 
 def _compared(error: float, error_of_keys: float) -> list[Comparison]:

@@ -38,7 +38,6 @@ from posexport.verify.coverage import are_alike, not_shown, notes_on, reached
 from posexport.verify.graph.parity import Expected
 from posexport.verify.parity import (
     TOLERANCES,
-    UNCLEAR,
     compare,
     inconclusive_reason,
     is_unclear,
@@ -264,14 +263,16 @@ class ArtifactJob:
         return medians(comparisons, reference, [outputs, *copies], draws, tolerance)
 
     def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
-        """Why comparisons that failed say nothing, where that is true of each of them: torch is near its ceiling, the
-        runtime within its share of it, and so is the exact result once inputs and weights differ in their last bits."""
+        """Why comparisons that failed say nothing, where that is true of each of them: the runtime is
+        within its share of torch's error, and the exact result moves as far once inputs and weights differ in their
+        last bits."""
         failed, moved = [each for each in comparisons if each.state == FAILED], dict[str, float]()
         if not failed or not all(is_unclear(each, self._tolerances[each.case]) for each in failed):
             return None
         for each in failed:
             moved[each.case] = self._moved(each)
-            if moved[each.case] <= self._tolerances[each.case].ceiling * (each.reference_rms or 0.0) / UNCLEAR:
+            tolerance = self._tolerances[each.case]
+            if tolerance.multiple * moved[each.case] <= tolerance.ceiling * (each.reference_rms or 0.0):
                 return None
         worst = worst_of(failed)
         text = f"{INCONCLUSIVE}: where inputs and weights differ in their last bits, {worst.output!r} moves by "

@@ -61,8 +61,8 @@ JUMP = 8
 and more where one token of seven or more is."""
 
 UNCLEAR = 4
-"""Torch's error is near the ceiling from this part of it on; and no more than this part of the comparisons of an output
-may be set aside for it."""
+"""No more than this part of the comparisons of an output may be set aside for rounding errors; and where they are less
+than this part of the ceiling, they hide nothing."""
 
 
 def tolerance_at(dtype: str, rounding: float = 0.0) -> Tolerance:
@@ -248,10 +248,10 @@ def set_aside(
 ) -> tuple[list[Comparison], tuple[str, ...]]:
     """The comparisons that say something, and what the others leave open, in clauses; `tolerances` are by case.
 
-    Where torch's own error is near the ceiling, rounding errors grow that much on these inputs, and a runtime that is
-    above the ceiling by no more than its share of them need not be wrong. Where they do so and `is_routed`, a few
-    values of any output may be far off while most are not: rounding sends a token to another expert. Such comparisons
-    count as failures all the same where they are many: then it may be torch that is wrong.
+    Where the ceiling is less than a runtime's share of torch's own error, rounding errors grow that much on these
+    inputs, and a runtime that is above the ceiling but within its share need not be wrong. Where they do so and
+    `is_routed`, a few values of any output may be far off while most are not: rounding sends a token to another expert.
+    Such comparisons count as failures all the same where they are many: then it may be torch that is wrong.
     """
     failed = [each for each in comparisons if each.state == FAILED]
     unclear = [each for each in failed if is_unclear(each, tolerances[each.case])]
@@ -285,11 +285,11 @@ def _is_of_few_values(each: Comparison) -> bool:
 
 
 def is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
-    """Whether an output that is over the ceiling may be so by rounding, since torch's own error is near it."""
+    """Whether an output that is over its limit is so by the ceiling alone: rounding errors, of which torch has a share
+    as well, may be as large."""
     if each.torch_error is None or each.reference_rms is None or each.max_error is None:
         return False
-    near = each.torch_error > tolerance.ceiling * each.reference_rms / UNCLEAR
-    return near and each.max_error <= tolerance.uncapped(each.torch_error, each.reference_rms)
+    return each.max_error <= tolerance.uncapped(each.torch_error, each.reference_rms)
 
 
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:

@@ -16,7 +16,7 @@ from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.verify.draws import Array
-from posexport.verify.parity import UNCLEAR, is_unclear, over_limit
+from posexport.verify.parity import is_unclear, over_limit
 from posexport.verify.result import FAILED, OVER_LIMIT, Comparison, Tolerance
 
 DRAWS = 8
@@ -119,8 +119,9 @@ def _median(
     median, rms = np.median(errors, axis=0), first.reference_rms
     of_torch = np.nanquantile(np.where(np.isfinite(by_torch), by_torch, np.nan), 0.75, axis=0)
     over = median > first.limit
-    excused = over & (of_torch > tolerance.ceiling * rms / UNCLEAR)
-    excused[excused] = median[excused] <= [tolerance.uncapped(float(each), rms) for each in of_torch[excused]]
+    excused = over & [
+        error <= tolerance.uncapped(float(share), rms) for error, share in zip(median, of_torch, strict=True)
+    ]
     counts = next(where for where in (over & ~excused, over, median >= 0) if where.any())
     token = int(np.argmax(np.where(counts, median, -1.0)))
     place = tuple(map(int, np.unravel_index(token, reference.shape[:-1])))

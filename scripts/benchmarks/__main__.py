@@ -23,13 +23,14 @@ PARTS = {
     "forms_memory": ("memory.measure_forms", "Memory of the forms on ONNX Runtime's CPU: the same block"),
     "alternatives": ("alternatives.measure", "The best form against its alternatives on ONNX Runtime's CPU"),
     "positions": ("positions.measure", "What encodings cost beyond a block without one, on ONNX Runtime's CPU"),
+    "decoder": ("whole_decoder.measure", "A decoder of 100 million parameters on ONNX Runtime's CPU, fp32"),
     "kernels": ("kernels.measure", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
     "tuning": ("tuning.measure", "What tune chooses, against timing everything"),
     "gate": ("gate.measure", "The gate of bench: equal builds, and planted slowdowns"),
 }
 """What is measured: name to (function here, title)."""
 
-LONG = ("positions", "tuning", "gate")
+LONG = ("positions", "decoder", "tuning", "gate")
 """Parts that take half an hour or more: measured only where they are named."""
 
 COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "state")

@@ -89,8 +89,10 @@ class Pool:
         inputs: Sequence[Arrays],
         options: Mapping[str, Any] | None = None,
         key: str | None = None,
+        wide: Mapping[str, int] | None = None,
     ) -> Future[Answer]:
-        """Run every entry of `inputs` through the artifact at `path`; `key` names the worker (default: the runtime)."""
+        """Run every entry of `inputs` through the artifact at `path`; `key` names the worker (default: the runtime).
+        Few columns are kept of outputs that are `wide` (posexport.runtimes.wide_outputs)."""
         worker, executor = self._get(runtime, key)
         self._jobs += 1
         folder = self.folder / f"job{self._jobs}"
@@ -101,6 +103,7 @@ class Pool:
             "inputs": [str(folder / f"in{index}.tensors") for index in range(len(inputs))],
             "outputs": [str(folder / f"out{index}.tensors") for index in range(len(inputs))],
             "limited": not runtime.needs_gpu,  # CUDA maps far more than it takes
+            "wide": dict(wide or {}),
         }
         return executor.submit(self._run, worker, request, folder, list(inputs))
 

@@ -1,8 +1,9 @@
 """A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker [module]`.
 
 It loads the engine of the module that is named before the first request comes, since engines take seconds to load.
-A request is {module, path, options, inputs: [file], outputs: [file], limited}, its answer {describe}
-(posexport.processes). `limited`: it may take the memory that is free when the request comes, and no more.
+A request is {module, path, options, inputs: [file], outputs: [file], limited, wide}, its answer {describe}
+(posexport.processes). `limited`: it may take the memory that is free when the request comes, and no more. `wide` names
+outputs of which few columns are kept, with the columns that they have (posexport.runtimes.wide_outputs).
 
 The process ends when its parent does: its input then ends, which a thread notices even while an engine runs.
 """
@@ -19,6 +20,7 @@ from posexport import machine
 from posexport.processes import serve
 from posexport.runtimes.base import Runner
 from posexport.runtimes.tensors import load_arrays, save_arrays
+from posexport.runtimes.wide_outputs import with_few_columns
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     run_all = getattr(runner, "run_all", None)  # of one that reads its weights anew for each call
     outputs = run_all(list(inputs)) if run_all is not None else map(runner.run, inputs)
     for file, arrays in zip(request["outputs"], outputs, strict=True):
-        save_arrays(Path(file), arrays)
+        save_arrays(Path(file), with_few_columns(arrays, request["wide"]))
     return {"describe": runner.describe()}
 
 

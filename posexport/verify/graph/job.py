@@ -142,7 +142,8 @@ class GraphJob:
             self.memory += needed
 
     def _submitted(self, row: Runtime, indices: Sequence[int], options: Mapping[str, Any]) -> Future[Answer]:
-        return self.pool.submit(row, self.path, [self.cases[index].arrays for index in indices], options)
+        arrays = [self.cases[index].arrays for index in indices]
+        return self.pool.submit(row, self.path, arrays, options, wide=self.subject.wide)
 
     def verdicts(self, step: Progress = silent) -> list[Verdict]:
         """Wait for the evaluations and the runs, and judge them."""
@@ -336,6 +337,7 @@ class GraphJob:
                 f"on {len(decided)} sets of inputs, such as {decided[0]}, float64 gives other whole numbers than the "
                 "file's own dtypes: the latter count"
             )
+        yield from truth.left_out()
         if truth.padded:
             yield "outputs at padding were not compared"
         if truth.difference is not None:

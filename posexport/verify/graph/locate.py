@@ -148,7 +148,8 @@ class _Search:
         return None
 
     def _evaluated(self, path: Path, arrays: Arrays, names: list[str], wide: bool = True) -> Arrays | str:
-        answer = result(evaluate(self._job.pool, path, [arrays], {"wide": wide, "outputs": names}))
+        options = {"wide": wide, "outputs": names}
+        answer = result(evaluate(self._job.pool, path, [arrays], options, self._job.subject.wide))
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 
     def _run(self, names: list[str]) -> Arrays | str:
@@ -164,7 +165,8 @@ class _Search:
         with staged() as files:
             files.write(path, lambda file: file.write(data))
         run = self._job.runs[self._row.name]
-        answer = result(self._job.pool.submit(self._row, path, [self._case.arrays], run.options))
+        kept = self._job.subject.wide
+        answer = result(self._job.pool.submit(self._row, path, [self._case.arrays], run.options, wide=kept))
         path.unlink()
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 

@@ -59,7 +59,8 @@ def coarser(first: str, second: str) -> str:
 @attrs.frozen(kw_only=True)
 class Expected:
     """What is known of one output on one case: the float64 values, those of honest evaluations in the own dtypes, which
-    values mean something (None: all), the declared dtype, and the least scale of its errors."""
+    values mean something (None: all), the declared dtype, the least scale of its errors, and which columns these are of
+    an output that has more (None: all)."""
 
     name: str
     exact: Array
@@ -68,6 +69,11 @@ class Expected:
     dtype: str
     tolerance: Tolerance
     least_scale: float = 0.0
+    columns: Array | None = None
+
+    def place(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a value is in the whole output."""
+        return index if self.columns is None else (*index[:-1], int(self.columns[index[-1]]))
 
 
 def compare(
@@ -116,9 +122,9 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
         wrong &= _alike(values, own[0])
     wrong |= counted & ~np.isfinite(actual)
     if wrong.any():
-        index = _first(wrong)
-        text = f"output {name!r} has {actual[index]:.3g} at {list(index)}, it must be {values[index]:.3g}"
-        return Reason(NOT_FINITE, text), {"index": index}, None
+        index, place = _first(wrong), each.place(_first(wrong))
+        text = f"output {name!r} has {actual[index]:.3g} at {list(place)}, it must be {values[index]:.3g}"
+        return Reason(NOT_FINITE, text), {"index": place}, None
     left = None
     if beyond.any():
         left = f"{int(beyond.sum())} of {beyond.size} values can't be computed in the file's own dtypes"
@@ -127,6 +133,7 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
     errors = np.where(counted, np.abs(actual - np.where(counted, values, 0.0)), 0.0)
     error = float(errors.max())
     index = _first(errors == error)
+    place = each.place(index)
     own_error = max((_largest(array, values, counted) for array in own), default=0.0)
     rms = float(np.sqrt(np.mean(values[counted] ** 2)))
     limit = max(each.tolerance.limit(own_error, max(rms, each.least_scale)), SMALLEST.get(each.dtype, 0.0))
@@ -136,11 +143,11 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
         "torch_error": own_error,
         "limit": limit,
         "reference_rms": max(rms, each.least_scale) if rms else rms,
-        "index": index,
+        "index": place,
         "got": float(actual[index]),
         "reference": float(values[index]),
     }
-    return None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit)), numbers, left
+    return None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, place, limit)), numbers, left
 
 
 def _largest(array: Array, values: Array, counted: Array) -> float:
@@ -183,13 +190,13 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
         "limit": 0.0,
         "torch_error": 0.0,
         "reference_rms": float(np.sqrt(np.mean(exact[counted] ** 2))),
-        "index": index,
+        "index": each.place(index),
         "got": float(actual[index]),
         "reference": float(exact[index]),
     }
     if not error:
         return None, numbers, left
-    text = f"output {each.name!r} is {actual[index]:.0f} at {list(index)}, it must be {exact[index]:.0f}"
+    text = f"output {each.name!r} is {actual[index]:.0f} at {list(each.place(index))}, it must be {exact[index]:.0f}"
     return Reason(OVER_LIMIT, text), numbers, left
 
 

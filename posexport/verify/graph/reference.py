@@ -23,11 +23,13 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify.rounding import DRAWS, last_bits_changed
 
 
-def evaluate(pool: Pool, path: Path, arrays: Sequence[Arrays], options: Mapping[str, Any]) -> Future[Answer]:
+def evaluate(
+    pool: Pool, path: Path, arrays: Sequence[Arrays], options: Mapping[str, Any], wide: Mapping[str, int] | None = None
+) -> Future[Answer]:
     """Evaluate a file in the worker that has loaded torch already, or the user's `module` in one of its own."""
     if "module" in options:
-        return pool.submit(MODULE, path, arrays, options)
-    return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER)
+        return pool.submit(MODULE, path, arrays, options, wide=wide)
+    return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER, wide=wide)
 
 
 @attrs.define
@@ -42,7 +44,8 @@ class Evaluation:
 
 class Reference:
     """The evaluations of the file at `path`, or of a `module` of which it is the export, under way from the start; the
-    inputs of each case are `arrays`. `dtype` is that of a module's honest evaluation, by default the module's own."""
+    inputs of each case are `arrays`. `dtype` is that of a module's honest evaluation, by default the module's own. Few
+    columns are kept of `wide` outputs."""
 
     def __init__(
         self,
@@ -52,7 +55,9 @@ class Reference:
         own: bool = True,
         module: str | None = None,
         dtype: str | None = None,
+        wide: Mapping[str, int] | None = None,
     ) -> None:
+        self._wide = wide
         self._pool, self._path, self._arrays = pool, path, arrays
         self._options = {} if module is None else {"module": module}
         self._own_options = {"wide": False, **({} if dtype is None else {"dtype": dtype})}
@@ -61,7 +66,8 @@ class Reference:
         self._known: dict[int, Evaluation] = {}
 
     def _submit(self, index: int, options: Mapping[str, Any], arrays: Arrays | None = None) -> Future[Answer]:
-        return evaluate(self._pool, self._path, [arrays or self._arrays[index]], {**self._options, **options})
+        given = [arrays or self._arrays[index]]
+        return evaluate(self._pool, self._path, given, {**self._options, **options}, self._wide)
 
     def evaluation(self, index: int) -> Evaluation:
         """The evaluations on a case; waits for them."""

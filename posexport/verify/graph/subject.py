@@ -22,6 +22,7 @@ from posexport.graphs.load import ir_of
 from posexport.graphs.node_arguments import ROUNDING
 from posexport.graphs.roles import Role, roles_of, values_of_model
 from posexport.jsondata import parse_json
+from posexport.runtimes.wide_outputs import widths
 from posexport.spec.contract import Values
 
 _FLOATS = {1: ("fp32", 4), 10: ("fp16", 2), 16: ("bf16", 2), 11: ("fp64", 8)}
@@ -57,6 +58,12 @@ class GraphSubject:
     def path(self) -> Path:
         """The file."""
         return self.graph.path
+
+    @property
+    def wide(self) -> dict[str, int]:
+        """The columns of outputs of which few are compared where there are many tokens; shares of a softmax need all,
+        as the largest is their scale."""
+        return {name: width for name, width in widths(self.outputs).items() if name not in self.bounded}
 
     def roles(self, given: Mapping[str, str] | None = None) -> dict[str, Role]:
         """The roles of its inputs; RequestError for one that can't be guessed."""

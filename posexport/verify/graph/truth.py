@@ -8,7 +8,7 @@ coarser dtype that is held against another may have its own rounding error as we
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.runtimes.wide_outputs import kept_columns
 from posexport.verify.graph.cases import GraphCase
 from posexport.verify.graph.outputs import TokenAxes, selected, token_axes
 from posexport.verify.graph.parity import Expected, coarser, own_error_share, tolerance_of
@@ -63,10 +64,12 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items()}
 
 
-def module_reference(pool: Pool, subject: GraphSubject, arrays: Sequence[Arrays], module: str) -> Reference:
+def module_reference(
+    pool: Pool, subject: GraphSubject, arrays: Sequence[Arrays], module: str, wide: Mapping[str, int] | None = None
+) -> Reference:
     """The evaluations of a module; that of a checkpoint rounds as the file does, whose dtype may be another."""
     dtype = None if checkpoint_of(module) is None else subject.dtype
-    return Reference(pool, subject.path, arrays, module=module, dtype=dtype)
+    return Reference(pool, subject.path, arrays, module=module, dtype=dtype, wide=wide)
 
 
 class Truth:
@@ -82,17 +85,17 @@ class Truth:
         module: str | None = None,
     ) -> None:
         self.subject, self.against, self.cases = subject, against, cases
-        arrays = [case.arrays for case in cases]
+        arrays, wide = [case.arrays for case in cases], subject.wide
         self._coarser = against is not None and coarser(subject.dtype, against.dtype) != against.dtype
         self._itself: Reference | None = None
         if module is not None:
-            self._reference = module_reference(pool, subject, arrays, module)
-            self._itself = Reference(pool, subject.path, arrays, own=False)
+            self._reference = module_reference(pool, subject, arrays, module, wide)
+            self._itself = Reference(pool, subject.path, arrays, own=False, wide=wide)
         elif against is None:
-            self._reference = Reference(pool, subject.path, arrays)
+            self._reference = Reference(pool, subject.path, arrays, wide=wide)
         else:
-            self._reference = Reference(pool, against.path, [converted(one, against) for one in arrays])
-            self._itself = Reference(pool, subject.path, arrays, own=self._coarser)
+            self._reference = Reference(pool, against.path, [converted(one, against) for one in arrays], wide=wide)
+            self._itself = Reference(pool, subject.path, arrays, own=self._coarser, wide=wide)
         self.decided: list[int] = []
 
     @cached_property
@@ -187,9 +190,15 @@ class Truth:
                     dtype=dtype,
                     tolerance=self.tolerance(name),
                     least_scale=self._least_scale(name, exact),
+                    columns=self._columns(name, exact),
                 )
             )
         return found
+
+    def _columns(self, name: str, exact: Array) -> Array | None:
+        """Which columns these are of an output that has more; None where these are all."""
+        width = self.subject.wide.get(name)
+        return None if width is None or exact.shape[-1] == width else kept_columns(exact.shape[:-1], width)
 
     def _least_scale(self, name: str, exact: Array) -> float:
         """The least scale of an output's errors: 1 of parts of 1, and of those of a softmax the largest."""
@@ -209,6 +218,16 @@ class Truth:
         self._reference.draw_again(index)
         if self._itself is not None and self._coarser:
             self._itself.draw_again(index)
+
+    def left_out(self) -> Iterator[str]:
+        """Of which outputs some columns alone were compared."""
+        for name, width in self.subject.wide.items():
+            columns = [each.columns for index in self.tried for each in self.expected(index) if each.name == name]
+            if some := [one for one in columns if one is not None]:
+                yield (
+                    f"{len(some[0]):,} of {width:,} columns of {name!r} were compared on the {len(some)} sets of "
+                    f"inputs with the most tokens, all on {len(columns) - len(some)}"
+                )
 
     @cached_property
     def padded(self) -> bool:

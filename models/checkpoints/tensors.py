@@ -134,6 +134,20 @@ class Tensors:
         check_values(tensor, label, ": give the checkpoint that it was quantized from")
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
+    def of_shape(self, shape: tuple[int, ...]) -> Iterator[str]:
+        """The names of the tensors of this shape."""
+        for file in self.files():
+            with self._open(file) as opened:
+                here = [name for name, at in self._files.items() if at == file]
+                yield from [name for name in here if tuple(opened.get_slice(name).get_shape()) == shape]
+
+    def parts(self, name: str, rows: int) -> Iterator[tuple[int, Tensor]]:
+        """A tensor as it is stored, so many of its rows at a time, each part with the number of its first row."""
+        with self._open(self._files[name]) as opened:
+            tensor = opened.get_slice(name)
+            for start in range(0, tensor.get_shape()[0], rows):
+                yield start, tensor[start : start + rows]
+
     def _read(self, name: str) -> Tensor:
         with self._open(self._files[name]) as file:
             try:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from posexport.graphs.cases import cases_of
 from posexport.graphs.roles import Role
-from posexport.verify.graph.cases import drawn_cases
+from posexport.verify.graph.cases import GraphCase, drawn_cases
 from posexport.verify.graph.trained import LONG, Trained, trained
 
 pytestmark = pytest.mark.few_bands
@@ -62,6 +62,11 @@ CONFIGS: list[tuple[dict[str, Any], Trained]] = [
 ]
 
 
+def not_shown(model: Trained, cases: list[GraphCase]) -> list[str]:
+    """What is said of sizes that these cases did not reach."""
+    return [*model.unread(model.tables(ROLES), cases).values(), *model.windows_not_shown(cases)]
+
+
 @pytest.mark.parametrize(("config", "sizes"), CONFIGS)
 def test_sizes_are_those_of_the_configuration(config: dict[str, Any], sizes: Trained, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -84,7 +89,7 @@ def test_whole_tables_windows_and_usual_lengths_are_reached(seed: int) -> None:
     cases = drawn_cases(model.roles(ROLES), seed, own=corners)
     assert {*np.concatenate([case.arrays["input_ids"].ravel() for case in cases]).tolist()} == {*range(3000)}
     assert {*np.concatenate([case.arrays["position_ids"].ravel() for case in cases]).tolist()} == {*range(1024)}
-    assert list(model.not_shown(model.tables(ROLES), cases)) == []
+    assert not_shown(model, cases) == []
     lengths = [case.sizes["seq"] for case in cases if case.sizes["past"] == 0]
     assert LONG in lengths
     assert {case.keys - case.sizes["seq"] for case in cases} >= {298}
@@ -94,7 +99,7 @@ def test_whole_tables_windows_and_usual_lengths_are_reached(seed: int) -> None:
 def test_what_costs_too_much_is_said() -> None:
     model = Trained(vocabulary=128_000, length=4096, windows=(8000,))
     cases = drawn_cases(model.roles(ROLES), 0, own=list(model.corners(ROLES, 10**9, 0)))
-    said = list(model.not_shown(model.tables(ROLES), cases))
+    said = not_shown(model, cases)
     assert len(said) == 3
     assert said[0].endswith("of 128000 token ids were not read")
     assert said[1].endswith("of 4096 positions were not read")
@@ -105,7 +110,7 @@ def test_what_costs_too_much_is_said() -> None:
 def test_positions_without_a_table_need_not_be_read() -> None:
     model, roles = Trained(length=1024), {"position_ids": attrs.evolve(PLACES, rows=None)}
     cases = drawn_cases(model.roles(roles), 0)
-    assert list(model.not_shown(model.tables(roles), cases)) == []
+    assert model.unread(model.tables(roles), cases) == {}
     assert max(case.farthest or 0 for case in cases) < 1024
 
 

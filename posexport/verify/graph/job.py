@@ -10,11 +10,13 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason, RequestError
+from posexport.graphs.load import model_at
 from posexport.graphs.roles import Role
 from posexport.processes import MISSING, NOTHING_SHOWN
 from posexport.progress import Progress, silent
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.graph import eligible, locate
@@ -221,10 +223,24 @@ class GraphJob:
         verdict = self._judged(row, comparisons, tolerances, fields)
         if verdict.state == PASSED:
             tried = [self.cases[index] for index in outcome.outputs]
-            beyond = () if self.given else self.trained.not_shown(self.tables, tried)
-            left_open = (*self._taken_alone(truth), *_unexplained(truth), *beyond)
-            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *left_open))
+            left_open, known = [*self._taken_alone(truth), *_unexplained(truth)], list[str]()
+            if not self.given:
+                unread, known = self._unread(tried)
+                left_open += [*unread, *self.trained.windows_not_shown(tried)]
+            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *left_open), notes=(*verdict.notes, *known))
         return verdict
+
+    def _unread(self, tried: Sequence[GraphCase]) -> tuple[list[str], list[str]]:
+        """Which rows of tables the cases did not read, and of which of them it is known that they are right."""
+        from posexport.verify.graph.lookups import checkpoint_tables  # which needs torch
+
+        unread = self.trained.unread(self.tables, tried)
+        folder = checkpoint_of(self.module)
+        if not unread or folder is None:
+            return list(unread.values()), []
+        equal = checkpoint_tables(model_at(self.path), unread, folder)
+        known = [f"{unread[name]}, but their table is the checkpoint's {tensor}" for name, tensor in equal.items()]
+        return [text for name, text in unread.items() if name not in equal], known
 
     @property
     def _other(self) -> str:

@@ -109,13 +109,18 @@ class Trained:
             longest=self.length,
         )
 
-    def not_shown(self, tables: Mapping[str, Role], cases: Sequence[GraphCase]) -> Iterator[str]:
-        """What of the model's sizes and its tables these cases did not reach."""
+    def unread(self, tables: Mapping[str, Role], cases: Sequence[GraphCase]) -> dict[str, str]:
+        """How many rows of which tables these cases did not read, by the name of the input that reads them."""
+        found = {}
         for name, role in tables.items():
             rows = role.rows or 0
             read = {number for case in cases for number in np.unique(case.arrays[name]).tolist()}
             if len(read) < rows:
-                yield f"{rows - len(read)} of {rows} {TABLES[role.kind]} were not read"
+                found[name] = f"{rows - len(read)} of {rows} {TABLES[role.kind]} were not read"
+        return found
+
+    def windows_not_shown(self, cases: Sequence[GraphCase]) -> Iterator[str]:
+        """Which windows of the model these cases did not reach."""
         keys = max((case.keys for case in cases), default=0)
         yield from (f"no query had more keys than the window of {one}" for one in self.windows if keys <= one)
 

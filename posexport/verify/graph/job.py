@@ -151,6 +151,7 @@ class GraphJob:
         """Wait for the evaluations and the runs, and judge them."""
         against = "the file itself" if self.against is None else str(self.against.path)
         reference = self.reference or self.module or against
+        step(f"evaluating {self.path.name} in float64")
         self._try_other_sizes()
         if self.module is not None and self.truth is not None and not self.truth.tried:
             raise RequestError(f"{next(iter(self.truth.untried.values())).text.rstrip('.')}.")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from posexport.errors import RequestError, shown
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
-from posexport.models.checkpoints.tensors import INDEX, Tensors
+from posexport.models.checkpoints.tensors import INDEX, Tensors, weights_file
 from posexport.models.pretrained_limits import check_counts, limited_to
 
 EXPERTS = "batched_mm"
@@ -86,7 +86,7 @@ def open_pretrained(folder: Path) -> Pretrained:
         raise RequestError(f"{str(folder)!r} is no folder: give that of a checkpoint, with config.json and weights.")
     tensors = Tensors(folder)
     files = tensors.files()
-    if (folder / INDEX).exists() and not isinstance(read_json(folder / INDEX).get("metadata"), dict):
+    if weights_file(folder) == INDEX and not isinstance(read_json(folder / INDEX).get("metadata"), dict):
         raise RequestError(
             f"{str(folder / INDEX)!r} has no table 'metadata', which transformers needs: add '\"metadata\": {{}}'."
         )

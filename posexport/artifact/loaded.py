@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from posexport.artifact.authenticity import signature_of, weights_of
+from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import (
     MISMATCH,
     Manifest,
@@ -22,7 +23,7 @@ from posexport.artifact.manifest import (
     tensors_of,
     values_of,
 )
-from posexport.artifact.onnx_artifact import Artifact, read_onnx
+from posexport.artifact.onnx_artifact import Artifact, module_of, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, shown
@@ -88,10 +89,7 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
     if path.suffix == ".plan":
         manifest = plan = check_plan(path, trusted)
         source = read_onnx(onnx_of(path, plan), plan.onnx.sha256)
-        if keys := contradictions(plan, source):
-            reason = Reason(
-                MISMATCH, f"its manifest {manifest_path(path).name} contradicts {source.path.name} in {keys}"
-            )
+        if reason := source_mismatch(path, plan, source):
             raise MismatchError(path, reason, sha256=plan.sha256, runtime=plan.runtime.name)
         inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
         bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
@@ -119,6 +117,13 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
         signature=signature_of(manifest, bool(trusted)),
         mismatch=mismatch,
     )
+
+
+def source_mismatch(path: Path, plan: PlanManifest, source: GraphFile) -> Reason | None:
+    """How the manifest of a plan contradicts the ONNX file that it was built from; None where it doesn't."""
+    keys = contradictions(plan, source)
+    text = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in {keys}"
+    return Reason(MISMATCH, text) if keys else None
 
 
 def _read_as_described(path: Path, manifest: OnnxManifest) -> Artifact:
@@ -172,8 +177,8 @@ def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bou
     return bounds, optimal_sizes
 
 
-def manifest_mismatch(artifact: Artifact, manifest: Manifest, external: bool = True) -> Reason | None:
-    """How a manifest contradicts the ONNX artifact beside it; None where it doesn't.
+def manifest_mismatch(artifact: GraphFile, manifest: Manifest, external: bool = True) -> Reason | None:
+    """How a manifest contradicts the ONNX file beside it; None where it doesn't.
 
     Without `external`, external data is not read.
     """
@@ -188,6 +193,18 @@ def manifest_mismatch(artifact: Artifact, manifest: Manifest, external: bool = T
     return Reason(MISMATCH, f"its manifest {name} contradicts the file in {keys}") if keys else None
 
 
+def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | None:
+    """The manifest beside a file that was read, None where there is none; MismatchError where it contradicts the file.
+
+    One of the `trusted` keys must have signed it, where some are given.
+    """
+    manifest = read_manifest_of(OnnxManifest, graph.path, trusted)
+    mismatch = None if manifest is None else manifest_mismatch(graph, manifest)
+    if mismatch is not None:
+        raise MismatchError(graph.path, mismatch, sha256=graph.sha256)
+    return manifest
+
+
 def _changed_weights(path: Path, name: str) -> Reason:
     manifest = manifest_path(path).name
     return Reason(
@@ -195,16 +212,25 @@ def _changed_weights(path: Path, name: str) -> Reason:
     )
 
 
-def contradictions(manifest: Manifest, artifact: Artifact) -> str:
-    """The keys under which a manifest, of an ONNX artifact or of a plan built from it, contradicts the file, as text
-    such as "its spec, opset"; empty where it doesn't."""
+def contradictions(manifest: Manifest, graph: GraphFile) -> str:
+    """The keys under which a manifest, of an ONNX file or of a plan built from it, contradicts the file, as text such
+    as "its spec, opset"; empty where it doesn't."""
+    pairs = _block_pairs(manifest, graph) if isinstance(graph, Artifact) else _module_pairs(manifest, graph)
+    pairs |= {
+        "inputs": (manifest.inputs, tensors_of(graph.inputs())),
+        "outputs": (manifest.outputs, tensors_of(graph.outputs())),
+        "opset": (manifest.opset, graph.opset),
+        "domains": (manifest.domains, graph.domains()),
+    }
+    keys = [key for key, (written, actual) in pairs.items() if written != actual]
+    return f"its {', '.join(keys)}" if keys else ""
+
+
+def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[object, object]]:
+    """What a manifest says of a block, and what its file does."""
     pairs: dict[str, tuple[object, object]] = {
         "spec": (manifest.block(), artifact.spec),
         "form": (manifest.form, artifact.form),
-        "inputs": (manifest.inputs, tensors_of(artifact.inputs())),
-        "outputs": (manifest.outputs, tensors_of(artifact.outputs())),
-        "opset": (manifest.opset, artifact.opset),
-        "domains": (manifest.domains, artifact.domains()),
     }
     origin = artifact.origin
     if origin is not None:
@@ -218,8 +244,29 @@ def contradictions(manifest: Manifest, artifact: Artifact) -> str:
             pairs["tools"] = (released(manifest.tools), origin.tools)
     elif isinstance(manifest, PlanManifest):
         pairs["onnx.version"] = (manifest.onnx.version, artifact.version)
-    keys = [key for key, (written, actual) in pairs.items() if written != actual]
-    return f"its {', '.join(keys)}" if keys else ""
+    return pairs
+
+
+def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[object, object]]:
+    """What a manifest says of a file without a spec, and what the file does: the export of a module has metadata, which
+    a rewritten one keeps as they were, and a foreign one has none."""
+    pairs: dict[str, tuple[object, object]] = {"spec": (manifest.spec, None)}
+    known = module_of(graph)
+    if known is None or not isinstance(manifest, OnnxManifest) or manifest.rewrite is not None:
+        return pairs
+    (module, origin), properties = known, graph.metadata()
+    pairs |= {
+        "form": (manifest.form, properties.get("posexport.form")),
+        "target": (manifest.target, properties.get("posexport.target")),
+        "version": (manifest.version, properties.get("posexport.version")),
+        "module": (manifest.module, module),
+    }
+    if origin is not None:
+        pairs |= {
+            "weights": (manifest.weights, origin.weights),
+            "tools": (released(manifest.tools), dict(origin.tools)),
+        }
+    return pairs
 
 
 def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | None:

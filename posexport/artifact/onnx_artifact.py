@@ -120,13 +120,32 @@ def module_metadata(source: ModuleSource) -> dict[str, str]:
     return {_MODULE: json.dumps(unstructure(source), separators=(",", ":"), sort_keys=True)}
 
 
+def module_of(graph: GraphFile) -> tuple[ModuleSource, Origin | None] | None:
+    """What the metadata of a file say of the module, or the whole model, that it is the export of, and of where it
+    comes from; None where it is none. RequestError for metadata that can't be used."""
+    properties = graph.metadata()
+    if _MODULE not in properties:
+        return None
+    try:
+        module = structure(parse_json(properties[_MODULE]), ModuleSource)
+        origin = structure(parse_json(properties[_ORIGIN]), Origin) if _ORIGIN in properties else None
+    except (ValueError, RecursionError, RequestError) as error:
+        raise _unusable(graph.path, error) from None
+    return module, origin
+
+
+def _unusable(path: Path, error: Exception) -> RequestError:
+    return RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.")
+
+
 def is_whole_model(graph: GraphFile) -> bool:
     """Whether posexport made the file of a whole model of a checkpoint."""
     try:
-        origin = structure(parse_json(graph.metadata().get(_ORIGIN, "{}")), Origin)
-    except (ValueError, RecursionError, RequestError):
+        known = module_of(graph)
+    except RequestError:
         return False
-    return origin.weights is not None and origin.weights.files is not None
+    origin = None if known is None else known[1]
+    return origin is not None and origin.weights is not None and origin.weights.files is not None
 
 
 def write_onnx(
@@ -221,7 +240,7 @@ def artifact_of(graph: GraphFile) -> Artifact:
                 raise RequestError(f"its {key} is {shown(value)}, known are {', '.join(known)}.")
         origin = structure(parse_json(properties[_ORIGIN]), Origin) if _ORIGIN in properties else None
     except (ValueError, RecursionError, RequestError) as error:
-        raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
+        raise _unusable(path, error) from None
     version = properties["posexport.version"]
     return Artifact(
         path=path,

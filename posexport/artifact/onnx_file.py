@@ -338,7 +338,10 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -
 
 
 def _check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-    """The other file of the same folder in which a tensor lies, where it ends there, and its length."""
+    """The other file of the same folder in which a tensor lies, where it ends there, and its length.
+
+    Where the tensor doesn't state the length, it is what is left of the file, and is written into the tensor.
+    """
     entry = external(tensor)
     location = entry.get("location", "")
     home = real_path(path.parent)
@@ -347,16 +350,27 @@ def _check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, in
         raise RequestError(
             f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, outside its own folder: export it again."
         )
-    numbers = [entry.get("offset", "0"), entry.get("length", "")]
-    if not all(number.isascii() and number.isdecimal() and len(number) < 20 for number in numbers):
-        raise RequestError(f"{str(path)!r} is damaged: {shown(tensor.name)} has no offset and length: export it again.")
-    offset, length = (int(number) for number in numbers)
     target = home / location
-    if not target.is_file() or target.stat().st_size < offset + length:
+    size = target.stat().st_size if target.is_file() else -1
+    offset = _number(path, tensor, "offset", entry.get("offset", "0"))
+    length = _number(path, tensor, "length", entry.get("length", str(max(size - offset, 0))))
+    if size < offset + length:
         raise RequestError(
             f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, which is missing or cut short: restore it."
         )
+    if "length" not in entry:
+        tensor.external_data.add(key="length", value=str(length))
     return target, offset + length, length
+
+
+def _number(path: Path, tensor: onnx.TensorProto, what: str, text: str) -> int:
+    """The offset or the length of external data."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise RequestError(
+            f"{str(path)!r} is damaged: {shown(tensor.name)} has the {what} {shown(text)}, which is no number of "
+            "bytes: export it again."
+        )
+    return int(text)
 
 
 def external(tensor: onnx.TensorProto) -> dict[str, str]:

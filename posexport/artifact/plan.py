@@ -32,14 +32,21 @@ def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
     A plan is code: this comes before an engine gets it.
     """
     manifest = plan_manifest(path, trusted)
+    reason = plan_mismatch(path, manifest)
+    if reason is not None:
+        raise MismatchError(path, reason, _AGAIN, sha256=sha256_of(path), runtime=manifest.runtime.name)
+    return manifest
+
+
+def plan_mismatch(path: Path, manifest: PlanManifest) -> Reason | None:
+    """How a manifest contradicts the plan, whose bytes are hashed, or itself; None where it doesn't."""
     with system_error(f"{str(path)!r} can't be read", "give a plan that can be"):
         sha256 = sha256_of(path)
     if manifest.sha256 != sha256:
-        raise MismatchError(path, changed(path), _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
-    if keys := plan_contradictions(path, manifest):
-        reason = Reason(MISMATCH, f"its manifest {manifest_path(path).name} contradicts the plan or itself in {keys}")
-        raise MismatchError(path, reason, _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
-    return manifest
+        return changed(path)
+    keys = plan_contradictions(path, manifest)
+    text = f"its manifest {manifest_path(path).name} contradicts the plan or itself in {keys}"
+    return Reason(MISMATCH, text) if keys else None
 
 
 def plan_contradictions(path: Path, manifest: PlanManifest) -> str:

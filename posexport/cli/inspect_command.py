@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,7 @@ def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
     from posexport.artifact.authenticity import signature_of
     from posexport.artifact.graph_file import dtype_name
     from posexport.artifact.loaded import manifest_mismatch
-    from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of, tensors_of
+    from posexport.artifact.manifest import OnnxManifest, read_manifest_of, tensors_of
     from posexport.artifact.onnx_artifact import Artifact
     from posexport.artifact.onnx_file import external
     from posexport.jsondata import unstructure
@@ -135,12 +136,7 @@ def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
     data = [graph.path.with_name(name) for name in graph.external_files()]
     manifest = read_manifest_of(OnnxManifest, graph.path)
     # without the weights beside it: gigabytes would take their time
-    if manifest is None:
-        fault = None
-    elif isinstance(graph, Artifact):
-        fault = manifest_mismatch(graph, manifest, external=False)
-    else:
-        fault = changed(graph.path) if manifest.sha256 != graph.sha256 else None
+    fault = None if manifest is None else manifest_mismatch(graph, manifest, external=False)
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
     known = graph.model.graph
     own = {"version": graph.version, "form": graph.form} if isinstance(graph, Artifact) else {}
@@ -171,21 +167,25 @@ def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
 
 def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
     from posexport.artifact.authenticity import signature_of
-    from posexport.artifact.manifest import changed
-    from posexport.artifact.plan import plan_manifest
+    from posexport.artifact.loaded import source_mismatch
+    from posexport.artifact.onnx_artifact import read_onnx
+    from posexport.artifact.plan import plan_manifest, plan_mismatch
     from posexport.files import sha256_of
     from posexport.jsondata import unstructure
 
     manifest = plan_manifest(path)
-    same = manifest.sha256 == sha256_of(path)
+    fault, source = plan_mismatch(path, manifest), path.with_name(manifest.onnx.file)
+    if fault is None and source.is_file() and sha256_of(source) == manifest.onnx.sha256:
+        with suppress(RequestError):  # of a file without a spec, or one that can't be read: nothing to compare with
+            fault = source_mismatch(path, manifest, read_onnx(source))
     facts = {
-        "manifest": _MATCH[same],
+        "manifest": _MATCH[fault is None],
         "signature": signature_of(manifest, checked=False).text,
         **unstructure(manifest),
         "domains": {name or "ai.onnx": version for name, version in manifest.domains.items()},
         "bytes": path.stat().st_size,
     }
-    return facts, None if same else changed(path).text
+    return facts, None if fault is None else fault.text
 
 
 def _count(nodes: Any) -> dict[str, int]:

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.artifact.loaded import load_sound
-from posexport.artifact.manifest import OnnxManifest, PlanManifest, read_manifest_of
+from posexport.artifact.loaded import check_manifest, load_sound
+from posexport.artifact.manifest import OnnxManifest, PlanManifest
 from posexport.artifact.onnx_artifact import Artifact, ForeignFileError
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import Reason, RequestError
@@ -77,7 +77,7 @@ def compile_source(
         if roles:
             raise RequestError("--input was given with an artifact of posexport, whose inputs are known: drop it.")
         return CompileSource(graph=loaded.source, manifest=loaded.manifest)
-    manifest = read_manifest_of(OnnxManifest, path, trusted)
+    manifest = check_manifest(graph, trusted)
     found = inspect_graph(graph, roles, progress)
     inputs = {name: shape for name, (shape, _) in graph.inputs().items()}
     shapes = Shapes(

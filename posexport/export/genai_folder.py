@@ -24,7 +24,7 @@ from posexport.artifact.signing import SigningKey, TrustedKey
 from posexport.errors import RequestError, shown
 from posexport.export.triton.reading import read_served
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, copy_file
-from posexport.files import TEXT_LIMIT, check_name, read_bytes, write_folder
+from posexport.files import TEXT_LIMIT, check_name, is_there, read_bytes, write_folder
 from posexport.models.whole import cached_layers
 from posexport.progress import Progress, silent
 from posexport.runtimes import tokens
@@ -115,8 +115,9 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
     """genai_config.json of a file; RequestError for one that isn't a decoder, or has no config.json beside it."""
     config = tokens.read_config(path.with_name("config.json"))
     if config is None:
+        wrong = "can't be read as a JSON object" if is_there(path.with_name("config.json")) else "is not there"
         raise RequestError(
-            f"{str(path.with_name('config.json'))!r} can't be read as JSON, and onnxruntime-genai needs what it says: "
+            f"{str(path.with_name('config.json'))!r} {wrong}, and onnxruntime-genai needs what it says: "
             "put the checkpoint's there."
         )
     text = config.get("text_config")

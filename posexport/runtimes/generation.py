@@ -220,7 +220,14 @@ def _chooser(options: GenerationOptions) -> Callable[[Array], list[int]]:
     if not options.temperature:
         return lambda logits: [int(index) for index in logits.argmax(1)]
     generator = np.random.default_rng(options.seed)
-    return lambda logits: [_drawn(row / options.temperature, options, generator) for row in logits.astype(np.float64)]
+
+    def chosen(logits: Array) -> list[int]:
+        rows = logits.astype(np.float64)
+        with np.errstate(over="ignore"):  # by a temperature of almost 0: minus infinity is right
+            rows = (rows - rows.max(1, keepdims=True)) / options.temperature
+        return [_drawn(row, options, generator) for row in rows]
+
+    return chosen
 
 
 def _drawn(logits: Array, options: GenerationOptions, generator: np.random.Generator) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.files import is_there, not_a_file
 from posexport.jsondata import read_json
 from posexport.processes import (
@@ -43,6 +43,9 @@ MOST_MEMORY = 4 * 2**30
 
 MOST_IDS = MOST_CHARACTERS = 2**24
 """What a tokenizer may make of one text, and of one row of ids."""
+
+MOST_TOKENS = 2**31
+"""More than any vocabulary has."""
 
 _ADVICE = "give --prompt-ids, or put the tokenizer's files there"
 
@@ -120,11 +123,24 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, of generation_config.json or config.json in a folder; none where neither says one."""
+    """The ids that end a text, of generation_config.json or config.json in a folder; none where neither says one, as
+    negative numbers don't. RequestError for a file that can't be read, and for what is no token."""
     for name in ("generation_config.json", "config.json"):
-        found = (read_config(folder / name) or {}).get("eos_token_id")
-        ids = found if isinstance(found, list) else [found]
-        if all(map(is_whole, ids)):
+        config = read_config(folder / name)
+        if config is None:
+            if is_there(folder / name):
+                raise RequestError(
+                    f"{str(folder / name)!r} can't be read as a JSON object, and may say which tokens end a text: "
+                    "restore it, or remove it."
+                )
+            continue
+        found = config.get("eos_token_id")
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if wrong := [one for one in ids if not is_whole(one) or one >= MOST_TOKENS]:
+            raise RequestError(
+                f"{str(folder / name)!r} has the eos_token_id {shown(wrong[0])}: give the id of a token, or several."
+            )
+        if ids := [one for one in ids if one >= 0]:
             return tuple(ids)
     return ()
 

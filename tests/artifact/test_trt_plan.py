@@ -263,6 +263,12 @@ def test_the_source_must_be_there_and_unchanged(tmp_path: Path) -> None:
 def test_inspect_says_first_that_a_plan_is_not_that_of_its_manifest(tmp_path: Path) -> None:
     plan = made(tmp_path)
     assert cli("inspect", plan).stderr == ""
+    manifest = read(plan)
+    write(plan, {**manifest, "sizes": {**manifest["sizes"], "plan": 1}})
+    told = cli("inspect", plan)
+    assert (told.exit_code, "does not match the file" in told.stdout) == (0, True)
+    assert "contradicts the plan or itself in its sizes.plan" in told.stderr
+    write(plan, manifest)
     plan.write_bytes(b"Code" + plan.read_bytes()[4:])
     told = cli("inspect", plan)
     assert told.exit_code == 0

@@ -221,7 +221,7 @@ def test_a_model_without_caches_is_refused(checkpoint: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (None, "can't be read as JSON"),
+        (None, "is not there"),
         ({"eos_token_id": None}, "has no eos_token_id"),
         ({"hidden_size": "64"}, "has none of hidden_size, n_embd"),
         ({"num_attention_heads": -4}, "has none of num_attention_heads"),

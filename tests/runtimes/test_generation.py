@@ -167,6 +167,12 @@ def test_tokens_are_drawn_by_their_probability(name: str) -> None:
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1e-9).all()
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-300, 5e-324])
+def test_a_temperature_of_almost_0_draws_the_likeliest(temperature: float) -> None:
+    found = generate(Constant(np.tile(LOGITS, (5, 1))), [[0]] * 5, sampling(1, temperature=temperature))  # type: ignore[arg-type]
+    assert found.tokens == ((1,),) * 5
+
+
 class Constant:
     """A decoder that always gives the same logits."""
 

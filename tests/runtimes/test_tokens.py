@@ -9,7 +9,7 @@ import pytest
 
 from posexport.errors import RequestError
 from posexport.runtimes import tokens
-from posexport.runtimes.tokens import read_tokenizer
+from posexport.runtimes.tokens import read_tokenizer, stop_tokens
 
 LIBRARY = """
 import os, sys, time
@@ -109,3 +109,31 @@ def test_no_library(folder: Path) -> None:
     (folder / "library" / "tokenizers.py").write_text("raise ImportError")
     with pytest.raises(RequestError, match=r"text needs a package for tokenizers: pip install 'posexport\[transf"):
         read_tokenizer(folder)
+
+
+STOPS: dict[str, tuple[str | None, str | None, tuple[int, ...] | str]] = {
+    "one": ('{"eos_token_id": 7}', '{"eos_token_id": 3}', (7,)),
+    "several": ('{"eos_token_id": [7, 9]}', None, (7, 9)),
+    "none in the first": ('{"eos_token_id": null}', '{"eos_token_id": 3}', (3,)),
+    "a negative number is none": ('{"eos_token_id": -1}', '{"eos_token_id": 3}', (3,)),
+    "no files": (None, None, ()),
+    "cut short": ('{"eos_token_id": [128001, 12', '{"eos_token_id": 3}', "can't be read as a JSON object"),
+    "a list": ("[]", '{"eos_token_id": 3}', "can't be read as a JSON object"),
+    "text": ('{"eos_token_id": "a"}', None, "has the eos_token_id 'a'"),
+    "a truth value": ('{"eos_token_id": [2, true]}', None, "has the eos_token_id True"),
+    "no whole number": (None, '{"eos_token_id": 2.0}', "has the eos_token_id 2.0"),
+    "beyond any vocabulary": (None, '{"eos_token_id": 1000000000000}', "has the eos_token_id 1000000000000"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_what_ends_a_text_is_not_guessed(name: str, tmp_path: Path) -> None:
+    generation, config, want = STOPS[name]
+    for file, text in (("generation_config.json", generation), ("config.json", config)):
+        if text is not None:
+            (tmp_path / file).write_text(text)
+    if isinstance(want, tuple):
+        assert stop_tokens(tmp_path) == want
+    else:
+        with pytest.raises(RequestError, match=want):
+            stop_tokens(tmp_path)

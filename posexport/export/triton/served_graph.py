@@ -6,7 +6,7 @@ import attrs
 import onnx
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.artifact.manifest import OnnxManifest, read_manifest_of
+from posexport.artifact.loaded import check_manifest
 from posexport.errors import Reason, RequestError, shown
 from posexport.export.triton.config import TYPES
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, weight_files
@@ -16,7 +16,7 @@ from posexport.spec.contract import Shape, Values
 
 def served_graph(graph: GraphFile) -> ServedArtifact:
     """The file that was read; RequestError for tensors that Triton has none of, and for those without a shape."""
-    manifest = read_manifest_of(OnnxManifest, graph.path)
+    manifest = check_manifest(graph)
     file = BACKENDS["onnxruntime"][1]
     inputs, outputs = _served("input", graph), _served("output", graph)
     domains = sorted(set(graph.domains()) - {"", "ai.onnx"})

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from posexport.artifact.authenticity import AS_MANIFEST, NO_MANIFEST
 from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.loaded import check_manifest
 from posexport.artifact.manifest import changed, manifest_path
 from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.signing import TrustedKey, untrusted
@@ -177,7 +178,5 @@ def _weights(graph: GraphFile) -> Reason:
         return Reason(NO_MANIFEST, "not checked, no manifest")
     if known["sha256"] != graph.sha256:
         raise MismatchError(graph.path, changed(graph.path), sha256=graph.sha256)
-    external = known.get("external_data") or {}
-    if not isinstance(external, Mapping) or any(graph.external_sha256.get(k) != v for k, v in external.items()):
-        raise MismatchError(graph.path, changed(graph.path), sha256=graph.sha256)
+    check_manifest(graph)
     return Reason(AS_MANIFEST, "as its manifest says")

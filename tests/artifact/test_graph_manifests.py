@@ -1,0 +1,159 @@
+"""Manifests beside files without a spec: of whole models, of modules and of rewritten graphs. None may be false."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from helpers import cli
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from posexport.artifact.graph_file import read_graph
+from posexport.artifact.loaded import contradictions
+from posexport.artifact.manifest import OnnxManifest, read_manifest_of
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.export.modules import export_any
+
+
+class Attention(nn.Module):
+    """One head without weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads).squeeze(1)
+
+
+def module(folder: Path) -> Path:
+    """The export of a torch module."""
+    path = folder / "module.onnx"
+    write_onnx(export_any(Attention().eval(), (torch.randn(1, 5, 8),), form="decomposed").model, path)
+    return path
+
+
+def foreign(path: Path, **external: str) -> Path:
+    """An attention of another tool, whose weight lies in `w.bin`."""
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    (path.parent / "w.bin").write_bytes(weight.tobytes())
+    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8, 8], data_location=1)
+    for key, value in {"location": "w.bin", **external}.items():
+        tensor.external_data.add(key=key, value=value)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["k"]),
+        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "t"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "x"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", 8]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [tensor])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def rewritten(folder: Path) -> Path:
+    """A graph of another tool in another form."""
+    made = cli("rewrite", foreign(folder / "foreign.onnx"), "--form", "native", "-o", folder / "rewritten.onnx")
+    assert made.exit_code == 0, made.output
+    return folder / "rewritten.onnx"
+
+
+FILES = {"module": module, "rewritten": rewritten}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("made")
+    return {name: write(folder) for name, write in FILES.items()}
+
+
+FALSE: dict[str, Any] = {
+    "opset": 9,
+    "domains": {"": 18, "com.other": 3},
+    "inputs": lambda tensors: [{**tensors[0], "dtype": "fp16"}],
+    "outputs": lambda tensors: [{**tensors[0], "name": "z"}],
+    "form": "contrib",
+    "target": "tensorrt",
+    "version": "9.9",
+    "module": {"name": "Other"},
+    "tools": {"torch": "1.0"},
+    "weights": {"source": "random", "seed": 3},
+}
+"""What is false of each key, or what makes it so of what is there."""
+
+OF_THE_GRAPH = ("opset", "domains", "inputs", "outputs")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_true_manifests_contradict_nothing(name: str, made: dict[str, Path]) -> None:
+    manifest = read_manifest_of(OnnxManifest, made[name])
+    assert manifest is not None
+    assert contradictions(manifest, read_graph(made[name])) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("module", key) for key in FALSE] + [("rewritten", key) for key in OF_THE_GRAPH]
+)
+def test_what_is_false_of_a_file_is_found(name: str, key: str, made: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copy(made[name], tmp_path / "x.onnx"))
+    for data_file in made[name].parent.glob("*.bin"):
+        shutil.copy(data_file, tmp_path)
+    data = json.loads(made[name].with_name(f"{made[name].name}.json").read_text(encoding="utf-8"))
+    data[key] = FALSE[key](data[key]) if callable(FALSE[key]) else FALSE[key]
+    (tmp_path / "x.onnx.json").write_text(json.dumps(data), encoding="utf-8")
+    manifest = read_manifest_of(OnnxManifest, path)
+    assert manifest is not None
+    assert contradictions(manifest, read_graph(path)) == f"its {key}"
+
+
+@pytest.mark.few_inputs
+def test_every_command_notices(made: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copy(made["module"], tmp_path / "x.onnx"))
+    data = json.loads(made["module"].with_name("module.onnx.json").read_text(encoding="utf-8"))
+    (tmp_path / "x.onnx.json").write_text(json.dumps({**data, "opset": 9}), encoding="utf-8")
+    said = "its manifest x.onnx.json contradicts the file in its opset"
+    checked = cli("verify", path, "--runtime", "ort-cpu", "--json")
+    assert checked.exit_code == 1
+    assert json.loads(checked.stdout)["verdicts"][0]["reason"] == said
+    looked = cli("inspect", path)
+    assert looked.exit_code == 0
+    assert said in looked.output
+    for command in (("compile", path, "-o", tmp_path / "x.plan"), ("package", path, "--triton", "-o", tmp_path / "p")):
+        done = cli(*command)
+        assert done.exit_code == 2, done.output
+        assert said in done.output
+    assert not (tmp_path / "x.plan").exists()
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("external", [{}, {"offset": "0"}, {"length": "256"}, {"offset": "0", "length": "256"}])
+def test_external_data_need_not_say_where_they_lie(external: dict[str, str], tmp_path: Path) -> None:
+    """ONNX has 0 for the offset and what is left of the file for the length."""
+    graph = read_graph(foreign(tmp_path / "x.onnx", **external))
+    (tensor,) = graph.model.graph.initializer
+    assert {entry.key: entry.value for entry in tensor.external_data}["length"] == "256"
+    assert numpy_helper.to_array(tensor, str(tmp_path)).shape == (8, 8)
+    done = cli("rewrite", tmp_path / "x.onnx", "--form", "native", "-o", tmp_path / "y.onnx")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("external", "said"),
+    [
+        ({"offset": "4"}, "is not [8, 8]"),
+        ({"offset": "300"}, "missing or cut short"),
+        ({"offset": "x"}, "has the offset 'x', which is no number of bytes"),
+        ({"length": "-1"}, "has the length '-1', which is no number of bytes"),
+    ],
+)
+def test_external_data_that_are_elsewhere_are_refused(external: dict[str, str], said: str, tmp_path: Path) -> None:
+    done = cli("inspect", foreign(tmp_path / "x.onnx", **external))
+    assert done.exit_code == 2
+    assert said in done.output.replace("\n", " ")

@@ -177,8 +177,8 @@ class Tensors:
         except (OSError, ValueError, KeyError, TypeError):
             files = None
         # shards are beside the index: a path with folders could lead anywhere
-        names = files.values() if isinstance(files, dict) else [None]
-        if not all(isinstance(at, str) and at and Path(at).name == at for at in names):
+        names = files.values() if isinstance(files, dict) else []
+        if not isinstance(files, dict) or not all(isinstance(at, str) and at and Path(at).name == at for at in names):
             raise RequestError(
                 f"{str(self.folder / INDEX)!r} is no index of shards: its weight_map must give the file of each tensor."
             )

@@ -13,6 +13,7 @@ import onnx
 
 from posexport.artifact import onnx_file
 from posexport.artifact.byte_range import ByteRange
+from posexport.artifact.external import external
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.onnx_file import EXTERNAL_FROM, ExternalData
 from posexport.errors import RequestError
@@ -70,7 +71,7 @@ def _within(proto: onnx.ModelProto, source: Path) -> list[ExternalData]:
     found = []
     for tensor in onnx_file.tensors_within(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entry = onnx_file.external(tensor)
+            entry = external(tensor)
             place = ByteRange(
                 path=source.with_name(entry["location"]),
                 offset=int(entry.get("offset", "0")),

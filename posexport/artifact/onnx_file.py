@@ -21,10 +21,11 @@ import onnx.checker
 import onnx.numpy_helper
 
 from posexport.artifact.byte_range import ByteRange
+from posexport.artifact.external import check_external, external
 from posexport.artifact.manifest import changed
 from posexport.artifact.onnx_limits import check_graph, check_size, check_texts, nodes_within
 from posexport.errors import MismatchError, RequestError, shown, system_error
-from posexport.files import MODEL_LIMIT, HashingFile, Staged, check_name, open_file, read_bytes, real_path
+from posexport.files import MODEL_LIMIT, HashingFile, Staged, check_name, open_file, read_bytes
 from posexport.machine import size_text
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -
     count = math.prod(tensor.dims)
     size = (count * _BITS.get(tensor.data_type, 0) + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        target, end, stored = _check_external(path, tensor)
+        target, end, stored = check_external(path, tensor)
         ends[target] = max(ends.get(target, 0), end)
         sound = sound and stored == size
     elif tensor.data_type == onnx.TensorProto.STRING:
@@ -335,47 +336,6 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -
         raise RequestError(
             f"{str(path)!r} is damaged: {shown(tensor.name)} is not {shown(list(tensor.dims))}: export it again."
         )
-
-
-def _check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-    """The other file of the same folder in which a tensor lies, where it ends there, and its length.
-
-    Where the tensor doesn't state the length, it is what is left of the file, and is written into the tensor.
-    """
-    entry = external(tensor)
-    location = entry.get("location", "")
-    home = real_path(path.parent)
-    bare = location and "\0" not in location and Path(location).name == location
-    if not bare or real_path(home / location).parent != home:
-        raise RequestError(
-            f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, outside its own folder: export it again."
-        )
-    target = home / location
-    size = target.stat().st_size if target.is_file() else -1
-    offset = _number(path, tensor, "offset", entry.get("offset", "0"))
-    length = _number(path, tensor, "length", entry.get("length", str(max(size - offset, 0))))
-    if size < offset + length:
-        raise RequestError(
-            f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, which is missing or cut short: restore it."
-        )
-    if "length" not in entry:
-        tensor.external_data.add(key="length", value=str(length))
-    return target, offset + length, length
-
-
-def _number(path: Path, tensor: onnx.TensorProto, what: str, text: str) -> int:
-    """The offset or the length of external data."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise RequestError(
-            f"{str(path)!r} is damaged: {shown(tensor.name)} has the {what} {shown(text)}, which is no number of "
-            "bytes: export it again."
-        )
-    return int(text)
-
-
-def external(tensor: onnx.TensorProto) -> dict[str, str]:
-    """The external-data entries of a tensor: location, offset, length."""
-    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def external_files(model: onnx.ModelProto) -> list[str]:

@@ -126,11 +126,11 @@ def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[s
 def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
     """What the bytes of an ONNX file say."""
     from posexport.artifact.authenticity import signature_of
+    from posexport.artifact.external import external
     from posexport.artifact.graph_file import dtype_name
     from posexport.artifact.loaded import manifest_mismatch
     from posexport.artifact.manifest import OnnxManifest, read_manifest_of, tensors_of
     from posexport.artifact.onnx_artifact import Artifact
-    from posexport.artifact.onnx_file import external
     from posexport.jsondata import unstructure
 
     data = [graph.path.with_name(name) for name in graph.external_files()]

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from posexport.artifact import onnx_file
+from posexport.artifact.external import external
 from posexport.artifact.graph_file import read_graph
 from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.errors import RequestError
@@ -163,8 +164,7 @@ def test_tensors_that_share_their_bytes_share_them_still(tmp_path: Path) -> None
             else:
                 copy_graph(read_graph(source), out, files)
         places = {
-            tensor.name: onnx_file.external(tensor)
-            for tensor in onnx.load(out, load_external_data=False).graph.initializer
+            tensor.name: external(tensor) for tensor in onnx.load(out, load_external_data=False).graph.initializer
         }
         assert places["twin"] == places[first.name] != {}
         assert bits(out) == bits(source)

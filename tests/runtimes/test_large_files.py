@@ -116,7 +116,7 @@ def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.M
 def test_files_from_a_size_on_are_large(more: int) -> None:
     asked = []
     job_of_file = GraphJob(
-        subject=SimpleNamespace(weight_bytes=job.LARGE + more, path=Path("model.onnx")),  # type: ignore[arg-type]
+        subject=SimpleNamespace(weight_bytes=job.LARGE + more, path=Path("model.onnx"), wide={}),  # type: ignore[arg-type]
         pool=SimpleNamespace(one_at_a_time=lambda: asked.append(True)),  # type: ignore[arg-type]
         runtimes={},
         overrides=VerifyOverrides(),

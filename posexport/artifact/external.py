@@ -1,0 +1,51 @@
+"""Where a tensor lies that an ONNX file keeps in another file of its folder: its external-data entries, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from posexport.errors import RequestError, shown
+from posexport.files import real_path
+
+
+def check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
+    """The other file of the same folder in which a tensor lies, where it ends there, and its length.
+
+    Where the tensor doesn't state the length, it is what is left of the file, and is written into the tensor.
+    """
+    entry = external(tensor)
+    location = entry.get("location", "")
+    home = real_path(path.parent)
+    bare = location and "\0" not in location and Path(location).name == location
+    if not bare or real_path(home / location).parent != home:
+        raise RequestError(
+            f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, outside its own folder: export it again."
+        )
+    target = home / location
+    size = target.stat().st_size if target.is_file() else -1
+    offset = _number(path, tensor, "offset", entry.get("offset", "0"))
+    length = _number(path, tensor, "length", entry.get("length", str(max(size - offset, 0))))
+    if size < offset + length:
+        raise RequestError(
+            f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, which is missing or cut short: restore it."
+        )
+    if "length" not in entry:
+        tensor.external_data.add(key="length", value=str(length))
+    return target, offset + length, length
+
+
+def _number(path: Path, tensor: onnx.TensorProto, what: str, text: str) -> int:
+    """The offset or the length of external data."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise RequestError(
+            f"{str(path)!r} is damaged: {shown(tensor.name)} has the {what} {shown(text)}, which is no number of "
+            "bytes: export it again."
+        )
+    return int(text)
+
+
+def external(tensor: onnx.TensorProto) -> dict[str, str]:
+    """The external-data entries of a tensor: location, offset, length."""
+    return {entry.key: entry.value for entry in tensor.external_data}

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from test_matrix_files import small
 from test_report import REPORT
 
+from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.jsondata import unstructure
 
@@ -44,8 +45,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs = {tensor["name"]: [sizes.get(dim, dim) for dim in tensor["shape"]] for tensor in source["inputs"]}
     plan = plan_manifest(folder / "sound.plan", folder / "sound.onnx")
     plan |= {key: source[key] for key in ("spec", "form", "inputs", "outputs", "opset", "domains", "tools")}
+    plan["tools"] = {**plan["tools"], plan["runtime"]["name"]: plan["runtime"]["version"]}
     plan["profiles"] = {name: dict.fromkeys(("min", "opt", "max"), shape) for name, shape in inputs.items()}
     write_manifest_data(folder / "sound.plan", plan)
+    load_artifact(folder / "sound.plan")  # it is sound
     (folder / "config.json").write_text(json.dumps(CONFIG))
     names = {f"{name}_proj.weight": np.ones((16, 16), np.float32) for name in "qkvo"}
     layer = {f"model.layers.0.self_attn.{name}": array for name, array in names.items()}

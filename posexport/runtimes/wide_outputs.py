@@ -42,6 +42,11 @@ def kept_columns(rows: tuple[int, ...], width: int) -> Array | None:
     return np.asarray([0, *np.sort(between + 1), width - 1])
 
 
+def columns_of(shape: tuple[int, ...], width: int | None) -> Array | None:
+    """Which columns an array of this shape holds of an output that has `width`; None where it holds all."""
+    return None if width is None or shape[-1] == width else kept_columns(shape[:-1], width)
+
+
 def with_few_columns(arrays: Arrays, wide: Mapping[str, int]) -> Arrays:
     """The arrays, of those that have so many columns as `wide` says the kept ones."""
     return {name: _few(array, wide.get(name)) for name, array in arrays.items()}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import pytest
@@ -14,8 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from posexport.runtimes import RUNTIMES
+from posexport.runtimes.pool import Pool
+from posexport.runtimes.tensors import load_arrays
 from posexport.runtimes.wide_outputs import COLUMNS, MOST, WIDE, kept_columns, widths, with_few_columns
 from posexport.verify.graph.parity import FP64, Expected, compare
+from posexport.verify.prepared.check import check_file
+from posexport.verify.prepared.data import ARRAYS
+from posexport.verify.prepared.make import prepare_file
 
 VOCABULARY, HIDDEN = 9000, 8
 SOUND: tuple[str, ...] = ()
@@ -110,3 +117,18 @@ def test_faults_of_a_column_and_of_far_tokens_fail(faults: tuple[str, ...], tmp_
         assert place[-1] == 4321
     if "far tokens" in faults:
         assert place[-2] > 300
+
+
+def test_a_prepared_file_has_the_same_columns(tmp_path: Path) -> None:
+    """What is prepared elsewhere knows few columns too, and its check asks the runtime for the same."""
+    path, missing = head(tmp_path / "head.onnx"), {"ort-cpu": None}
+    runtimes = {"ort-cpu": RUNTIMES["ort-cpu"]}
+    with Pool(60) as pool:
+        prepared = prepare_file(path, pool, most_bytes=2**24)
+        arrays = load_arrays(tmp_path / ARRAYS)
+        columns = {array.shape[-1] for name, array in arrays.items() if "/exact/" in name}
+        assert columns == {COLUMNS, VOCABULARY}
+        [verdict] = check_file(prepared, tmp_path, pool, runtimes, missing)
+        assert verdict.state == "passed", verdict.reason
+        [verdict] = check_file(attrs.evolve(prepared, wide={}), tmp_path, pool, runtimes, missing)
+        assert verdict.state == "failed", "the columns are not looked at"

@@ -21,7 +21,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES
-from posexport.runtimes.wide_outputs import kept_columns
+from posexport.runtimes.wide_outputs import columns_of
 from posexport.verify.graph.cases import GraphCase
 from posexport.verify.graph.outputs import TokenAxes, selected, token_axes
 from posexport.verify.graph.parity import Expected, coarser, own_error_share, tolerance_of
@@ -190,15 +190,10 @@ class Truth:
                     dtype=dtype,
                     tolerance=self.tolerance(name),
                     least_scale=self._least_scale(name, exact),
-                    columns=self._columns(name, exact),
+                    columns=columns_of(exact.shape, self.subject.wide.get(name)),
                 )
             )
         return found
-
-    def _columns(self, name: str, exact: Array) -> Array | None:
-        """Which columns these are of an output that has more; None where these are all."""
-        width = self.subject.wide.get(name)
-        return None if width is None or exact.shape[-1] == width else kept_columns(exact.shape[:-1], width)
 
     def _least_scale(self, name: str, exact: Array) -> float:
         """The least scale of an output's errors: 1 of parts of 1, and of those of a softmax the largest."""

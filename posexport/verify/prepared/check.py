@@ -19,6 +19,7 @@ from posexport.runtimes import ORT, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays
+from posexport.runtimes.wide_outputs import columns_of
 from posexport.verify.graph.judge_tokens import judge_tokens
 from posexport.verify.graph.parity import Expected, compare
 from posexport.verify.parity import inconclusive_reason, judge, set_aside
@@ -93,7 +94,7 @@ def _parity(
         return Verdict.of(model, row.name, NOT_RUN, unable, **fields)
     cases = [(number, prepared.cases[number]) for number in run.cases]
     inputs = [{name: arrays[f"{number}/input/{name}"] for name in case.inputs} for number, case in cases]
-    answer = result(pool.submit(row, folder / model, inputs, run.options))
+    answer = result(pool.submit(row, folder / model, inputs, run.options, wide=prepared.wide))
     fields["describe"] = answer.describe
     if answer.failure is not None:
         failure = Reason(answer.failure.code, answer.failure.text.replace(f"{folder.absolute()}/", "")[:LONGEST])
@@ -102,7 +103,7 @@ def _parity(
             nothing, failure = True, Reason(TOO_OLD, f"{old}: {failure.text}")
         state: State = NOT_RUN if nothing else FAILED
         return Verdict.of(model, row.name, state, failure, **fields)
-    return _judged(model, row.name, cases, answer, arrays, fields)
+    return _judged(prepared, row.name, cases, answer, arrays, fields)
 
 
 def _too_old(pool: Pool, row: Runtime, path: Path, options: Mapping[str, Any]) -> str | None:
@@ -115,18 +116,18 @@ def _too_old(pool: Pool, row: Runtime, path: Path, options: Mapping[str, Any]) -
 
 
 def _judged(
-    model: str,
+    prepared: PreparedFile,
     runtime: str,
     cases: Sequence[tuple[int, PreparedCase]],
     answer: Answer,
     arrays: Arrays,
     fields: dict[str, Any],
 ) -> Verdict:
-    comparisons, left = list[Comparison](), list[str]()
+    comparisons, left, model = list[Comparison](), list[str](), prepared.model
     tolerances = {}
     for (number, case), outputs in zip(cases, answer.outputs, strict=True):
         tolerances[case.name] = max((each.tolerance for each in case.outputs), key=lambda one: one.ceiling)
-        expected = _expected(number, case, arrays)
+        expected = _expected(number, case, arrays, prepared.wide)
         if not _is_as_prepared(case, expected):
             reason = Reason(DAMAGED, f"the reference of {case.name} is not the one that was prepared: copy it again")
             return Verdict.of(model, runtime, FAILED, reason, **fields)
@@ -161,7 +162,7 @@ def _is_as_prepared(case: PreparedCase, expected: Sequence[Expected]) -> bool:
     )
 
 
-def _expected(number: int, case: PreparedCase, arrays: Arrays) -> list[Expected]:
+def _expected(number: int, case: PreparedCase, arrays: Arrays, wide: Mapping[str, int]) -> list[Expected]:
     """What the outputs of a case must be."""
     return [
         Expected(
@@ -172,6 +173,7 @@ def _expected(number: int, case: PreparedCase, arrays: Arrays) -> list[Expected]
             dtype=each.dtype,
             tolerance=each.tolerance,
             least_scale=each.least_scale,
+            columns=columns_of(arrays[f"{number}/exact/{each.name}"].shape, wide.get(each.name)),
         )
         for each in case.outputs
     ]

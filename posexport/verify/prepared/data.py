@@ -67,7 +67,8 @@ class PreparedTokens:
 class PreparedFile:
     """The ONNX file `model` in a folder of its own, with the sha256 of every file there by its name.
 
-    `reference` says whose float64 values are the truth.
+    `reference` says whose float64 values are the truth. Few columns are known of outputs that are `wide`
+    (posexport.runtimes.wide_outputs), by the number that they have.
     """
 
     model: str
@@ -75,4 +76,5 @@ class PreparedFile:
     reference: str
     cases: tuple[PreparedCase, ...]
     runs: Mapping[str, PreparedRun]
+    wide: Mapping[str, int] = attrs.field(factory=dict)
     tokens: PreparedTokens | None = None

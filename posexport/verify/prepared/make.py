@@ -87,6 +87,7 @@ def prepare_file(
         reference="the torch block in float64" if checkpoint is None else "transformers in float64",
         cases=cases,
         runs={name: _run(job, kept, row) for name, row in RUNTIMES.items()},
+        wide=job.subject.wide if isinstance(job, GraphJob) else {},
         tokens=tokens,
     )
 

@@ -39,6 +39,11 @@ def weights_file(folder: Path) -> str:
     )
 
 
+def _is_bare(name: object) -> bool:
+    """Whether this is the name of a file, without a folder."""
+    return isinstance(name, str) and name != "" and Path(name).name == name
+
+
 class Tensors:
     """Name to tensor. Raises RequestError that names the file or tensor that is missing or wrong."""
 
@@ -136,7 +141,7 @@ class Tensors:
 
     def of_shape(self, shape: tuple[int, ...]) -> Iterator[str]:
         """The names of the tensors of this shape."""
-        for file in self.files():
+        for file in sorted({*self._files.values()}):
             with self._open(file) as opened:
                 here = [name for name, at in self._files.items() if at == file]
                 yield from [name for name in here if tuple(opened.get_slice(name).get_shape()) == shape]
@@ -177,8 +182,7 @@ class Tensors:
         except (OSError, ValueError, KeyError, TypeError):
             files = None
         # shards are beside the index: a path with folders could lead anywhere
-        names = files.values() if isinstance(files, dict) else []
-        if not isinstance(files, dict) or not all(isinstance(at, str) and at and Path(at).name == at for at in names):
+        if not isinstance(files, dict) or not all(map(_is_bare, files.values())):
             raise RequestError(
                 f"{str(self.folder / INDEX)!r} is no index of shards: its weight_map must give the file of each tensor."
             )

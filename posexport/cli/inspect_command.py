@@ -170,14 +170,13 @@ def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
     from posexport.artifact.loaded import source_mismatch
     from posexport.artifact.onnx_artifact import read_onnx
     from posexport.artifact.plan import plan_manifest, plan_mismatch
-    from posexport.files import sha256_of
     from posexport.jsondata import unstructure
 
     manifest = plan_manifest(path)
     fault, source = plan_mismatch(path, manifest), path.with_name(manifest.onnx.file)
-    if fault is None and source.is_file() and sha256_of(source) == manifest.onnx.sha256:
-        with suppress(RequestError):  # of a file without a spec, or one that can't be read: nothing to compare with
-            fault = source_mismatch(path, manifest, read_onnx(source))
+    if fault is None:
+        with suppress(RequestError):  # it is not there, another one or without a spec: nothing to compare with
+            fault = source_mismatch(path, manifest, read_onnx(source, manifest.onnx.sha256))
     facts = {
         "manifest": _MATCH[fault is None],
         "signature": signature_of(manifest, checked=False).text,

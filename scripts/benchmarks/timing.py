@@ -18,7 +18,7 @@ from posexport.models import read_spec
 from posexport.models.block import Block, build_block
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import ort
-from posexport.runtimes.base import Arrays, Runner
+from posexport.runtimes.base import Arrays
 from posexport.runtimes.torch_eager import TorchRunner
 from posexport.spec.spec import Spec
 
@@ -68,9 +68,10 @@ def write_forms(spec: Spec, folder: Path, forms: Sequence[str]) -> tuple[dict[st
 
 @attrs.frozen
 class Contender:
-    """One competitor: `load` opens it anew for each session."""
+    """One competitor: `load` opens it anew for each session. It has `prepare`, and `run` too where outputs are compared
+    here (posexport.runtimes.base.Runner)."""
 
-    load: Callable[[], Runner]
+    load: Callable[[], Any]
     inputs: Arrays
 
 

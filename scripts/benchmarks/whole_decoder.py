@@ -27,9 +27,10 @@ import tokenizers
 import torch
 import transformers
 from results import Row, compared, not_run
-from timing import THREADS, ranking, time_sessions
+from timing import THREADS, Contender, ranking, time_sessions
 
 from posexport import temporary
+from posexport.runtimes.base import Arrays
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
 from architecture import Architecture
@@ -90,8 +91,6 @@ SITUATIONS = {
     "a prompt of 512": Situation(512, 0, 5, 1, 1.1, None),
 }
 
-Tensors = dict[str, np.ndarray[Any, Any]]
-
 
 class File:
     """An ONNX file; cached keys and values are buffers where it `shares` them."""
@@ -103,7 +102,7 @@ class File:
         self._shares = shares
         self._names = [one.name for one in self._session.get_outputs()]
 
-    def prepare(self, inputs: Tensors) -> Callable[[], float]:
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
         """What runs it once and gives the seconds."""
         binding, held = self._session.io_binding(), dict[str, onnxruntime.OrtValue]()
         for name in (one.name for one in self._session.get_inputs()):
@@ -130,7 +129,7 @@ class File:
 
         return call
 
-    def logits(self, inputs: Tensors) -> np.ndarray[Any, Any]:
+    def logits(self, inputs: Arrays) -> np.ndarray[Any, Any]:
         """Those of the last token."""
         self.prepare(inputs)()
         values = self._binding.get_outputs()[
@@ -152,7 +151,7 @@ class Torch:
         self._model, self._compiled = model, compiled
         self._call = torch.compile(model, dynamic=False) if compiled else model
 
-    def prepare(self, inputs: Tensors) -> Callable[[], float]:
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
         """What runs it once and gives the seconds; the cache is as it was before, afterwards."""
         ids = torch.from_numpy(inputs["input_ids"])
         pairs = _pairs(inputs)
@@ -179,7 +178,7 @@ class Torch:
 
         return call
 
-    def logits(self, inputs: Tensors) -> np.ndarray[Any, Any]:
+    def logits(self, inputs: Arrays) -> np.ndarray[Any, Any]:
         """Those of the last token."""
         self.prepare(inputs)()
         return self._last[:, -1].numpy()
@@ -191,7 +190,7 @@ class Floor:
     def __init__(self, weights: int) -> None:
         self._weights = weights
 
-    def prepare(self, inputs: Tensors) -> Callable[[], float]:
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
         """What reads them once and gives the seconds."""
         caches = sum(array.size for name, array in inputs.items() if name.startswith("past"))
         values = torch.ones(self._weights + caches)
@@ -202,14 +201,6 @@ class Floor:
             return time.perf_counter() - start
 
         return call
-
-
-@attrs.frozen
-class Candidate:
-    """One competitor: `load` opens it anew for each session (timing.Contender)."""
-
-    load: Callable[[], Any]
-    inputs: Tensors
 
 
 def measure(quick: bool) -> list[Row]:
@@ -285,9 +276,9 @@ def _rows(
             wrong[one] = reason
     if case.floor is not None:
         loads[FLOOR] = partial(Floor, sum(parameter.numel() for parameter in model.parameters()))
-    candidates = {one: Candidate(load, inputs) for one, load in loads.items()}
+    contenders = {one: Contender(load, inputs) for one, load in loads.items()}
     rounds = 2 if quick else case.rounds
-    series = time_sessions(candidates, 2, lambda seconds: rounds, case.burst)  # type: ignore[arg-type]
+    series = time_sessions(contenders, 2, lambda seconds: rounds, case.burst)
     others = [one for one in loads if one not in OURS and one != FLOOR]
     best = ranking(series, [one for one in OURS if one in loads], EAGER)[0]
     fastest = ranking(series, others, EAGER)[0]
@@ -310,7 +301,7 @@ def _judged(row: Row) -> Row:
     return attrs.evolve(row, state="passed") if row.low is not None and row.low <= (row.target or 0) else row
 
 
-def _inputs(model: Any, case: Situation) -> Tensors:
+def _inputs(model: Any, case: Situation) -> Arrays:
     """One row of tokens, and caches that a prompt made."""
     tokens = torch.randint(3, model.config.vocab_size, (1, case.past + case.seq))
     cache: Any = transformers.DynamicCache(config=model.config)
@@ -327,7 +318,7 @@ def _inputs(model: Any, case: Situation) -> Tensors:
     return inputs
 
 
-def _pairs(inputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _pairs(inputs: Arrays) -> list[tuple[torch.Tensor, torch.Tensor]]:
     layers = sum(name.startswith("past") for name in inputs) // 2
     names = [[f"past_key_values.{layer}.{kind}" for kind in ("key", "value")] for layer in range(layers)]
     return [(torch.from_numpy(inputs[key]), torch.from_numpy(inputs[value])) for key, value in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -233,15 +234,22 @@ class GraphJob:
 
     def _unread(self, tried: Sequence[GraphCase]) -> tuple[list[str], list[str]]:
         """Which rows of tables the cases did not read, and of which of them it is known that they are right."""
+        left, known = list[str](), list[str]()
+        for name, text in self.trained.unread(self.tables, tried).items():
+            tensor = self._checkpoint_tables.get(name)
+            if tensor is None:
+                left.append(text)
+            else:
+                known.append(f"{text}, but their table is the checkpoint's {tensor}")
+        return left, known
+
+    @cached_property
+    def _checkpoint_tables(self) -> Mapping[str, str]:
+        """The tensors of the checkpoint that are tables of the file, by the inputs that are looked up in them."""
         from posexport.verify.graph.lookups import checkpoint_tables  # which needs torch
 
-        unread = self.trained.unread(self.tables, tried)
         folder = checkpoint_of(self.module)
-        if not unread or folder is None:
-            return list(unread.values()), []
-        equal = checkpoint_tables(model_at(self.path), unread, folder)
-        known = [f"{unread[name]}, but their table is the checkpoint's {tensor}" for name, tensor in equal.items()]
-        return [text for name, text in unread.items() if name not in equal], known
+        return {} if folder is None else checkpoint_tables(model_at(self.path), self.tables, folder)
 
     @property
     def _other(self) -> str:

@@ -217,11 +217,12 @@ class Truth:
     def left_out(self) -> Iterator[str]:
         """Of which outputs some columns alone were compared."""
         for name, width in self.subject.wide.items():
-            columns = [each.columns for index in self.tried for each in self.expected(index) if each.name == name]
-            if some := [one for one in columns if one is not None]:
+            arrays = [self._reference.evaluation(index).exact.get(name) for index in self.tried]
+            columns = [array.shape[-1] for array in arrays if array is not None]
+            if few := sum(count != width for count in columns):
                 yield (
-                    f"{len(some[0]):,} of {width:,} columns of {name!r} were compared on the {len(some)} sets of "
-                    f"inputs with the most tokens, all on {len(columns) - len(some)}"
+                    f"{min(columns):,} of {width:,} columns of {name!r} were compared on the {few} sets of inputs with "
+                    f"the most tokens, all on {len(columns) - few}"
                 )
 
     @cached_property

@@ -10,6 +10,7 @@ import torch
 from posexport.errors import RequestError, shown
 from posexport.graphs.frames import Frame, Override, Plan
 from posexport.graphs.kernels import dtypes
+from posexport.runtimes.lockstep import GetWeight, make_each
 
 
 class Evaluator:
@@ -35,12 +36,14 @@ class Evaluator:
         outputs: Sequence[str] | None = None,
         *,
         overrides: Mapping[str, Override] | None = None,
+        get_weight: GetWeight = make_each,
     ) -> dict[str, torch.Tensor]:
         """Values by name, of the graph's outputs by default; only what they need is evaluated.
 
         `outputs` and `overrides` name any values of the main graph. An override gets the evaluated tensor and gives
-        the one of the same shape that all readers see instead. RequestError where the graph, an operator or an input
-        is wrong; UnknownOperatorError (one of those) where an operator has no kernel.
+        the one of the same shape that all readers see instead. `get_weight` gives the large weights. RequestError
+        where the graph, an operator or an input is wrong; UnknownOperatorError (one of those) where an operator has no
+        kernel.
         """
         graph = self._model.graph
         names = self._names
@@ -55,6 +58,7 @@ class Evaluator:
             overrides=replaced,
             plans=self._plans,
             weights=self._weights,
+            get_weight=get_weight,
         )
         with torch.no_grad():
             results = frame.run(given, wanted, (frozenset(given), tuple(wanted)))

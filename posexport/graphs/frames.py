@@ -12,6 +12,7 @@ import torch
 from posexport.errors import PosexportError, RequestError, shown
 from posexport.graphs.kernels import KERNELS, dtypes, fallback
 from posexport.graphs.kernels.registry import Call, Value
+from posexport.runtimes.lockstep import GetWeight, make_each
 
 _DEEPEST = 60
 """Bodies and functions within each other: enough for any graph, and far from Python's limit."""
@@ -45,6 +46,8 @@ class Frame:
     """Of what ran before."""
     weights: dict[ir.Value, torch.Tensor] = attrs.field(factory=dict)
     """Small weights that were read before."""
+    get_weight: GetWeight = make_each
+    """Gives the others."""
 
     def run(self, given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value], key: object) -> list[Value]:
         """Evaluate what the wanted values need, free what is no longer read, and give the wanted values.
@@ -86,11 +89,12 @@ class Frame:
         if value in self.outer:
             return self.outer[value]
         if value.const_value is not None:
+            stored = value.const_value
             tensor = self.weights.get(value)
-            if tensor is None:
-                tensor = self._weight(value, value.const_value)
-                if tensor.numel() <= SMALL:
-                    self.weights[value] = tensor
+            if tensor is None and stored.size > SMALL:
+                tensor = self.get_weight(value, lambda: self._weight(value, stored))
+            elif tensor is None:
+                tensor = self.weights[value] = self._weight(value, stored)
             if value not in self.overrides:
                 return tensor
             self._bind(value, tensor)
@@ -204,6 +208,7 @@ class Frame:
             depth=self._deeper(),
             plans=self.plans,
             weights=self.weights,
+            get_weight=self.get_weight,
         )
         return tuple(inner.run(dict(zip(function.inputs, inputs, strict=True)), list(function.outputs), function))
 

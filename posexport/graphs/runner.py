@@ -10,7 +10,8 @@ Functions are inlined, so that every node has a name of its own. The last file i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import torch
 
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.frames import Override
 from posexport.graphs.load import model_at
 from posexport.graphs.node_arguments import ROUNDING
 from posexport.runtimes.base import Arrays, check_onnx_file
+from posexport.runtimes.lockstep import GetWeight, in_lockstep, make_each
 from posexport.runtimes.tensors import to_numpy, to_tensors
 
 OPTIONS = ("wide", "outputs", "last_bits", "decisions")
@@ -47,16 +50,33 @@ class GraphRunner:
     def run(self, inputs: Arrays) -> Arrays:
         """Values by name: floats in float64 or in the file's dtypes, others as the file has them."""
         tensors = to_tensors(inputs)
-        wanted: Sequence[str] | None = self._options.get("outputs")
         seed = self._options.get("last_bits")
-        overrides: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+        overrides: dict[str, Override] = {}
         if self._options.get("decisions"):
             names = decisions(self._model)
             values = Evaluator(self._model, wide=False).run(tensors, names)
             overrides = {name: _instead(values[name]) for name in names}
         elif seed is not None:
             overrides = last_bits(self._model, int(seed))
-        results = Evaluator(self._model, wide=self._wide).run(tensors, wanted, overrides=overrides)
+        return self._evaluated(tensors, Evaluator(self._model, wide=self._wide), make_each, overrides)
+
+    def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
+        """The number and the outputs of each set of inputs as it ends; large weights are converted once for all."""
+        if self._options.get("decisions") or self._options.get("last_bits") is not None:
+            yield from enumerate(map(self.run, inputs))
+            return
+        evaluator = Evaluator(self._model, wide=self._wide)
+        yield from in_lockstep([partial(self._evaluated, to_tensors(arrays), evaluator) for arrays in inputs])
+
+    def _evaluated(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        evaluator: Evaluator,
+        get_weight: GetWeight,
+        overrides: Mapping[str, Override] | None = None,
+    ) -> Arrays:
+        wanted: Sequence[str] | None = self._options.get("outputs")
+        results = evaluator.run(tensors, wanted, overrides=overrides, get_weight=get_weight)
         for name, value in results.items():
             if not isinstance(value, torch.Tensor):
                 raise RequestError(

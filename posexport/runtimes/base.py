@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -35,6 +35,14 @@ class MethodRunner(Runner, Protocol):
 
     method: str | None
     """The method to use where it can, or None to choose."""
+
+
+@runtime_checkable
+class GroupRunner(Runner, Protocol):
+    """A runner that reads its weights once for several sets of inputs."""
+
+    def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
+        """The number and the outputs of each set of inputs, as they are ready; raises what the first error raises."""
 
 
 def check_options(engine: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:

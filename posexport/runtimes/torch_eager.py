@@ -95,13 +95,13 @@ class StreamedRunner(_Runner):
             self._block = Streamed(artifact.spec, weights, dtype, device)
 
     def run(self, inputs: Arrays) -> Arrays:
-        return self.run_all([inputs])[0]
+        return next(self.run_all([inputs]))[1]
 
-    def run_all(self, inputs: Sequence[Arrays]) -> list[Arrays]:
-        """`run` for several sets of inputs, for which weights are read once."""
+    def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
+        """The number and the outputs of each set of inputs, for all of which weights are read once."""
         with self._angles():
             results = self._block.run([self._bind(arrays) for arrays in inputs])
-        return [{name: to_numpy(value) for name, value in outputs.items()} for outputs in results]
+        yield from enumerate({name: to_numpy(value) for name, value in outputs.items()} for outputs in results)
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")

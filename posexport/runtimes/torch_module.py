@@ -6,6 +6,9 @@ whatever dtypes the module names, as a reference; `dtype`: that of its weights w
 own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do.
 
 Inputs and outputs of the file are those of the module with the same names, or, where it has none of them, in its order.
+
+The large weights of a checkpoint stay the mapped files that they are, and are converted where they are read, for
+several sets of inputs at once: one of them is in memory in float64.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ from posexport.errors import RequestError, check_known, shown
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.checkpoint_module import CheckpointModule, load_checkpoint
+from posexport.runtimes.lockstep import GetWeight, in_lockstep, make_each
 from posexport.runtimes.module_file import UserModule, load_module
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.module_values import Bound, bind, outputs_of, replaced, tensors_of
@@ -43,32 +48,45 @@ _WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloa
 _WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
+LARGE = 2**16
+"""Numbers of a checkpoint's weight from which on it is converted where it is read."""
+
+
 class _Wide(TorchDispatchMode):
     """Operators get double precision in place of every other: casts to others do nothing."""
+
+    def __init__(self, get_weight: GetWeight) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._get_weight = get_weight
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tree_map(_widened, (args, kwargs or {}))
+        if func is torch.ops.aten.embedding.default:  # of a table, only the rows that are looked up are converted
+            return self._widened(func(*args, **kwargs or {}))
+        args, kwargs = tree_map(self._widened, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return _WIDE.get(value, value)
+        if not isinstance(value, Tensor) or value.dtype not in _WIDE:
+            return value
+        kind = _WIDE[value.dtype]
+        if isinstance(value, torch.nn.Parameter) and value.numel() >= LARGE:
+            return self._get_weight(value, lambda: value.to(kind))
+        return value.to(kind)
 
 
 @contextmanager
-def double_precision() -> Iterator[None]:
-    """Inside, torch computes every floating-point number in double precision, whatever dtype the code names."""
+def double_by_default() -> Iterator[None]:
+    """Inside, what torch makes without a dtype is float64, in every thread."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of what is made without a dtype
+    torch.set_default_dtype(torch.float64)
     try:
-        with _Wide():  # type: ignore[no-untyped-call]
-            yield
+        yield
     finally:
         torch.set_default_dtype(default)
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return _WIDE.get(value, value)
-    return value.to(_WIDE[value.dtype]) if isinstance(value, Tensor) and value.dtype in _WIDE else value
 
 
 class ModuleRunner:
@@ -77,7 +95,7 @@ class ModuleRunner:
     def __init__(
         self, user: Module, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype | None, wide: bool
     ) -> None:
-        self._user, self._outputs, self._wide = user, outputs, wide
+        self._user, self._output_names, self._wide = user, outputs, wide
         self._bound = bind(user.module, _template(user, inputs))
         own = tensors_of(self._bound)
         self._order = paired(f"{user.reference!r} takes", own, "inputs", inputs)
@@ -85,14 +103,26 @@ class ModuleRunner:
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs by the file's names, in float64 if it is `wide`."""
+        with double_by_default() if self._wide else nullcontext():
+            return self._outputs_of(inputs, make_each)
+
+    def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
+        """The number and the outputs of each set of inputs as it ends."""
+        if not self._wide or isinstance(self._user, UserModule):
+            yield from enumerate(map(self.run, inputs))
+            return
+        with double_by_default():
+            yield from in_lockstep([partial(self._outputs_of, arrays) for arrays in inputs])
+
+    def _outputs_of(self, inputs: Arrays, get_weight: GetWeight) -> Arrays:
         bound = self._filled(inputs)
-        with torch.no_grad(), self._user.running("running"), double_precision() if self._wide else nullcontext():
+        with torch.no_grad(), self._user.running("running"), _Wide(get_weight) if self._wide else nullcontext():
             value = self._user.module(*bound.args, **bound.kwargs)
         named = outputs_of(value)
         given = self._user.setting("output_names")
         names = list(given) if isinstance(given, list | tuple) and len(given) == len(named) else list(named)
         tensors = dict(zip(names, named.values(), strict=True))
-        order = paired(f"{self._user.reference!r} returns", tensors, "outputs", self._outputs)
+        order = paired(f"{self._user.reference!r} returns", tensors, "outputs", self._output_names)
         return {name: to_numpy(tensors[own]) for own, name in zip(tensors, order, strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
@@ -140,6 +170,13 @@ _kept: dict[tuple[object, ...], Module] = {}
 """The module that was loaded last, and its copies in other dtypes: cases come one by one."""
 
 
+@lru_cache(maxsize=1)
+def _names(path: Path, modified: int, size: int) -> tuple[list[str], list[str]]:
+    """The names of inputs and outputs of the file at `path`, which had this time and size."""
+    graph = read_graph(path)
+    return list(graph.inputs()), list(graph.outputs())
+
+
 def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     """Run the module's file and give it the names of the `.onnx` file at `path`.
 
@@ -164,8 +201,8 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     user = _kept[key] if key in _kept else _copied(_kept[source, None, None], kind, seed)
     if seed is None:
         _kept[key] = user
-    graph = read_graph(path)
-    return ModuleRunner(user, list(graph.inputs()), list(graph.outputs()), kind, dtype == "fp64")
+    status = path.stat()
+    return ModuleRunner(user, *_names(path, status.st_mtime_ns, status.st_size), kind, dtype == "fp64")
 
 
 def _load(reference: str, path: Path) -> Module:
@@ -175,24 +212,37 @@ def _load(reference: str, path: Path) -> Module:
 
 
 def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module:
-    """A copy of a module in a dtype, or with weights whose last bits are changed."""
+    """A copy of a module in a dtype, or with weights whose last bits are changed. Weights of a checkpoint that need no
+    change, or that are converted where they are read, are not copied."""
+    shared = [] if seed is not None or isinstance(user, UserModule) else list(_shared(user.module, dtype))
     with user.running("copying"):
-        module = copy.deepcopy(user.module)
+        module = copy.deepcopy(user.module, {id(weight): weight for weight in shared})
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 tensor.data = last_bits_changed(tensor.data, generator)
     kept = user.constants if dtype != torch.float64 else frozenset()
-    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype, kept))
+    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype, kept, shared))
 
 
-def _in_dtype(module: torch.nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> torch.nn.Module:
-    """The module with floating-point weights in a dtype, but for buffers that are `kept`. Complex ones are complex128
-    for float64 and complex64 for all others: `module.to` would leave out their imaginary parts."""
+def _shared(module: torch.nn.Module, dtype: torch.dtype | None) -> Iterator[torch.nn.Parameter]:
+    """The weights that have the dtype already, and for float64 those that are large."""
+    for weight in module.parameters():
+        if weight.dtype == dtype or (dtype == torch.float64 and weight.numel() >= LARGE):
+            yield weight
+
+
+def _in_dtype(
+    module: torch.nn.Module, dtype: torch.dtype, kept: frozenset[str], shared: Sequence[Tensor]
+) -> torch.nn.Module:
+    """The module with floating-point weights in a dtype, but for those that are `shared` and buffers that are `kept`.
+    Complex ones are complex128 for float64 and complex64 for all others: `module.to` would leave out their imaginary
+    parts."""
     parts = torch.complex128 if dtype == torch.float64 else torch.complex64
     buffers = [buffer for name, buffer in module.named_buffers() if name not in kept]
+    left = {id(weight) for weight in shared}
     for tensor in (*module.parameters(), *buffers):
-        if tensor.is_floating_point() or tensor.is_complex():
+        if id(tensor) not in left and (tensor.is_floating_point() or tensor.is_complex()):
             tensor.data = tensor.data.to(parts if tensor.is_complex() else dtype)
     return module

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from posexport import machine
 from posexport.processes import serve
-from posexport.runtimes.base import Runner
+from posexport.runtimes.base import Arrays, GroupRunner, Runner
 from posexport.runtimes.tensors import load_arrays, save_arrays
 from posexport.runtimes.wide_outputs import with_few_columns
 
@@ -30,10 +31,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         machine.limit_to_what_is_free()
     runner: Runner = load(Path(request["path"]), request["options"])
     inputs = (load_arrays(Path(file)) for file in request["inputs"])
-    run_all = getattr(runner, "run_all", None)  # of one that reads its weights anew for each call
-    outputs = run_all(list(inputs)) if run_all is not None else map(runner.run, inputs)
-    for file, arrays in zip(request["outputs"], outputs, strict=True):
-        save_arrays(Path(file), with_few_columns(arrays, request["wide"]))
+    outputs: Iterator[tuple[int, Arrays]] = enumerate(map(runner.run, inputs))
+    if isinstance(runner, GroupRunner) and len(request["inputs"]) > 1:
+        outputs = runner.run_all(list(inputs))
+    for number, arrays in outputs:
+        save_arrays(Path(request["outputs"][number]), with_few_columns(arrays, request["wide"]))
     return {"describe": runner.describe()}
 
 

@@ -44,9 +44,6 @@ from posexport.verify.result import (
 )
 from posexport.verify.rounding import is_near
 
-LARGE = 256 * 2**20
-"""Bytes of weights from which one worker at a time has a file open."""
-
 LISTED = 3
 """Cases that a note names; it counts the others."""
 
@@ -119,7 +116,7 @@ class GraphJob:
         """Submit the evaluations, and a run on each runtime that can take the file."""
         if self.mismatch is not None:
             return
-        if self.subject.weight_bytes > LARGE:
+        if self.subject.is_large:
             self.pool.one_at_a_time()
         self.truth = self._truth(self.cases)
         self._submit_runs(missing)

@@ -32,6 +32,10 @@ def evaluate(
     return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER, wide=wide)
 
 
+GROUP = 16
+"""Cases that are evaluated at a time where weights are large: these are then read and converted once for all."""
+
+
 @attrs.define
 class Evaluation:
     """The evaluations of one file on one case: `exact` in float64, `own` in its dtypes, `failure` where one failed."""
@@ -45,7 +49,7 @@ class Evaluation:
 class Reference:
     """The evaluations of the file at `path`, or of a `module` of which it is the export, under way from the start; the
     inputs of each case are `arrays`. `dtype` is that of a module's honest evaluation, by default the module's own. Few
-    columns are kept of `wide` outputs."""
+    columns are kept of `wide` outputs, and `large` says that weights are."""
 
     def __init__(
         self,
@@ -56,27 +60,40 @@ class Reference:
         module: str | None = None,
         dtype: str | None = None,
         wide: Mapping[str, int] | None = None,
+        large: bool = False,
     ) -> None:
         self._wide = wide
         self._pool, self._path, self._arrays = pool, path, arrays
         self._options = {} if module is None else {"module": module}
         self._own_options = {"wide": False, **({} if dtype is None else {"dtype": dtype})}
-        self._exact = [self._submit(index, {}) for index in range(len(arrays))]
-        self._own = [self._submit(index, self._own_options) for index in range(len(arrays))] if own else []
+        self._group = GROUP if large else 1
+        self._exact = self._submit_groups({})
+        self._own = self._submit_groups(self._own_options) if own else []
         self._known: dict[int, Evaluation] = {}
 
-    def _submit(self, index: int, options: Mapping[str, Any], arrays: Arrays | None = None) -> Future[Answer]:
-        given = [arrays or self._arrays[index]]
-        return evaluate(self._pool, self._path, given, {**self._options, **options}, self._wide)
+    def _submit_groups(self, options: Mapping[str, Any]) -> list[Future[Answer]]:
+        starts = range(0, len(self._arrays), self._group)
+        return [self._submit(self._arrays[start : start + self._group], options) for start in starts]
+
+    def _submit(self, arrays: Sequence[Arrays], options: Mapping[str, Any]) -> Future[Answer]:
+        return evaluate(self._pool, self._path, arrays, {**self._options, **options}, self._wide)
+
+    def _answered(self, groups: Sequence[Future[Answer]], index: int, options: Mapping[str, Any]) -> Answer:
+        """The answer for one case; of a group that failed, that of the case alone."""
+        number, place = divmod(index, self._group)
+        answer = result(groups[number])
+        if answer.failure is None:
+            return attrs.evolve(answer, outputs=answer.outputs[place : place + 1])
+        return answer if self._group == 1 else result(self._submit([self._arrays[index]], options))
 
     def evaluation(self, index: int) -> Evaluation:
         """The evaluations on a case; waits for them."""
         if index not in self._known:
             known = self._known[index] = Evaluation()
-            for future, keep in ((self._exact, "exact"), (self._own, "own")):
-                if not future or known.failure is not None:
+            for groups, options, keep in ((self._exact, {}, "exact"), (self._own, self._own_options, "own")):
+                if not groups or known.failure is not None:
                     continue
-                answer = result(future[index])
+                answer = self._answered(groups, index, options)
                 if answer.failure is not None:
                     known.failure = answer.failure
                 elif keep == "exact":
@@ -87,7 +104,7 @@ class Reference:
 
     def decide(self, index: int) -> Evaluation | None:
         """The evaluation with the decisions of the own dtypes; None where it fails."""
-        answer = result(self._submit(index, {"decisions": True}))
+        answer = result(self._submit([self._arrays[index]], {"decisions": True}))
         if answer.failure is not None:
             return None
         return attrs.evolve(self.evaluation(index), exact=answer.outputs[0], decided=True)
@@ -102,7 +119,7 @@ class Reference:
         if len(known.own) > 1:
             return
         futures = [
-            self._submit(index, {**self._own_options, "last_bits": seed}, arrays)
+            self._submit([arrays], {**self._own_options, "last_bits": seed})
             for seed, arrays in enumerate(last_bits_changed(self._arrays[index], index))
         ]
         for future in futures[:DRAWS]:

@@ -28,6 +28,9 @@ from posexport.spec.contract import Values
 
 _FLOATS = {1: ("fp32", 4), 10: ("fp16", 2), 16: ("bf16", 2), 11: ("fp64", 8)}
 
+LARGE = 256 * 2**20
+"""Bytes of weights from which on one process at a time has a file open, and cases are evaluated together."""
+
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """Operator domains that every runtime has."""
 
@@ -59,6 +62,11 @@ class GraphSubject:
     def path(self) -> Path:
         """The file."""
         return self.graph.path
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its weights take much memory, and long to be read."""
+        return self.weight_bytes > LARGE
 
     @property
     def wide(self) -> dict[str, int]:

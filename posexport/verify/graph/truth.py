@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import attrs
@@ -69,7 +69,7 @@ def module_reference(
 ) -> Reference:
     """The evaluations of a module; that of a checkpoint rounds as the file does, whose dtype may be another."""
     dtype = None if checkpoint_of(module) is None else subject.dtype
-    return Reference(pool, subject.path, arrays, module=module, dtype=dtype, wide=wide)
+    return Reference(pool, subject.path, arrays, module=module, dtype=dtype, wide=wide, large=subject.is_large)
 
 
 class Truth:
@@ -85,17 +85,18 @@ class Truth:
         module: str | None = None,
     ) -> None:
         self.subject, self.against, self.cases = subject, against, cases
-        arrays, wide = [case.arrays for case in cases], subject.wide
+        arrays = [case.arrays for case in cases]
+        reference = partial(Reference, pool, wide=subject.wide, large=subject.is_large)
         self._coarser = against is not None and coarser(subject.dtype, against.dtype) != against.dtype
         self._itself: Reference | None = None
         if module is not None:
-            self._reference = module_reference(pool, subject, arrays, module, wide)
-            self._itself = Reference(pool, subject.path, arrays, own=False, wide=wide)
+            self._reference = module_reference(pool, subject, arrays, module, subject.wide)
+            self._itself = reference(subject.path, arrays, own=False)
         elif against is None:
-            self._reference = Reference(pool, subject.path, arrays, wide=wide)
+            self._reference = reference(subject.path, arrays)
         else:
-            self._reference = Reference(pool, against.path, [converted(one, against) for one in arrays], wide=wide)
-            self._itself = Reference(pool, subject.path, arrays, own=self._coarser, wide=wide)
+            self._reference = reference(against.path, [converted(one, against) for one in arrays])
+            self._itself = reference(subject.path, arrays, own=self._coarser)
         self.decided: list[int] = []
 
     @cached_property

@@ -1,0 +1,171 @@
+"""Models with large weights: these are converted where they are read, for several sets of inputs at once, and stay the
+mapped files that they are; verdicts are those of small models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from helpers import cli
+from onnx import TensorProto, helper, numpy_helper
+from small_decoders import exported_model, small_checkpoint
+
+from posexport.runtimes import torch_module
+from posexport.runtimes.base import Arrays, GroupRunner
+from posexport.runtimes.pool import Pool
+from posexport.verify.graph import subject
+from posexport.verify.graph.reference import GROUP, Reference
+
+pytestmark = pytest.mark.few_inputs
+
+pytest.importorskip("transformers")
+
+OPTIONS = ("--form", "contrib", "--dtype", "fp16")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a checkpoint, which lies beside it."""
+    folder = tmp_path_factory.mktemp("large")
+    small_checkpoint(folder / "Llama")
+    (folder / "file").mkdir()
+    return exported_model(folder / "Llama", folder / "file" / "model.onnx", *OPTIONS)
+
+
+def checkpoint_of(model: Path) -> str:
+    return str(model.parent.parent / "Llama")
+
+
+def inputs_of(model: Path, count: int) -> list[Arrays]:
+    """Prompts of different lengths without a cache."""
+    from posexport.verify.graph.cases import drawn_cases
+    from posexport.verify.graph.subject import read_file, read_subject
+
+    return [case.arrays for case in drawn_cases(read_subject(read_file(model)).roles(), 0)][:count]
+
+
+@pytest.mark.parametrize("options", [{}, {"wide": False, "dtype": "fp16"}, {"wide": False, "dtype": "fp32"}])
+def test_a_checkpoint_runs_several_inputs_as_one_by_one(
+    model: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_module, "LARGE", 64)
+    monkeypatch.setattr(torch_module, "_kept", {})
+    runner = torch_module.load(model, {"module": checkpoint_of(model), **options})
+    assert isinstance(runner, GroupRunner)
+    inputs = inputs_of(model, 5)
+    alone = [runner.run(arrays) for arrays in inputs]
+    for number, outputs in runner.run_all(inputs):
+        for name, array in outputs.items():
+            assert np.array_equal(array, alone[number][name]), (number, name)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_large_weights_in_float64_are_those_of_a_copy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy in float64 needs no conversion where a weight is read."""
+    inputs, results = inputs_of(model, 3), []
+    for large in (2**16, 1):
+        monkeypatch.setattr(torch_module, "LARGE", large)
+        monkeypatch.setattr(torch_module, "_kept", {})
+        runner = torch_module.load(model, {"module": checkpoint_of(model)})
+        kinds = {weight.dtype for weight in runner._user.module.parameters()}
+        assert kinds == {torch.float64 if large > 1 else torch.float32}
+        results.append([runner.run(arrays) for arrays in inputs])
+    for copied, read in zip(*results, strict=True):
+        for name, array in copied.items():
+            assert array.dtype == read[name].dtype == np.float64
+            assert np.array_equal(array, read[name]), name
+
+
+def test_a_weight_is_converted_once_for_several_inputs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_module, "LARGE", 64)
+    monkeypatch.setattr(torch_module, "_kept", {})
+    runner = torch_module.load(model, {"module": checkpoint_of(model)})
+    converted: list[int] = []
+    in_lockstep = torch_module.in_lockstep
+
+    def counting(calculations: Any) -> Any:
+        def counted(calculate: Any) -> Any:
+            def count(key: Any, make: Any, get_weight: Any) -> Any:
+                def make_once() -> torch.Tensor:
+                    converted.append(id(key))
+                    return make()  # type: ignore[no-any-return]
+
+                return get_weight(key, make_once)
+
+            return lambda get_weight: calculate(lambda key, make: count(key, make, get_weight))
+
+        return in_lockstep([counted(each) for each in calculations])
+
+    monkeypatch.setattr(torch_module, "in_lockstep", counting)
+    assert len([*runner.run_all(inputs_of(model, 6))]) == 6
+    products = {id(weight) for name, weight in runner._user.module.named_parameters() if "embed" not in name}
+    assert len(converted) == len({*converted}) <= len(products)
+    assert len(converted) > len(products) / 2
+
+
+def test_weights_that_need_no_other_dtype_are_not_copied(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_module, "_kept", {})
+    options = {"module": checkpoint_of(model), "wide": False}
+    runners = [torch_module.load(model, {**options, "dtype": dtype}) for dtype in ("fp32", "fp16")]
+    pairs = zip(*(runner._user.module.parameters() for runner in runners), strict=True)
+    (original,) = (user for key, user in torch_module._kept.items() if key[1:] == (None, None))
+    assert all(one.dtype != other.dtype for one, other in pairs)
+    same = zip(runners[0]._user.module.parameters(), original.module.parameters(), strict=True)
+    assert all(one is other for one, other in same)
+    drawn = torch_module.load(model, {**options, "dtype": "fp32", "last_bits": 1})
+    moved = zip(drawn._user.module.parameters(), original.module.parameters(), strict=True)
+    assert all(one is not other and not torch.equal(one, other) for one, other in moved)
+
+
+def verdicts(path: Path, checkpoint: str) -> tuple[int, dict[str, Any]]:
+    result = cli("verify", path, "--from", checkpoint, "--runtime", "ort-cpu", "--json")
+    return result.exit_code, {verdict["check"]: verdict for verdict in json.loads(result.stdout)["verdicts"]}
+
+
+def test_a_sound_file_passes_and_a_wrong_one_fails(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "LARGE", 0)
+    code, found = verdicts(model, checkpoint_of(model))
+    assert (code, found["parity"]["state"], found["generation"]["state"]) == (0, "passed", "passed")
+    monkeypatch.setattr(subject, "LARGE", 2**28)
+    _, usual = verdicts(model, checkpoint_of(model))
+    assert found["parity"]["worst"] == usual["parity"]["worst"]
+    monkeypatch.setattr(subject, "LARGE", 0)
+    wrong = onnx.load(model)
+    (node,) = (node for node in wrong.graph.node if "logits" in node.output)
+    node.output[0] = "small"
+    wrong.graph.initializer.append(numpy_helper.from_array(np.float16(1.05).reshape(()), "factor"))
+    wrong.graph.node.append(helper.make_node("Mul", ["small", "factor"], ["logits"]))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    code, found = verdicts(tmp_path / "wrong.onnx", checkpoint_of(model))
+    assert (code, found["parity"]["state"]) == (1, "failed")
+
+
+def test_where_one_of_several_inputs_fails_the_others_are_evaluated(tmp_path: Path) -> None:
+    """A graph for at most 9 tokens."""
+    floats = TensorProto.FLOAT
+    rows = numpy_helper.from_array(np.arange(9, dtype=np.float32), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        "table",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["tokens"])],
+        [helper.make_tensor_value_info("y", floats, ["tokens"])],
+        [rows],
+    )
+    path = tmp_path / "table.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    inputs: list[Arrays] = [{"x": np.arange(count)} for count in (3, 12, 9, 1)] * (GROUP // 2)
+    with Pool(60) as pool:
+        evaluations = Reference(pool, path, inputs, large=True)
+        for number, arrays in enumerate(inputs):
+            evaluation = evaluations.evaluation(number)
+            assert (evaluation.failure is not None) == (len(arrays["x"]) > 9), number
+            if evaluation.failure is None:
+                assert np.array_equal(evaluation.exact["y"], arrays["x"])
+                assert np.array_equal(evaluation.own[0]["y"], arrays["x"])

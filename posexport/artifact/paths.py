@@ -102,6 +102,24 @@ def _varint(file: BinaryIO) -> int | None:
     return None
 
 
+ENCODER, DECODER = "encoder", "decoder"
+"""The parts of an encoder-decoder, each in a file of its own."""
+
+
+def path_of_part(path: Path, part: str) -> Path:
+    """The file of a part of the model at `path`: `encoder_model.onnx` of the encoder of `model.onnx`."""
+    return path.with_name(f"{part}_{path.name}") if part else path
+
+
+def encoder_beside(decoder: Path) -> Path | None:
+    """The file of the encoder of a decoder; None where the file is not named as that of a decoder, or has none."""
+    begin = f"{DECODER}_"
+    if not decoder.name.startswith(begin):
+        return None
+    encoder = path_of_part(decoder.with_name(decoder.name.removeprefix(begin)), ENCODER)
+    return encoder if is_there(encoder) else None
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """The names of files with as much of their folders as sets them apart, so that no result shows a home."""
     depth = dict.fromkeys(paths, 1)

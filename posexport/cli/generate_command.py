@@ -1,4 +1,4 @@
-"""`posexport generate`: tokens from an exported decoder, to try a file in one command."""
+"""`posexport generate`: tokens from an exported decoder or encoder-decoder, to try a file in one command."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from posexport.artifact.paths import check_artifact
+from posexport.artifact.paths import check_artifact, encoder_beside
 from posexport.cli import console
 from posexport.errors import RequestError, shown
 from posexport.runtimes import ORT, RUNTIMES, runtime
-from posexport.runtimes.tokens import read_tokenizer, stop_tokens, trained_length
+from posexport.runtimes.tokens import read_tokenizer, start_tokens, stop_tokens, trained_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,10 @@ _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 @click.argument("file")
 @click.option("--prompt", metavar="TEXT", multiple=True, help="a text to go on with; repeatable: rows of one batch")
 @click.option("--prompt-ids", metavar="1,2,3", multiple=True, help="the same as token ids, without a tokenizer")
+@click.option("--inputs", metavar="FILE", help=".npz file with the inputs of an encoder, such as features of a sound")
+@click.option(
+    "--decoder-input-ids", metavar="1,2", help="ids that an encoder-decoder begins with  [default: of its config.json]"
+)
 @click.option("--max-new-tokens", metavar="N", help="the most tokens that are made  [default: 64]")
 @click.option(
     "--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]"
@@ -42,6 +46,8 @@ def generate(
     file: str,
     prompt: tuple[str, ...],
     prompt_ids: tuple[str, ...],
+    inputs: str | None,
+    decoder_input_ids: str | None,
     ignore_eos: bool,
     name: str,
     as_json: bool,
@@ -49,7 +55,8 @@ def generate(
 ) -> int:
     """Make tokens with a decoder that `export --model` wrote, and say how fast.
 
-    Text needs the tokenizer's files beside the file; ids need nothing.
+    Text needs the tokenizer's files beside the file; ids need nothing. The encoder of an encoder-decoder lies beside
+    FILE, its decoder, and reads the prompt.
     """
     path = Path(file)
     if path.suffix != ".onnx":
@@ -58,9 +65,11 @@ def generate(
     for text in prompt:
         if not _is_unicode(text):
             raise RequestError(f"--prompt is {shown(text)}, which is not UTF-8: give text in UTF-8.")
-    if bool(prompt) == bool(prompt_ids):
+    if sum(map(bool, (prompt, prompt_ids, inputs is not None))) != 1:
+        several = prompt or prompt_ids or inputs is not None
         raise RequestError(
-            f"{'both kinds of' if prompt else 'no'} prompt given: give either --prompt TEXT or --prompt-ids 1,2,3."
+            f"{'several kinds of' if several else 'no'} prompt given: give one of --prompt TEXT and --prompt-ids "
+            "1,2,3, or --inputs FILE for an encoder of something else than text."
         )
     row = runtime(name)
     if row.name not in _RUNTIMES:
@@ -68,18 +77,33 @@ def generate(
     from posexport.runtimes.generation import GenerationOptions
     from posexport.runtimes.generation_process import generate_in_child
 
-    folder = path.parent
+    folder, encoder = path.parent, encoder_beside(path)
+    if encoder is not None:
+        check_artifact(encoder)
+    begin = start_tokens(folder) if decoder_input_ids is None else _ids("--decoder-input-ids", decoder_input_ids)
     stop = () if ignore_eos else stop_tokens(folder)
     options = GenerationOptions(stop=stop, **{key: value for key, value in given.items() if value is not None})
     with read_tokenizer(folder) if prompt else nullcontext() as tokenizer:
-        prompts = [_ids(text) for text in prompt_ids] if tokenizer is None else tokenizer.encode(prompt)
+        prompts = [_ids("--prompt-ids", text) for text in prompt_ids]
+        prompts = prompts if tokenizer is None else tokenizer.encode(prompt)
         if not all(prompts):
             raise RequestError("a prompt has no tokens: give at least one.")
-        length, positions = trained_length(folder), max(map(len, prompts)) + options.max_new_tokens - 1
+        first = len(begin) if encoder is not None else max(map(len, prompts), default=0)
+        length, positions = trained_length(folder), first + options.max_new_tokens - 1
         if length is not None and positions > length:
             console.warn(f"prompt and new tokens have {positions} positions, and the model was trained for {length}.")
-        stream = _Stream(tokenizer, len(prompts), silent=as_json)
-        made = generate_in_child(path, row.options, prompts, options, trained_length=length, told=stream.told)
+        stream = _Stream(tokenizer, silent=as_json)
+        made = generate_in_child(
+            path,
+            row.options,
+            prompts,
+            options,
+            trained_length=length,
+            encoder=encoder,
+            inputs=None if inputs is None else Path(inputs),
+            begin=begin,
+            told=stream.told,
+        )
         if made.cache == "none":
             console.warn("the file has no caches, so each step computes all tokens again.")
         if as_json:
@@ -94,28 +118,26 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _ids(text: str) -> list[int]:
+def _ids(option: str, text: str) -> list[int]:
     try:
         ids = [int(part) for part in text.split(",")]
     except ValueError:
         ids = [-1]
     if min(ids) < 0:
-        raise RequestError(
-            f"--prompt-ids is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3."
-        )
+        raise RequestError(f"{option} is {shown(text)}: give whole numbers from 0 with commas between, as in 1,2,3.")
     return ids
 
 
 class _Stream:
     """Shows tokens as they come; of several rows, each one at the end."""
 
-    def __init__(self, tokenizer: Tokenizer | None, rows: int, silent: bool) -> None:
-        self._tokenizer, self._rows, self._silent = tokenizer, rows, silent
+    def __init__(self, tokenizer: Tokenizer | None, silent: bool) -> None:
+        self._tokenizer, self._silent = tokenizer, silent
         self._ids: list[int] = []
         self._written = ""
 
     def told(self, tokens: list[int | None]) -> None:
-        if self._silent or self._rows > 1 or tokens[0] is None:
+        if self._silent or len(tokens) > 1 or tokens[0] is None:
             return
         self._ids.append(tokens[0])
         text = self._text(self._ids)
@@ -127,7 +149,7 @@ class _Stream:
         return ",".join(map(str, ids)) if self._tokenizer is None else self._tokenizer.decode([ids])[0]
 
     def end(self, made: Generated) -> None:
-        if self._rows == 1:
+        if len(made.tokens) == 1:
             console.write_part(self._text(made.tokens[0])[len(self._written) :] + "\n")
         else:
             for number, row in enumerate(made.tokens, 1):
@@ -146,8 +168,9 @@ def _speed(made: Generated) -> float:
 def _as_json(
     file: str, runtime: str, prompts: list[list[int]], made: Generated, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
+    read: list[list[int] | None] = [*prompts] if prompts else [None] * len(made.tokens)
     rows: list[dict[str, Any]] = [
-        {"prompt": prompt, "tokens": [*tokens]} for prompt, tokens in zip(prompts, made.tokens, strict=True)
+        {"prompt": prompt, "tokens": [*tokens]} for prompt, tokens in zip(read, made.tokens, strict=True)
     ]
     if tokenizer is not None:
         for row, text in zip(rows, tokenizer.decode(made.tokens), strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport.artifact.paths import path_of_part
 from posexport.errors import FieldError, RequestError
 from posexport.export import support
 from posexport.export.side_files import side_files
@@ -54,7 +55,7 @@ class ModelOptions:
 
     def path_of(self, part: str) -> Path:
         """The file of a part of the model: `encoder_model.onnx` of an encoder where `model.onnx` is to be written."""
-        return self.path.with_name(f"{part}_{self.path.name}") if part else self.path
+        return path_of_part(self.path, part)
 
 
 @attrs.frozen(kw_only=True)

@@ -37,10 +37,12 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 _NEEDED = ("input_ids", "attention_mask")
+"""Inputs of a decoder that stands alone; that of an encoder-decoder needs no mask, as its rows begin alike."""
 
 _UNKNOWN = {
     "use_cache_branch": "it is a merged decoder of two graphs: give the file of one of them",
-    "encoder_hidden_states": "it decodes for an encoder, whose output is not there: give a decoder that stands alone",
+    "encoder_hidden_states": "it computes keys and values of an encoder's output in each step: give a decoder that "
+    "takes them, as `export --model` writes it",
     "inputs_embeds": "it takes vectors in place of tokens: give a decoder that takes input_ids",
 }
 """Inputs of other people's decoders that have none of the values here, with what is wrong."""
@@ -75,23 +77,31 @@ class Generated:
 class Decoder:
     """A file in a session of ONNX Runtime, with the caches of the sequences under way.
 
-    `trained_length` is how many positions the model was trained for, None where that is not known. RequestError for a
-    file whose inputs and outputs are not those of a decoder.
+    `trained_length` is how many positions the model was trained for, None where that is not known. `encoded` are the
+    inputs that an encoder gives, by name, the same for each step. RequestError for a file whose inputs and outputs are
+    not those of a decoder.
     """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, device: str = "cpu", trained_length: int | None = None
+        self,
+        session: onnxruntime.InferenceSession,
+        device: str = "cpu",
+        trained_length: int | None = None,
+        encoded: Mapping[str, onnxruntime.OrtValue] | None = None,
     ) -> None:
         self._session, self._device, self._trained_length = session, device, trained_length
+        self._encoded = dict(encoded or {})
         self._inputs = {value.name: value for value in session.get_inputs()}
         outputs = {value.name: value for value in session.get_outputs()}
         self._outputs = list(outputs)
-        self._present = {name: _PRESENT + name[len(_PAST) :] for name in self._inputs if name.startswith(_PAST)}
+        pasts = [name for name in self._inputs if name.startswith(_PAST) and name not in self._encoded]
+        self._present = {name: _PRESENT + name[len(_PAST) :] for name in pasts}
         for name in self._inputs:
-            if name not in (*self._present, *_NEEDED, "position_ids", LENGTH):
+            if name not in (*self._present, *self._encoded, *_NEEDED, "position_ids", LENGTH):
                 text = _UNKNOWN.get(name, "decoders that can be run here have no such input: give one without it")
                 raise RequestError(f"the file has the input {shown(name)}, {text}.")
-        lacking = [f"input {shown(name)}" for name in _NEEDED if name not in self._inputs]
+        needed = _NEEDED[:1] if self._encoded else _NEEDED
+        lacking = [f"input {shown(name)}" for name in needed if name not in self._inputs]
         lacking += [f"output {shown(name)}" for name in ("logits", *self._present.values()) if name not in outputs]
         if lacking:
             raise RequestError(f"the file has no {lacking[0]}, which decoders have: give a file of a decoder.")
@@ -156,8 +166,8 @@ class Decoder:
         """All outputs by name; new caches take the place of those before."""
         binding = self._session.io_binding()
         for name, value in self._inputs.items():
-            if name in self._caches:
-                binding.bind_ortvalue_input(name, self._caches[name])
+            if name in self._caches or name in self._encoded:
+                binding.bind_ortvalue_input(name, self._caches.get(name) or self._encoded[name])
             else:
                 binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(_DTYPES[value.type])))
         buffers = {present: self._caches[past] for past, present in self._present.items()} if self._has_buffers else {}

@@ -1,8 +1,10 @@
 """Generates in a child process, `python -P -m posexport.runtimes.generation_process`: the file may be hostile.
 
-A request is {path, session, prompts, options, trained_length}: a decoder, options of posexport.runtimes.ort, token ids
-of each row, GenerationOptions, and how many positions the model was trained for or null. The tokens of each step are
-reported as they come, as JSON. The answer is {generated}.
+A request is {path, session, prompts, options, trained_length, encoder, inputs, begin}: a decoder, options of
+posexport.runtimes.ort, token ids of each row, GenerationOptions, and how many positions the model was trained for or
+null. Of an encoder-decoder, `encoder` is the file of its encoder, which reads the prompts or the arrays in the .npz
+file `inputs`, and `begin` are the ids with which each row of new tokens begins. The tokens of each step are reported as
+they come, as JSON. The answer is {generated}.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from posexport.jsondata import structure, unstructure
 from posexport.processes import MISSING, Worker, failure_of, report, serve
 
 if TYPE_CHECKING:
-    from posexport.runtimes.generation import Generated, GenerationOptions
+    import onnxruntime
+
+    from posexport.runtimes.generation import Decoder, Generated, GenerationOptions
 
 LONGEST_STEP = 600.0
 """Seconds that a step, or opening the file, may take."""
@@ -31,6 +35,9 @@ def generate_in_child(
     options: GenerationOptions,
     *,
     trained_length: int | None = None,
+    encoder: Path | None = None,
+    inputs: Path | None = None,
+    begin: Sequence[int] = (),
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
     """`posexport.runtimes.generation.generate` in another process; RequestError where it fails in whatever way, and
@@ -44,6 +51,9 @@ def generate_in_child(
         "prompts": [list(prompt) for prompt in prompts],
         "options": unstructure(options),
         "trained_length": trained_length,
+        "encoder": None if encoder is None else str(encoder.absolute()),
+        "inputs": None if inputs is None else str(inputs.absolute()),
+        "begin": list(begin),
     }
     try:
         reply = worker.ask(request, LONGEST_STEP, lambda step: told(json.loads(step)))
@@ -58,7 +68,7 @@ def generate_in_child(
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Open the file and generate."""
-    from posexport.runtimes.generation import Decoder, GenerationOptions, generate
+    from posexport.runtimes.generation import GenerationOptions, generate
     from posexport.runtimes.ort import open_session
 
     provider = request["session"].get("provider", "CPU")
@@ -71,10 +81,37 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             "many tokens."
         )
     session, _ = open_session(path, {**request["session"], "new_lengths": True})
-    decoder = Decoder(session, "cpu" if provider == "CPU" else "cuda", request["trained_length"])
+    decoder, prompts = _opened(request, session, "cpu" if provider == "CPU" else "cuda")
     options = structure(request["options"], GenerationOptions)
     generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
     return {"generated": unstructure(generated)}
+
+
+def _opened(
+    request: dict[str, Any], session: onnxruntime.InferenceSession, device: str
+) -> tuple[Decoder, list[list[int]]]:
+    """The decoder, of an encoder-decoder with what the encoder read, and the tokens with which each row begins."""
+    from posexport.runtimes import generation_encoder as encoders
+    from posexport.runtimes.generation import Decoder
+    from posexport.runtimes.npz import read_arrays
+    from posexport.runtimes.ort import open_session
+
+    length, prompts, inputs = request["trained_length"], request["prompts"], request["inputs"]
+    if not encoders.reads_encoder(session):
+        if inputs is not None:
+            raise RequestError("it has no encoder, which --inputs are for: give a prompt.")
+        return Decoder(session, device, length), prompts
+    if request["encoder"] is None:
+        raise RequestError(
+            "it takes what an encoder gives, and there is none beside it: name the decoder decoder_NAME.onnx and the "
+            "encoder encoder_NAME.onnx, as `export --model` does."
+        )
+    if not request["begin"]:
+        raise RequestError("config.json beside it has no decoder_start_token_id: give --decoder-input-ids.")
+    encoder, _ = open_session(Path(request["encoder"]), {**request["session"], "new_lengths": True})
+    arrays = encoders.arrays_of_prompts(encoder, prompts) if inputs is None else read_arrays(Path(inputs))
+    rows, encoded = encoders.encode(encoder, session, arrays, device)
+    return Decoder(session, device, length, encoded), [request["begin"]] * rows
 
 
 def _counts_from_the_left(path: Path) -> bool:

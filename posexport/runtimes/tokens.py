@@ -145,12 +145,30 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     return ()
 
 
+def start_tokens(folder: Path) -> tuple[int, ...]:
+    """The ids with which the decoder of an encoder-decoder begins, as transformers reads them in generation_config.json
+    or config.json in a folder; none where neither says them."""
+    for file in ("generation_config.json", "config.json"):
+        config = read_config(folder / file) or {}
+        start, forced, usual = (_token(config, f"{name}_token_id") for name in ("decoder_start", "forced_bos", "bos"))
+        if start or usual:
+            return (start or usual) + forced
+    return ()
+
+
+def _token(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """The id of a token, none where it is not said."""
+    value = config.get(key)
+    return (value,) if is_whole(value) and 0 <= value < MOST_TOKENS else ()
+
+
 def trained_length(folder: Path) -> int | None:
-    """How many positions the model was trained for, by the config.json in a folder; None where that is not said."""
+    """How many positions the model, of an encoder-decoder its decoder, was trained for, by the config.json in a folder;
+    None where that is not said."""
     config = read_config(folder / "config.json") or {}
     part = config.get("text_config")
     for data in (config, part if isinstance(part, dict) else {}):
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        for name in ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"):
             if is_whole(data.get(name)) and data[name] > 0:
                 return int(data[name])
     return None

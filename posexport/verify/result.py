@@ -44,7 +44,7 @@ State = Literal["passed", "failed", "not run"]
 
 CONTRACT, REFERENCE_FAILED, NOTHING_COMPARED = "contract", "reference-failed", "nothing-compared"
 INPUTS_REFUSED = "inputs-refused"
-OTHER_TOKENS, NO_LOOP = "other-tokens", "no-loop"
+OTHER_TOKENS, NO_LOOP, NO_ENCODER = "other-tokens", "no-loop", "no-encoder"
 MISSING_OUTPUT, UNKNOWN_OUTPUT, WRONG_SHAPE, WRONG_DTYPE = "missing-output", "unknown-output", "shape", "dtype"
 NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "inconclusive", "property"
 """Codes of failed comparisons and verdicts."""

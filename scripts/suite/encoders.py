@@ -23,6 +23,7 @@ T5: dict[str, Any] = {
     "num_layers": LAYERS,
     "num_heads": HEADS,
     "pad_token_id": 0,
+    "decoder_start_token_id": 0,
     "relative_attention_num_buckets": 16,
     "relative_attention_max_distance": 12,
 }

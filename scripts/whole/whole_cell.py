@@ -94,13 +94,18 @@ def _verdict(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _generated(files: Sequence[Path]) -> dict[str, Any]:
-    """Tokens are made where the file is a decoder by itself."""
-    (path, *others) = files
-    names = {value.name for value in onnx.load(path, load_external_data=False).graph.input}
-    if others or not names & {"position_ids", "past_key_values.0.key"}:
+    """Tokens are made where the file decodes, alone or for an encoder beside it that reads text."""
+    path, *encoders = files  # in the order of their names: the decoder is before the encoder
+    names = _inputs_of(path)
+    decodes = names & {"position_ids", "past_key_values.0.key", "past_key_values.0.encoder.key"}
+    if not decodes or not all("input_ids" in _inputs_of(encoder) for encoder in encoders):
         return {}
     made = _json("generate", path, "--prompt-ids", "5,9,3", "--max-new-tokens", "4", "--ignore-eos", "--json")
     return {"tokens": len(made["rows"][0]["tokens"])}
+
+
+def _inputs_of(path: Path) -> set[str]:
+    return {value.name for value in onnx.load(path, load_external_data=False).graph.input}
 
 
 def spoil(path: Path) -> None:

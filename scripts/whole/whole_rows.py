@@ -145,8 +145,8 @@ MORE = [
     seq2seq("mbart", "MBart", "learned", BART),
     seq2seq("m2m_100", "M2M100", "sinusoidal", BART),
     seq2seq("blenderbot", "Blenderbot", "learned", BART),
-    seq2seq("mt5", "MT5", "t5 buckets", {**T5, "decoder_start_token_id": 0}),
-    seq2seq("umt5", "UMT5", "t5 buckets", {**T5, "decoder_start_token_id": 0}),
+    seq2seq("mt5", "MT5", "t5 buckets", T5),
+    seq2seq("umt5", "UMT5", "t5 buckets", T5),
     seq2seq("led", "LED", "learned", {**BART, "attention_window": 4}),
     seq2seq(
         "prophetnet",
@@ -165,9 +165,7 @@ MORE = [
             "decoder_start_token_id": 2,
         },
     ),
-    seq2seq(
-        "switch_transformers", "SwitchTransformers", "t5 buckets", {**T5, "num_experts": 2, "decoder_start_token_id": 0}
-    ),
+    seq2seq("switch_transformers", "SwitchTransformers", "t5 buckets", {**T5, "num_experts": 2}),
     seq2seq("whisper", "Whisper", "sinusoidal", SOUND),
     seq2seq(
         "speech_to_text",

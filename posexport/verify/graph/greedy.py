@@ -19,7 +19,7 @@ from posexport.graphs.draw import draw_inputs
 from posexport.graphs.roles import Role
 from posexport.runtimes import ORT, Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.generation import GenerationOptions, left_padded
+from posexport.runtimes.generation import Generated, GenerationOptions, left_padded
 from posexport.runtimes.generation_process import generate_in_child
 from posexport.runtimes.pool import Pool
 from posexport.verify.graph.judge_tokens import judge_tokens
@@ -81,7 +81,7 @@ class GreedyCheck:
         prompts = self.prompts()
         options = GenerationOptions(max_new_tokens=self.count)
         try:
-            made = generate_in_child(self.subject.path, row.options, prompts, options).tokens
+            made = self.generated(row, prompts, options).tokens
         except PosexportError as error:
             return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, str(error).rstrip(".")), check=GENERATION)
         evaluation = self.evaluated(prompts, made)
@@ -90,6 +90,10 @@ class GreedyCheck:
             return Verdict.of(path, row.name, NOT_RUN, reason, check=GENERATION)
         exact, own = evaluation.exact["logits"], evaluation.own[0]["logits"]
         return judge_tokens(path, row.name, np.array(made), exact, own, self.tolerance_of_logits())
+
+    def generated(self, row: Runtime, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> Generated:
+        """The tokens that the file makes behind these; raises what `generate_in_child` raises."""
+        return generate_in_child(self.subject.path, row.options, prompts, options)
 
     def tolerance_of_logits(self) -> Tolerance:
         """What an error of a logit may be."""
@@ -102,11 +106,11 @@ class GreedyCheck:
         evaluation = module_reference(self.pool, self.subject, [self._inputs(rows)], self.module).evaluation(0)
         if evaluation.failure is not None:
             return evaluation
+        return Evaluation(exact=self.before(evaluation.exact), own=list(map(self.before, evaluation.own)))
 
-        def before(arrays: Arrays) -> Arrays:
-            return {"logits": np.asarray(arrays["logits"], np.float64)[:, -self.count - 1 : -1]}
-
-        return Evaluation(exact=before(evaluation.exact), own=list(map(before, evaluation.own)))
+    def before(self, arrays: Arrays) -> Arrays:
+        """The logits at the places before the new tokens."""
+        return {"logits": np.asarray(arrays["logits"], np.float64)[:, -self.count - 1 : -1]}
 
     def prompts(self) -> list[list[int]]:
         """Token ids of each row."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.paths import encoder_beside
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError, located
 from posexport.graphs.baked import baked_sizes, pinned
@@ -19,9 +21,11 @@ from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool, result
+from posexport.runtimes.tokens import start_tokens
 from posexport.verify.graph.cases import drawn_cases, given_case
 from posexport.verify.graph.exact_angles import exact_source
 from posexport.verify.graph.greedy import GreedyCheck, is_decoder
+from posexport.verify.graph.greedy_encoder import TranslationCheck, reads_encoder
 from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.pairing import cache_mismatch, mismatch, shared_roles
 from posexport.verify.graph.reference import evaluate
@@ -82,16 +86,15 @@ def make_graph_job(
     greedy = None
     if checkpoint is not None:
         _check_opens(pool, subject, checkpoint)
-        if roles and is_decoder(subject):
-            greedy = GreedyCheck(
-                pool=pool,
-                subject=subject,
-                roles=roles,
-                module=str(checkpoint),
-                trained_length=own.decodes,
-                seed=request.seed,
-                tolerance=overrides.tolerance,
-            )
+        greedy = _greedy_check(
+            pool=pool,
+            subject=subject,
+            roles=roles,
+            module=str(checkpoint),
+            trained_length=own.decodes,
+            seed=request.seed,
+            tolerance=overrides.tolerance,
+        )
     return GraphJob(
         subject=subject,
         pool=pool,
@@ -109,6 +112,18 @@ def make_graph_job(
         trained=own,
         tables=tables,
     )
+
+
+def _greedy_check(*, subject: GraphSubject, roles: Mapping[str, Role], module: str, **given: Any) -> GreedyCheck | None:
+    """The check of a decoder's tokens, None for a file that makes none."""
+    given |= {"subject": subject, "roles": roles, "module": module}
+    if roles and is_decoder(subject):
+        return GreedyCheck(**given)
+    if not roles or not reads_encoder(subject):
+        return None
+    path = encoder_beside(subject.path)
+    encoder = None if path is None else read_subject(read_file(path))
+    return TranslationCheck(encoder=encoder, begin=start_tokens(Path(module)), **given)
 
 
 def _other_roles(graph: GraphFile, roles: Mapping[str, Role]) -> Iterator[dict[str, Role]]:

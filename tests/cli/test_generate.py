@@ -128,8 +128,8 @@ def test_a_prompt_behind_the_trained_length_is_a_warning() -> None:
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no prompt": (["model.onnx"], "no prompt given: give either --prompt TEXT or --prompt-ids 1,2,3"),
-    "both prompts": (["model.onnx", "--prompt", "w1", "--prompt-ids", "1"], "both kinds of prompt given"),
+    "no prompt": (["model.onnx"], "no prompt given: give one of --prompt TEXT and --prompt-ids 1,2,3"),
+    "both prompts": (["model.onnx", "--prompt", "w1", "--prompt-ids", "1"], "several kinds of prompt given"),
     "words for ids": (["model.onnx", "--prompt-ids", "1,two"], "--prompt-ids is '1,two': give whole numbers from 0"),
     "below 0": (["model.onnx", "--prompt-ids", "1,-2"], "--prompt-ids is '1,-2': give whole numbers from 0"),
     "no ids": (["model.onnx", "--prompt-ids", " , "], "--prompt-ids is ' , ': give whole numbers"),

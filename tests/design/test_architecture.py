@@ -229,8 +229,8 @@ FLAGS: dict[str, list[str]] = {
         "--trust", "--against", "--module", "--input",
     ],
     "generate": [
-        "FILE", "--prompt", "--prompt-ids", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed",
-        "--ignore-eos", "--runtime", "--json",
+        "FILE", "--prompt", "--prompt-ids", "--inputs", "--decoder-input-ids", "--max-new-tokens", "--temperature",
+        "--top-k", "--top-p", "--seed", "--ignore-eos", "--runtime", "--json",
     ],
     "rewrite": [
         "FILE", "--output/-o", "--form", "--target", "--opset", "--kv-cache", "--angles", "--require-all", "--only",

@@ -37,7 +37,8 @@ FEWEST_ROWS, _OF_ALL_ROWS = 6, 3
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """What all sets of inputs together may take: new tokens, and cached ones, of all rows. None: any number."""
+    """What all sets of inputs together may take: new tokens, and cached ones, of all rows; `longest` is how many both
+    may be in a row. None: any number."""
 
     tokens: float = math.inf
     cached: float = math.inf
@@ -65,7 +66,7 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
     encoder = itertools.cycle(rng.permutation(ladder(1, new, rng)).tolist())
     rows = itertools.cycle(rng.permutation((2, 3, 4, 5, 7, 10)).tolist())
     if is_dynamic(roles, SEQ):
-        corners = _sizes(roles, rng, rows, alone, new, old)
+        corners = _sizes(roles, rng, rows, alone, new, old, cost.longest or math.inf)
     else:
         corners = _sizes_beside(roles, rng, rows, cost.tokens, old)
     for corner in corners:
@@ -77,7 +78,13 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
 
 
 def _sizes(
-    roles: Mapping[str, Role], rng: np.random.Generator, rows: Iterator[int], alone: int, new: int, old: int
+    roles: Mapping[str, Role],
+    rng: np.random.Generator,
+    rows: Iterator[int],
+    alone: int,
+    new: int,
+    old: int,
+    longest: float,
 ) -> Iterator[Corner]:
     for seq in ladder(2, alone, rng):
         yield Corner(label="band of prompts", batch=1, seq=seq)
@@ -96,6 +103,7 @@ def _sizes(
     pasts, chunks = (rng.permutation(ladder(*ends, rng)).tolist() for ends in ((1, old - 2), (2, new - 1)))
     for number in range(max(len(pasts), len(chunks))):
         past, seq = pasts[number % len(pasts)], chunks[number % len(chunks)]
+        past = int(max(min(past, longest - seq), 1))
         yield Corner(label="band of chunks", batch=next(rows) if number % 2 and seq < 64 else 1, seq=seq, past=past)
 
 

@@ -1,4 +1,5 @@
-"""What a node is given and does: inputs that may be missing, whether it only gives one on, and whether it rounds."""
+"""What a node is given and does: inputs that may be missing, the node that makes one, whether it only gives one on, and
+whether it rounds."""
 
 from __future__ import annotations
 
@@ -11,6 +12,12 @@ ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 def input_of(node: ir.Node, at: int) -> ir.Value | None:
     """What a node reads at a place; None where it reads nothing there."""
     return node.inputs[at] if at < len(node.inputs) else None
+
+
+def maker_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that makes a value, where it is this operator of the standard's."""
+    node = None if value is None else value.producer()
+    return node if node is not None and (node.domain, node.op_type) == ("", op_type) else None
 
 
 def is_copy(node: ir.Node) -> bool:

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from posexport.export import exporter
@@ -115,3 +117,121 @@ def test_only_one_length_begins_a_range(end: int, operators: list[str]) -> None:
 def test_exported_modules_have_fewer_nodes() -> None:
     made = export_any(Norms(), (torch.randn(2, TOKENS, 8), torch.randn(2, 3, 8)), form="decomposed")
     assert "Reciprocal" not in {node.op_type for node in made.model.graph}
+
+
+class Masked(nn.Module):
+    """Scores with the mask of a cached decoder, as transformers looks it up, and a rotation whose halves are alike."""
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.arange(x.shape[0])[:, None, None, None]
+        columns = torch.arange(mask.shape[1])[None, None, None, :]
+        queries = torch.arange(x.shape[1])[None, None, :, None] + mask.shape[1] - x.shape[1]
+        seen = mask.bool()[rows, columns] & (columns <= queries)
+        angles = positions[:, :, None].float() * torch.tensor([1.0, 0.5, 0.25])
+        joined = torch.cat((angles, angles), -1)
+        cos = (joined.cos() * 0.5).unsqueeze(1).squeeze(1)[..., :3]
+        return seen, x[..., :3] * cos + joined.sin()[..., 3:]
+
+
+def masked() -> tuple[ir.Model, list[torch.Tensor]]:
+    arrays = [torch.randn(3, 4, 6), torch.ones(3, 9, dtype=torch.int64), torch.arange(12).reshape(3, 4)]
+    names = {"x": ("batch", "seq"), "mask": ("batch", "total"), "positions": ("batch", "seq")}
+    sizes = {name: {axis: torch.export.Dim(size) for axis, size in enumerate(both)} for name, both in names.items()}
+    with exporter.quiet():
+        program = torch.onnx.export(Masked().eval(), tuple(arrays), dynamo=True, dynamic_shapes=sizes, verbose=False)
+    assert program is not None
+    return program.model, arrays
+
+
+def outputs(model: ir.Model, path: Path, arrays: list[torch.Tensor]) -> list[np.ndarray]:
+    ir.save(model, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return session.run(None, {name: array.numpy() for name, array in zip(names, arrays, strict=True)})
+
+
+def test_a_mask_that_is_looked_up_is_the_mask(tmp_path: Path) -> None:
+    model, _ = masked()
+    named = [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)]
+    sizes = ((3, 4, 9), (1, 1, 1), (2, 5, 5), (4, 1, 12))
+    rng = np.random.default_rng(0)
+    cases = [
+        [
+            torch.from_numpy(rng.standard_normal((batch, seq, 6)).astype(np.float32)),
+            torch.from_numpy(rng.integers(0, 2, (batch, total))),
+            torch.from_numpy(rng.integers(0, 50, (batch, seq))),
+        ]
+        for batch, seq, total in sizes
+    ]
+    before = [outputs(model, tmp_path / "before.onnx", arrays) for arrays in cases]
+    count = Counter(node.op_type for node in model.graph)
+    assert count["GatherND"] == 1
+    with_fewer_nodes(model)
+    after = Counter(node.op_type for node in model.graph)
+    assert (after["GatherND"], after["Expand"]) == (0, 0)
+    assert after["Squeeze"] < count["Squeeze"]
+    assert [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)] == named
+    for arrays, (seen, rotated) in zip(cases, before, strict=True):
+        now = outputs(model, tmp_path / "after.onnx", arrays)
+        assert np.array_equal(now[0], seen)
+        np.testing.assert_allclose(now[1], rotated, rtol=1e-6, atol=1e-6)
+        expected = Masked()(*arrays)
+        assert np.array_equal(now[0], expected[0].numpy())
+
+
+def lookup(order: tuple[int, int] = (0, 1), *, joint: str = "Max", start: int = 0, dims: str = "batch") -> ir.Model:
+    """mask[rows, columns] as the exporter writes it, with the axes of rows and columns in this `order`."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=0, end=1),
+        helper.make_node("Squeeze", ["length"], ["rows"]),
+        helper.make_node("Shape", ["mask"], ["size"], start=1, end=2),
+        helper.make_node("Squeeze", ["size"], ["columns"]),
+    ]
+    for at, name in enumerate(("rows", "columns")):
+        nodes += [
+            helper.make_node("Range", [f"start{at}", name, "one"], [f"count{at}"]),
+            helper.make_node("Unsqueeze", [f"count{at}", f"axes{at}"], [f"index{at}"]),
+        ]
+    nodes += [
+        helper.make_node(joint, ["index0", "index1"], ["joint"]),
+        helper.make_node("Shape", ["joint"], ["shape"]),
+        *(helper.make_node("Expand", [f"index{at}", "shape"], [f"wide{at}"]) for at in range(2)),
+        *(helper.make_node("Unsqueeze", [f"wide{at}", "last"], [f"part{at}"]) for at in range(2)),
+        helper.make_node("Concat", ["part0", "part1"], ["indices"], axis=-1),
+        helper.make_node("GatherND", ["mask", "indices"], ["y"]),
+    ]
+    constants = {"one": 1, "start0": 0, "start1": start, "last": [-1], "axes0": [1 - order[0]], "axes1": [1 - order[1]]}
+    graph = helper.make_graph(
+        nodes,
+        "lookup",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [dims, 4]),
+            helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch", "total"]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, None)],
+        [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()],
+    )
+    return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
+
+
+LOOKUPS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "rows and columns": ({}, {"GatherND": 0, "Slice": 0}),
+    "fewer rows than the mask": ({"dims": "other"}, {"GatherND": 0, "Slice": 1}),
+    "columns before rows": ({"order": (1, 0)}, {"GatherND": 1}),
+    "from the second column": ({"start": 1}, {"GatherND": 1}),
+}
+"""A lookup, and how often it has which operators afterwards."""
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_of_other_kinds_stay(name: str, tmp_path: Path) -> None:
+    options, counts = LOOKUPS[name]
+    model = lookup(**options)
+    arrays = [torch.zeros(2 if "dims" in options else 3, 4), torch.arange(21).reshape(3, 7)]
+    before = outputs(model, tmp_path / "before.onnx", arrays)
+    with_fewer_nodes(model)
+    found = Counter(node.op_type for node in model.graph)
+    assert {operator: found[operator] for operator in counts} == counts
+    assert np.array_equal(outputs(model, tmp_path / "after.onnx", arrays)[0], before[0])

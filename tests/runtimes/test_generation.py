@@ -220,7 +220,7 @@ def decoder(
 
 NO_DECODERS: dict[str, tuple[dict[str, Any], str]] = {
     "merged": ({"more": ("use_cache_branch",)}, "'use_cache_branch', it is a merged decoder"),
-    "encoder-decoder": ({"more": ("encoder_hidden_states",)}, "it decodes for an encoder"),
+    "encoder-decoder": ({"more": ("encoder_hidden_states",)}, "it computes keys and values of an encoder"),
     "vectors": ({"more": ("inputs_embeds",)}, "it takes vectors in place of tokens"),
     "another input": ({"more": ("whatever",)}, "'whatever', decoders that can be run here have no such input"),
     "no tokens": ({"lacking": "input_ids"}, "the file has no input 'input_ids'"),

@@ -186,15 +186,22 @@ def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> 
     for name, parameter in parameters:
         own = dtype or main if pretrained.weights[name].dtype == main else parameter.dtype
         parameter.data = torch.zeros((), dtype=own).expand(parameter.shape)
-    for buffer in buffers.values():
-        buffer.data = buffer.data.to(dtype or main)
+    for name, buffer in buffers.items():
+        _set_buffer(pretrained.model, name, buffer.to(dtype or main))
     try:
         yield
     finally:
         for name, parameter in parameters:
             parameter.data = pretrained.weights[name]
-        for buffer in buffers.values():
-            buffer.data = buffer.data.to(main)
+        for name, buffer in buffers.items():
+            _set_buffer(pretrained.model, name, buffer)
+
+
+def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
+    """Put another buffer in the place of one: where this is a view, as of a mapped file, its data can't have another
+    dtype for torch."""
+    owner, _, last = name.rpartition(".")
+    setattr(model.get_submodule(owner), last, buffer)
 
 
 def main_dtype(pretrained: Pretrained) -> torch.dtype:

@@ -25,6 +25,7 @@ from posexport.errors import FieldError, RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.fewer_nodes import with_fewer_nodes
+from posexport.export.half_overflow import ClampsAlways
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.model_errors import exporting
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
@@ -204,14 +205,15 @@ class _Export:
         alone = nullcontext() if layers is None else only_traced(model, layers)
         with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
-            program = torch.export.export(
-                self.part.module,
-                (),
-                dict(signature.example),
-                dynamic_shapes=dict(signature.shapes),
-                strict=False,
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )
+            with ClampsAlways():
+                program = torch.export.export(
+                    self.part.module,
+                    (),
+                    dict(signature.example),
+                    dynamic_shapes=dict(signature.shapes),
+                    strict=False,
+                    prefer_deferred_runtime_asserts_over_guards=True,
+                )
             _check_sizes(program, signature, self.pretrained.architecture)
             program = complex_numbers.without_complex_operators(program)
             program = with_converted_tensors(with_equal_heads(program))

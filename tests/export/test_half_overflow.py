@@ -1,0 +1,49 @@
+"""Models that clamp overflows in fp16 are exported with the clamp, and their buffers get the dtype of the file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from small_decoders import exported_model
+from tiny_models import checkpoint
+from torch import nn
+
+from posexport.export.half_overflow import ClampsAlways
+
+pytest.importorskip("transformers")
+
+
+class Guarded(nn.Module):
+    """As the layers of BART have it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 4
+        if hidden.dtype == torch.float16 and not torch.isfinite(hidden).all():
+            largest = torch.finfo(hidden.dtype).max - 1000
+            hidden = torch.clamp(hidden, min=-largest, max=largest)
+        return hidden
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_what_is_traced_clamps_as_the_module(dtype: torch.dtype) -> None:
+    values = torch.tensor([[1.0, -2.5, 60000.0, -60000.0, 0.0]] * 2, dtype=dtype)
+    sizes = {"x": {0: torch.export.Dim.AUTO}}
+    with ClampsAlways():
+        traced = torch.export.export(Guarded(), (values,), dynamic_shapes=sizes, strict=False)
+    for rows in (values, values[:, :2].repeat(3, 3)[:, :5]):
+        assert torch.equal(traced.module()(rows), Guarded()(rows))
+    assert Counter(str(node.target) for node in traced.graph.nodes)["aten.clamp.default"] == (dtype == torch.float16)
+
+
+def test_bart_in_fp16(tmp_path: Path) -> None:
+    """Its checkpoint is in fp32, and a buffer of it is a view."""
+    exported_model(checkpoint("bart"), tmp_path / "model.onnx", "--dtype", "fp16")
+    for part in ("encoder", "decoder"):
+        model = onnx.load(tmp_path / f"{part}_model.onnx")
+        weights = {tensor.data_type for tensor in model.graph.initializer if np.prod(tensor.dims) > 100}
+        assert weights == {onnx.TensorProto.FLOAT16}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError, shown
+from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
 from posexport.models.checkpoints.tensors import INDEX, Tensors, weights_file
@@ -138,6 +139,8 @@ def _transformers() -> Any:
 
 def _known_class(folder: Path, transformers: Any) -> Any:
     """The class that config.json names; RequestError for one that transformers doesn't have."""
+    if not is_there(folder / FILE):
+        raise RequestError(f"{str(folder)!r} holds no {FILE}: give the folder of a checkpoint.")
     try:
         data = read_json(folder / FILE)
     except (OSError, ValueError):

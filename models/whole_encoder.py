@@ -61,6 +61,10 @@ def encoder_of(model: nn.Module, dtype: torch.dtype, hidden: bool = False) -> tu
     """
     inputs = encoder_inputs(model)
     example = encoder_example(inputs, dtype)
+    configuration: Any = model.config
+    for config in (configuration, configuration.get_text_config()):
+        if getattr(config, "use_cache", False):  # of a decoder without a head, whose caches nothing reads
+            config.use_cache = False
     with torch.no_grad(), unchanged(model):
         made = model(**example, return_dict=True)
     names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]

@@ -13,7 +13,7 @@ from posexport.artifact.paths import check_artifact, encoder_beside
 from posexport.cli import console
 from posexport.errors import RequestError, shown
 from posexport.runtimes import ORT, RUNTIMES, runtime
-from posexport.runtimes.tokens import read_tokenizer, start_tokens, stop_tokens, trained_length
+from posexport.runtimes.tokens import read_tokenizer, start_tokens, stop_tokens, trained_length, vocabulary_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,8 @@ def generate(
     folder, encoder = path.parent, encoder_beside(path)
     if encoder is not None:
         check_artifact(encoder)
-    begin = start_tokens(folder) if decoder_input_ids is None else _ids("--decoder-input-ids", decoder_input_ids)
+    begin = () if decoder_input_ids is None else _ids("--decoder-input-ids", decoder_input_ids)
+    usual_begin = start_tokens(folder)
     stop = () if ignore_eos else stop_tokens(folder)
     options = GenerationOptions(stop=stop, **{key: value for key, value in given.items() if value is not None})
     with read_tokenizer(folder) if prompt else nullcontext() as tokenizer:
@@ -88,7 +89,7 @@ def generate(
         prompts = prompts if tokenizer is None else tokenizer.encode(prompt)
         if not all(prompts):
             raise RequestError("a prompt has no tokens: give at least one.")
-        first = len(begin) if encoder is not None else max(map(len, prompts), default=0)
+        first = len(begin or usual_begin) if encoder is not None else max(map(len, prompts), default=0)
         length, positions = trained_length(folder), first + options.max_new_tokens - 1
         if length is not None and positions > length:
             console.warn(f"prompt and new tokens have {positions} positions, and the model was trained for {length}.")
@@ -102,6 +103,8 @@ def generate(
             encoder=encoder,
             inputs=None if inputs is None else Path(inputs),
             begin=begin,
+            usual_begin=usual_begin,
+            vocabulary=vocabulary_of(folder),
             told=stream.told,
         )
         if made.cache == "none":

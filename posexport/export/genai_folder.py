@@ -169,6 +169,8 @@ def _caches(path: Path, served: ServedArtifact) -> tuple[int, int, int, bool]:
         return RequestError(f"{str(path)!r} {text}: give a decoder that 'posexport export --model' made.")
 
     layers = cached_layers(served.inputs)
+    if any(".encoder." in name for name in served.inputs):
+        raise refused("is of an encoder-decoder, which is not packaged for onnxruntime-genai")
     if not layers:
         raise refused("has no caches past_key_values.N.key and past_key_values.N.value, which onnxruntime-genai needs")
     if layers != list(range(len(layers))):

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from posexport.graphs.node_arguments import input_of
+
 _CARRIED = {"Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose", "Slice", "Tile"}
 _CARRIED |= {"Concat", "Clip", "Where", "Add", "Sub", "Gather", "Max", "Min", "Split", "Mul", "CumSum"}
 """Operators whose output has the values of an input, or those and a constant."""
@@ -16,6 +18,7 @@ _CARRIED |= {"Concat", "Clip", "Where", "Add", "Sub", "Gather", "Max", "Min", "S
 _LOOKUPS = {
     ("", "Gather"): {1: 0},
     ("", "GatherElements"): {1: 0},
+    ("", "GatherND"): {1: 0},
     ("", "RotaryEmbedding"): {3: 1},
     ("com.microsoft", "RotaryEmbedding"): {1: 2},
     ("com.microsoft", "GatherBlockQuantized"): {1: 0},
@@ -65,9 +68,12 @@ def _domain(node: ir.Node) -> str:
 
 
 def _table_rows(node: ir.Node, place: int) -> int | None:
-    """The rows of a node's constant table, None where it has no constant there."""
+    """The rows of a node's constant table, None where it has no constant there, or where rows are one of several
+    indices."""
+    if node.op_type == "GatherND" and not _has_one_index(node):
+        return None
     table = first = node.inputs[place]
-    while table is not None and (maker := table.producer()) is not None and maker.op_type in _UNCHANGED:
+    while table is not None and (maker := table.producer()) is not None and _keeps_rows(maker):
         table = maker.inputs[0]
     shape = None if table is None else _constant_shape(table)
     if first is None or shape is None or len(shape) < 2:
@@ -77,6 +83,64 @@ def _table_rows(node: ir.Node, place: int) -> int | None:
         axis -= len(first.shape) if first.shape is not None else max(len(shape), axis + 2)
     size = shape[axis] if -len(shape) <= axis < len(shape) else None
     return size if isinstance(size, int) and size > 1 else None
+
+
+def _keeps_rows(node: ir.Node) -> bool:
+    """Whether a node's output has the rows of its first input: a Transpose may stand for no change."""
+    order = list(node.attributes.get_ints("perm", [])) if node.op_type == "Transpose" else []
+    return node.op_type in _UNCHANGED or (bool(order) and order == sorted(order))
+
+
+def _has_one_index(node: ir.Node) -> bool:
+    """Whether a GatherND takes whole rows of the first axis, as the last axis of its indices has one number."""
+    indices = node.inputs[1]
+    if indices is None or node.attributes.get_int("batch_dims", 0) != 0:
+        return False
+    if indices.shape is not None:
+        return len(indices.shape) > 0 and indices.shape[-1] == 1
+    maker = indices.producer()
+    axes = None if maker is None or maker.op_type != "Unsqueeze" else input_of(maker, 1)
+    tensor = None if axes is None else ir.convenience.get_const_tensor(axes)
+    return tensor is not None and tensor.numpy().reshape(-1).tolist() == [-1]
+
+
+def lengths_of_tables(graph: ir.Graph) -> set[int]:
+    """The lengths of constants of which as many rows are read as there are tokens: cut there (Slice), or looked up by
+    numbers that are counted (Gather, GatherND of a Range)."""
+    lengths = set[int]()
+    for node in graph:
+        if node.op_type not in ("Slice", "Gather", "GatherND") or _domain(node) or len(node.inputs) < 2:
+            continue
+        if node.op_type == "Slice":
+            table, ends = node.inputs[0], input_of(node, 2)
+            shape, axes = None if table is None else _constant_shape(table), input_of(node, 3)
+            tensor = None if axes is None else ir.convenience.get_const_tensor(axes)
+            place = 0 if tensor is None or tensor.size != 1 else int(tensor.numpy().item())
+            if shape and -len(shape) <= place < len(shape) and _is_counted(ends):
+                size = shape[place]
+                lengths |= {size} if isinstance(size, int) else set()
+        elif _is_counted(node.inputs[1]) and (rows := _table_rows(node, 0)) is not None:
+            lengths.add(rows)
+    return lengths
+
+
+def _is_counted(value: ir.Value | None) -> bool:
+    """Whether a value is computed from lengths of inputs, and from constants, alone."""
+    pending, seen, counted = [value], {value}, False
+    while pending and len(seen) <= _STEPS:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if value is None or (node is None and ir.convenience.get_const_tensor(value) is not None):
+            continue
+        if node is None:
+            return False
+        if node.op_type == "Shape":
+            counted = True
+            continue
+        new = [source for source in node.inputs if source not in seen]
+        seen.update(new)
+        pending += new
+    return counted and not pending
 
 
 def _constant_shape(value: ir.Value) -> list[object] | None:

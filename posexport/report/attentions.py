@@ -108,9 +108,11 @@ def _more(one: Data) -> Iterator[str]:
         yield "sinks"
     if one["head_scales"]:
         yield "a scale for each head"
-    norms = [norm["kind"] for norm in (one["qk_norm"] or {}).values() if norm is not None]
-    if norms:
-        yield f"{norms[0]} norm of queries and keys"
+    norms: dict[str, list[str]] = {}
+    for side, norm in (one["qk_norm"] or {}).items():
+        if norm is not None:
+            norms.setdefault(norm["kind"], []).append(side)
+    yield from (f"{kind} norm of {' and '.join(sides)}" for kind, sides in norms.items())
     if one["prefix_tokens"]:
         yield f"{one['prefix_tokens']} tokens without position"
     for key, what in (("bias", "bias"), ("query_factor", "queries times"), ("input_encoding", "input plus")):

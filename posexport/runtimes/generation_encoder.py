@@ -60,11 +60,16 @@ def arrays_of_prompts(encoder: onnxruntime.InferenceSession, prompts: Sequence[S
 
 
 def encode(
-    encoder: onnxruntime.InferenceSession, decoder: onnxruntime.InferenceSession, inputs: Arrays, device: str = "cpu"
+    encoder: onnxruntime.InferenceSession,
+    decoder: onnxruntime.InferenceSession,
+    inputs: Arrays,
+    device: str = "cpu",
+    vocabulary: int | None = None,
 ) -> tuple[int, dict[str, onnxruntime.OrtValue]]:
     """The number of rows, and the inputs of the decoder that the encoder gives, by name.
 
-    RequestError for other inputs than the encoder takes, and for a file that is not this decoder's encoder.
+    RequestError for other inputs than the encoder takes, such as ids that are not below `vocabulary`, and for a file
+    that is not this decoder's encoder.
     """
     binding, taken = encoder.io_binding(), {value.name: value for value in encoder.get_inputs()}
     if {*inputs} != {*taken}:
@@ -75,8 +80,16 @@ def encode(
     rows = {len(array) if array.ndim else 0 for array in inputs.values()}
     if len(rows) != 1 or 0 in rows:
         raise RequestError("inputs of the encoder have no rows, or not as many: give one row of each at least.")
+    sizes: dict[str, tuple[str, int]] = {}
     for name, value in taken.items():
         _check(name, inputs[name], value)
+        for dim, size in zip(value.shape, inputs[name].shape, strict=True):
+            other, known = sizes.setdefault(dim, (name, size)) if isinstance(dim, str) else (name, size)
+            if known != size:
+                raise RequestError(
+                    f"{shown(name)} has {size} of {shown(dim)}, and {shown(other)} has {known}: give as many of both."
+                )
+        _check_values(name, inputs[name], vocabulary)
         binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name].astype(_DTYPES[value.type])))
     wanted = [value for value in decoder.get_inputs() if _of_encoder(value.name)]
     sources = {value.name: value.name.replace("past_key_values.", "present.") for value in wanted}
@@ -93,7 +106,10 @@ def encode(
     made = dict(zip(sources, binding.get_outputs(), strict=True))
     if any(value.name == MASK for value in decoder.get_inputs()):
         if _OWN_MASK not in inputs:
-            raise RequestError("its decoder takes a mask of what the encoder reads, and the encoder has none.")
+            raise RequestError(
+                "its decoder takes a mask of what the encoder reads, and the encoder beside it has none: put the "
+                "encoder that was exported with it there."
+            )
         made[MASK] = onnxruntime.OrtValue.ortvalue_from_numpy(inputs[_OWN_MASK].astype(np.int64), device, 0)
     return rows.pop(), made
 
@@ -109,6 +125,17 @@ def _check(name: str, array: Array, value: onnxruntime.NodeArg) -> None:
         raise RequestError(f"{shown(name)} is {array.dtype}, and its encoder takes {value.type}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise RequestError(f"{shown(name)} holds NaN or Inf: every value must be finite.")
+
+
+def _check_values(name: str, array: Array, vocabulary: int | None) -> None:
+    """RequestError for ids that are none of the model's, and for a mask that is none, or that hides all of a row."""
+    if name == _IDS:
+        wrong = array[(array < 0) | (array >= (vocabulary or np.iinfo(np.int64).max))]
+        if wrong.size:
+            last = "" if vocabulary is None else f" to {vocabulary - 1}"
+            raise RequestError(f"the token {wrong[0]} is none of the model's: give ids from 0{last}.")
+    if name == _OWN_MASK and (not np.isin(array, (0, 1)).all() or not array.any(tuple(range(1, array.ndim))).all()):
+        raise RequestError(f"{shown(name)} must be 1 at tokens and 0 at padding, with one token in each row at least.")
 
 
 def _fits(shape: Sequence[object], other: Sequence[object]) -> bool:

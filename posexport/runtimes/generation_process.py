@@ -1,10 +1,11 @@
 """Generates in a child process, `python -P -m posexport.runtimes.generation_process`: the file may be hostile.
 
-A request is {path, session, prompts, options, trained_length, encoder, inputs, begin}: a decoder, options of
-posexport.runtimes.ort, token ids of each row, GenerationOptions, and how many positions the model was trained for or
-null. Of an encoder-decoder, `encoder` is the file of its encoder, which reads the prompts or the arrays in the .npz
-file `inputs`, and `begin` are the ids with which each row of new tokens begins. The tokens of each step are reported as
-they come, as JSON. The answer is {generated}.
+A request is {path, session, prompts, options, trained_length, encoder, inputs, begin, usual_begin, vocabulary}: a
+decoder, options of posexport.runtimes.ort, token ids of each row, GenerationOptions, and how many positions the model
+was trained for or null. Of an encoder-decoder, `encoder` is the file of its encoder, which reads the prompts or the
+arrays in the .npz file `inputs`, of ids below `vocabulary` where that is known; each row of new tokens begins with the
+ids `begin`, or where there are none with `usual_begin`. The tokens of each step are reported as they come, as JSON. The
+answer is {generated}.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def generate_in_child(
     encoder: Path | None = None,
     inputs: Path | None = None,
     begin: Sequence[int] = (),
+    usual_begin: Sequence[int] = (),
+    vocabulary: int | None = None,
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
     """`posexport.runtimes.generation.generate` in another process; RequestError where it fails in whatever way, and
@@ -54,6 +57,8 @@ def generate_in_child(
         "encoder": None if encoder is None else str(encoder.absolute()),
         "inputs": None if inputs is None else str(inputs.absolute()),
         "begin": list(begin),
+        "usual_begin": list(usual_begin),
+        "vocabulary": vocabulary,
     }
     try:
         reply = worker.ask(request, LONGEST_STEP, lambda step: told(json.loads(step)))
@@ -74,13 +79,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     provider = request["session"].get("provider", "CPU")
     if provider == "CPU":  # CUDA maps far more than it takes
         machine.limit_to_what_is_free()
-    path, prompts = Path(request["path"]), request["prompts"]
-    if len({len(prompt) for prompt in prompts}) > 1 and _counts_from_the_left(path):
-        raise RequestError(
-            "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
-            "many tokens."
-        )
-    session, _ = open_session(path, {**request["session"], "new_lengths": True})
+    session, _ = open_session(Path(request["path"]), {**request["session"], "new_lengths": True})
     decoder, prompts = _opened(request, session, "cpu" if provider == "CPU" else "cuda")
     options = structure(request["options"], GenerationOptions)
     generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
@@ -98,20 +97,27 @@ def _opened(
 
     length, prompts, inputs = request["trained_length"], request["prompts"], request["inputs"]
     if not encoders.reads_encoder(session):
-        if inputs is not None:
-            raise RequestError("it has no encoder, which --inputs are for: give a prompt.")
+        for option, given in (("--inputs", inputs is not None), ("--decoder-input-ids", bool(request["begin"]))):
+            if given:
+                raise RequestError(f"it has no encoder, which {option} is for: give a prompt alone.")
+        if len({len(prompt) for prompt in prompts}) > 1 and _counts_from_the_left(Path(request["path"])):
+            raise RequestError(
+                "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of "
+                "as many tokens."
+            )
         return Decoder(session, device, length), prompts
     if request["encoder"] is None:
         raise RequestError(
             "it takes what an encoder gives, and there is none beside it: name the decoder decoder_NAME.onnx and the "
             "encoder encoder_NAME.onnx, as `export --model` does."
         )
-    if not request["begin"]:
+    begin = request["begin"] or request["usual_begin"]
+    if not begin:
         raise RequestError("config.json beside it has no decoder_start_token_id: give --decoder-input-ids.")
     encoder, _ = open_session(Path(request["encoder"]), {**request["session"], "new_lengths": True})
     arrays = encoders.arrays_of_prompts(encoder, prompts) if inputs is None else read_arrays(Path(inputs))
-    rows, encoded = encoders.encode(encoder, session, arrays, device)
-    return Decoder(session, device, length, encoded), [request["begin"]] * rows
+    rows, encoded = encoders.encode(encoder, session, arrays, device, request["vocabulary"])
+    return Decoder(session, device, length, encoded), [begin] * rows
 
 
 def _counts_from_the_left(path: Path) -> bool:

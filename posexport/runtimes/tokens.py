@@ -174,6 +174,14 @@ def trained_length(folder: Path) -> int | None:
     return None
 
 
+def vocabulary_of(folder: Path) -> int | None:
+    """How many tokens the model has, by the config.json in a folder; None where that is not said."""
+    config = read_config(folder / "config.json") or {}
+    part = config.get("text_config")
+    sizes = [data.get("vocab_size") for data in (part if isinstance(part, dict) else {}, config)]
+    return next((size for size in sizes if is_whole(size) and size > 0), None)
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value of JSON is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)

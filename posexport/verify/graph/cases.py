@@ -60,7 +60,8 @@ def drawn_cases(
     cases = []
     for drawn in cases_of(roles, seed, reach=reach or {}, more=more, own=own):
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
-        left_out = () if has_tokens else (SEQ, PAST, TOTAL, ENCODER, SLOTS)
+        left_out = set() if has_tokens else {SEQ, PAST, TOTAL, SLOTS}
+        left_out |= set() if any(ENCODER in role.axes for role in roles.values()) else {ENCODER}
         positions = [drawn.arrays[name] for name, role in roles.items() if role.kind == "position_ids"]
         farthest = max((int(np.abs(array).max(initial=0)) for array in positions), default=None)
         cases.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
@@ -75,7 +75,7 @@ class GraphJob:
     where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `other_roles`
     are those of a graph that takes the sizes alone that it was made for, one for each that they may be. `greedy` also
     checks the tokens that a decoder makes. `trained` is what a checkpoint says of its model, in
-    which the inputs of `tables` are looked up.
+    which the inputs of `tables` are looked up; `lengths` are those of tables that are read by the number of tokens.
     """
 
     subject: GraphSubject
@@ -93,6 +93,7 @@ class GraphJob:
     greedy: GreedyCheck | None = None
     trained: Trained = attrs.field(factory=Trained)
     tables: Mapping[str, Role] = attrs.field(factory=dict)
+    lengths: Collection[int] = ()
     truth: Truth | None = None
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
@@ -214,7 +215,7 @@ class GraphJob:
             comparisons, unclear = set_aside(comparisons, tolerances, self.subject.is_routed)
         fields = {
             "notes": notes,
-            "not_shown": (*unclear, *_some(left), *_zeros(comparisons)),
+            "not_shown": (*unclear, *_some(left), *_zeros(comparisons), *_not_compared(comparisons)),
             "describe": describe,
             "cases": len(outputs),
             "reach": reached([self.cases[index] for index in outputs]),
@@ -226,6 +227,7 @@ class GraphJob:
             if not self.given:
                 unread, known = self._unread(tried)
                 left_open += [*unread, *self.trained.windows_not_shown(tried)]
+                left_open += self.trained.lengths_not_shown(self.lengths, tried)
             verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *left_open), notes=(*verdict.notes, *known))
         return verdict
 
@@ -384,3 +386,10 @@ def _zeros(comparisons: Sequence[Comparison]) -> list[str]:
     shown = {each.output for each in comparisons if each.reference_rms or each.max_error or each.reference_rms is None}
     names = dict.fromkeys(each.output for each in comparisons)
     return [f"output {name!r} is zero for all inputs" for name in names if name not in shown]
+
+
+def _not_compared(comparisons: Sequence[Comparison]) -> list[str]:
+    """The outputs of which no value could be compared on any inputs, as those that are NaN everywhere."""
+    compared = {each.output for each in comparisons if each.max_error is not None or each.state == FAILED}
+    names = dict.fromkeys(each.output for each in comparisons)
+    return [f"no value of output {name!r} is finite in float64" for name in names if name not in compared]

@@ -15,8 +15,9 @@ from posexport.errors import RequestError, located
 from posexport.graphs.baked import baked_sizes, pinned
 from posexport.graphs.bands import band_corners
 from posexport.graphs.cases import Corner
-from posexport.graphs.load import model_of
+from posexport.graphs.load import inlined, model_of
 from posexport.graphs.roles import Role
+from posexport.graphs.tables import lengths_of_tables
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
@@ -75,6 +76,8 @@ def make_graph_job(
         roles = own.roles(roles)
     elif other is not None:
         tables, corners = own.tables(roles), list(own.table_corners(roles, subject.weight_count))
+    lengths = lengths_of_tables(inlined(model_of(graph)).graph) if other is not None or request.module else set[int]()
+    corners += own.length_corners(lengths, subject.weight_count)
     corners += band_corners(roles, request.seed, own.cost(roles, subject.weight_count, subject.outputs))
     if differs is not None:
         cases = []
@@ -111,6 +114,7 @@ def make_graph_job(
         greedy=greedy,
         trained=own,
         tables=tables,
+        lengths=lengths,
     )
 
 

@@ -6,19 +6,19 @@ A file of a whole model may have a table of fewer rows, or have lost a window, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from posexport.graphs.axes import PAST, SLOTS
+from posexport.graphs.axes import ENCODER, PAST, SLOTS
 from posexport.graphs.bands import Cost
 from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
 from posexport.graphs.roles import Role
-from posexport.runtimes.tokens import is_whole, read_config, trained_length
+from posexport.runtimes.tokens import is_whole, read_config, trained_length, vocabulary_of
 from posexport.spec.contract import Values
 from posexport.verify.graph.cases import GraphCase
 
@@ -87,6 +87,14 @@ class Trained:
                 )
         yield from self.table_corners(roles, weight_count)
 
+    def length_corners(self, lengths: Iterable[int], weight_count: int) -> Iterator[Corner]:
+        """As many tokens as tables have rows that are read by the number of tokens, and two less: some begin with the
+        third row."""
+        most = min(self.length or TABLE, TABLE, max(int(_affordable(weight_count)), USUAL))
+        for length in sorted({size for rows in lengths for size in (rows - 2, rows) if 0 < size <= most}):
+            yield Corner(label="whole table", batch=1, seq=length)
+            yield Corner(label="step to its end", batch=1, seq=1, past=length - 1)
+
     def table_corners(self, roles: Mapping[str, Role], weight_count: int) -> Iterator[Corner]:
         """Every row of tables that are not large."""
         affordable = _affordable(weight_count)
@@ -119,6 +127,15 @@ class Trained:
                 found[name] = f"{rows - len(read)} of {rows} {TABLES[role.kind]} were not read"
         return found
 
+    def lengths_not_shown(self, lengths: Iterable[int], cases: Sequence[GraphCase]) -> Iterator[str]:
+        """Which tables that are read by the number of tokens these cases did not read whole."""
+        keys = max((max(case.keys, case.sizes.get(ENCODER, 0)) for case in cases), default=0)
+        yield from (
+            f"rows of a table of {rows} that are read by the number of tokens, of which there were at most {keys}"
+            for rows in sorted(lengths)
+            if keys < min(rows, self.length or rows) - 2
+        )
+
     def windows_not_shown(self, cases: Sequence[GraphCase]) -> Iterator[str]:
         """Which windows of the model these cases did not reach."""
         keys = max((case.keys for case in cases), default=0)
@@ -130,9 +147,8 @@ def trained(folder: Path) -> Trained:
     config = read_config(folder / "config.json") or {}
     part = config.get("text_config")
     parts = [part] if isinstance(part, dict) else []
-    sizes = [one.get("vocab_size") for one in (*parts, config)]
     return Trained(
-        vocabulary=next((int(size) for size in sizes if is_whole(size) and size > 0), None),
+        vocabulary=vocabulary_of(folder),
         length=trained_length(folder),
         windows=tuple(sorted({window for one in (*parts, config) for window in _windows(one)})),
         other_angles=min((length for one in (*parts, config) for length in _other_angles(one)), default=None),

@@ -143,3 +143,31 @@ def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch
     given = drawn(run, {"batch": 3})
     wanted = oracle(checkpoint("vit_classifier"))(**{name: torch.from_numpy(value) for name, value in given.items()})
     assert error(results(run, given)["logits"], wanted.logits.numpy()) < BOUND
+
+
+HEADLESS = {"base": "LlamaModel", "sequences": "LlamaForSequenceClassification", "tokens": "GPT2ForTokenClassification"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "tokens")) for one in HEADLESS])
+def test_a_decoder_without_its_head_has_no_caches(name: str, tmp_path: Path) -> None:
+    """Embedders and classifiers: config.json asks for caches, which nothing reads."""
+    import transformers
+
+    kind: Any = getattr(transformers, HEADLESS[name])
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 100, "max_position_embeddings": 64, "intermediate_size": 48, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**sizes)).eval()
+    assert model.config.use_cache
+    model.save_pretrained(tmp_path / "checkpoint")
+    (made,) = export_whole(open_pretrained(tmp_path / "checkpoint"), HowToExport(form="native"))
+    assert not any("past" in str(value.name) for value in made.model.graph.inputs)
+    assert len(made.attentions) == 3
+    write_onnx(made.model, tmp_path / "model.onnx")
+    ids = np.random.default_rng(0).integers(3, 100, (2, 7))
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    with torch.no_grad():
+        wanted = model(**{name: torch.from_numpy(array) for name, array in given.items()})
+    found = results(session(tmp_path / "model.onnx"), given)
+    for output, array in found.items():
+        assert error(array, wanted[output].numpy()) < BOUND

@@ -165,6 +165,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no array": ({"input_ids": np.int64(3), "attention_mask": ROWS}, "have no rows"),
     "other ranks": ({"input_ids": ROWS[..., None], "attention_mask": ROWS}, "'input_ids' has shape [2, 5, 1]"),
     "floats": ({"input_ids": ROWS + 0.5, "attention_mask": ROWS}, "'input_ids' is float64"),
+    "no such token": ({"input_ids": ROWS * 90, "attention_mask": ROWS}, "the token 90 is none of the model's"),
+    "no token": ({"input_ids": -ROWS, "attention_mask": ROWS}, "the token -1 is none of the model's"),
+    "a shorter mask": ({"input_ids": ROWS, "attention_mask": ROWS[:, :3]}, "'attention_mask' has 3 of "),
+    "another mask": ({"input_ids": ROWS, "attention_mask": ROWS * 7}, "'attention_mask' must be 1 at tokens"),
+    "an empty row": ({"input_ids": ROWS, "attention_mask": ROWS * [[1], [0]]}, "with one token in each row at least"),
     "no text": ({"input_ids": ROWS, "attention_mask": np.full((2, 5), "a")}, "'attention_mask' is <U1"),
 }
 
@@ -174,7 +179,7 @@ def test_wrong_inputs_of_the_encoder(name: str, bart: Path) -> None:
     inputs, said = WRONG[name]
     encoder, decoder = (tiny_models.session(bart / f"{part}_model.onnx") for part in ("encoder", "decoder"))
     with pytest.raises(RequestError) as error:
-        encode(encoder, decoder, inputs)
+        encode(encoder, decoder, inputs, vocabulary=90)
     assert said in str(error.value)
 
 
@@ -205,4 +210,6 @@ def test_inputs_are_for_encoders_alone(tmp_path: Path) -> None:
     path = exported_model(tmp_path / "Llama", tmp_path / "model" / "model.onnx")
     np.savez(tmp_path / "inputs.npz", input_ids=ROWS)
     result = cli("generate", path, "--inputs", tmp_path / "inputs.npz")
-    assert (result.exit_code, "has no encoder, which --inputs are for" in result.stderr) == (2, True)
+    assert (result.exit_code, "it has no encoder, which --inputs is for" in result.stderr) == (2, True)
+    result = cli("generate", path, "--prompt-ids", "1,2", "--decoder-input-ids", "1")
+    assert (result.exit_code, "it has no encoder, which --decoder-input-ids is for" in result.stderr) == (2, True)

@@ -178,5 +178,5 @@ def test_records_in_words() -> None:
     more = record(softcap=30.0, sinks=True, scale=0.5, softmax_dtype="fp32", bias={"name": "t5"}, prefix_tokens=1)
     norms = {"queries": None, "keys": {"kind": "rms"}}
     assert more_text(record(qk_norm=norms)) == "rms norm of keys"
-    assert more_text(record(qk_norm=dict.fromkeys(norms, {"kind": "l2"}))) == "l2 norm of queries and keys"
+    assert more_text(record(qk_norm={key: {"kind": "l2"} for key in norms})) == "l2 norm of queries and keys"
     assert more_text(more) == "scale 0.5, softcap 30, sinks, 1 tokens without position, bias t5, softmax in fp32"

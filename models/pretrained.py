@@ -39,12 +39,14 @@ KERNELS = ("sdpa", "eager")
 
 @attrs.frozen(kw_only=True)
 class Pretrained:
-    """A model in evaluation mode; its `weights` by name, in the dtypes of the checkpoint, are its mapped `files`."""
+    """A model in evaluation mode; its `weights` by name, in the dtypes of the checkpoint, are its mapped `files`.
+    `unread` are the tensors in these that the model doesn't have."""
 
     folder: Path
     files: tuple[str, ...]
     model: nn.Module
     weights: dict[str, Tensor]
+    unread: tuple[str, ...] = ()
 
     @property
     def config(self) -> Any:
@@ -124,7 +126,8 @@ def open_pretrained(folder: Path) -> Pretrained:
     model.eval().requires_grad_(False)
     weights = dict(model.named_parameters(remove_duplicate=False))
     values = {name: weight.data for name, weight in weights.items()}
-    return Pretrained(folder=folder, files=files, model=model, weights=values)
+    unread = tuple(sorted(loaded["unexpected_keys"]))
+    return Pretrained(folder=folder, files=files, model=model, weights=values, unread=unread)
 
 
 def _transformers() -> Any:
@@ -151,6 +154,11 @@ def _known_class(folder: Path, transformers: Any) -> Any:
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     known = getattr(transformers, name, None) if name is not None and name.isidentifier() else None
+    if name is None:
+        raise RequestError(
+            f"{str(folder / FILE)!r} has no 'architectures': add the model's class in transformers, such as "
+            '["LlamaForCausalLM"].'
+        )
     if not (isinstance(known, type) and issubclass(known, transformers.PreTrainedModel)):
         code = " Code that a checkpoint brings with it is not run." if "auto_map" in data else ""
         raise RequestError(

@@ -19,7 +19,7 @@ from posexport.cli.options import (
     signing_key,
     source_options,
 )
-from posexport.errors import FieldError
+from posexport.errors import FieldError, shown
 from posexport.export.layer_pattern import parameters_of
 from posexport.export.model_request import ModelOptions, model_options, write_model
 from posexport.export.module_request import ModuleOptions, module_options, write_module
@@ -176,6 +176,11 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
         _show_files(options.path_of(exported.part), manifest, facts)
     if written.beside and not as_json:
         console.say(f"beside it: {', '.join(written.beside)}")
+    if written.unread:
+        console.warn(
+            f"{len(written.unread)} tensors of {options.checkpoint} are not in the model, such as "
+            f"{shown(written.unread[0])}: see that its config.json is that of these weights."
+        )
     for one in written.left:
         console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
     if not written.manifests:

@@ -60,12 +60,16 @@ class ModelOptions:
 
 @attrs.frozen(kw_only=True)
 class WrittenModel:
-    """A whole model in one file, or two of an encoder-decoder; `manifests` is empty where nothing was written, because
-    an attention was left and that was not allowed."""
+    """A whole model in one file, or two of an encoder-decoder.
+
+    `manifests` is empty where nothing was written, because an attention was left and that was not allowed. `unread` are
+    the checkpoint's tensors that the model doesn't have.
+    """
 
     exported: tuple[ExportedModel, ...]
     manifests: tuple[OnnxManifest, ...]
     beside: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def attentions(self) -> list[Mapping[str, Any]]:
@@ -121,7 +125,7 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
     )
     exported = tuple(export_whole(pretrained, how, progress))
     if options.require_all and any(one.left() for one in exported):
-        return WrittenModel(exported=exported, manifests=(), beside=())
+        return WrittenModel(exported=exported, manifests=(), beside=(), unread=pretrained.unread)
     progress("reading the weights")
     source = model_weights(pretrained.folder, pretrained.files)
     manifests = []
@@ -130,4 +134,4 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         progress(f"writing {path.name}")
         files = {} if number else beside
         manifests.append(write_onnx(one.model, path, weights=source, key=key, attentions=one.attentions, beside=files))
-    return WrittenModel(exported=exported, manifests=tuple(manifests), beside=tuple(beside))
+    return WrittenModel(exported=exported, manifests=tuple(manifests), beside=tuple(beside), unread=pretrained.unread)

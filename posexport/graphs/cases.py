@@ -135,9 +135,10 @@ def cases_of(
     reach: Mapping[str, int] | None = None,
     more: int = 0,
     own: Sequence[Corner] = (),
+    longest: int | None = None,
 ) -> list[DrawnInputs]:
     """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes, and its
-    `own` corners.
+    `own` corners. None has more than `longest` tokens in a row, but for those of `reach`.
 
     Between about 4, where a graph fixes its sizes, and 27. Lengths stay below 200 keys, unless `reach` asks for `seq`
     keys or `batch` rows, or the graph's own corners do.
@@ -150,7 +151,10 @@ def cases_of(
         for name, role in roles.items()
         if role.kind in ("token_ids", "encoder_token_ids")
     }
-    for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more), *own)):
+    asked = [*_reaching(reach or {})]
+    for number, corner in enumerate((*_corners(roles), *asked, *_further(seed, more), *own)):
+        if longest is not None and corner.seq + corner.past > longest and corner not in asked:
+            continue
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
         sizes[ENCODER] = corner.encoder or _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
         if pictures:

@@ -79,7 +79,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     provider = request["session"].get("provider", "CPU")
     if provider == "CPU":  # CUDA maps far more than it takes
         machine.limit_to_what_is_free()
-    session, _ = open_session(Path(request["path"]), {**request["session"], "new_lengths": True})
+    path, prompts = Path(request["path"]), request["prompts"]
+    uneven = request["encoder"] is None and len({len(prompt) for prompt in prompts}) > 1
+    if uneven and _counts_from_the_left(path):
+        raise RequestError(
+            "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
+            "many tokens."
+        )
+    session, _ = open_session(path, {**request["session"], "new_lengths": True})
     decoder, prompts = _opened(request, session, "cpu" if provider == "CPU" else "cuda")
     options = structure(request["options"], GenerationOptions)
     generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
@@ -100,11 +107,6 @@ def _opened(
         for option, given in (("--inputs", inputs is not None), ("--decoder-input-ids", bool(request["begin"]))):
             if given:
                 raise RequestError(f"it has no encoder, which {option} is for: give a prompt alone.")
-        if len({len(prompt) for prompt in prompts}) > 1 and _counts_from_the_left(Path(request["path"])):
-            raise RequestError(
-                "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of "
-                "as many tokens."
-            )
         return Decoder(session, device, length), prompts
     if request["encoder"] is None:
         raise RequestError(

@@ -191,12 +191,12 @@ def _pipe(folder: Path) -> None:
 NORM, TABLE = "model.norm.weight", "model.embed_tokens.weight"
 BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["neither model.safetensors nor"]),
-    "no config": (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
+    "no config": (lambda folder: (folder / "config.json").unlink(), ["holds no config.json"]),
     "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), ["can't be read as JSON"]),
     "a truncated shard": (_truncated, ["model.safetensors"]),
     "a missing shard": (_missing_shard, ["model-00002-of-00002.safetensors"]),
     "an unknown architecture": (_edited(architectures=["NoSuchModel"]), ["'NoSuchModel'"]),
-    "no architecture": (_edited(architectures=None), ["the architecture None"]),
+    "no architecture": (_edited(architectures=None), ["has no 'architectures': add the model's class"]),
     "code of the checkpoint": (
         _edited(architectures=["Own"], auto_map={"AutoModelForCausalLM": "own.Own"}),
         ["'Own'", "Code that a checkpoint brings with it is not run"],
@@ -234,6 +234,16 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "an index that is no table": (_index([]), ["is no index of shards"]),  # type: ignore[arg-type]
     "an index of layers that are not there": (_listed_layers, ["parts or more, and its files have 21 tensors"]),
 }
+
+
+def test_tensors_that_the_model_does_not_have_are_a_warning(tmp_path: Path) -> None:
+    folder = copied("llama", tmp_path)
+    _edited(num_hidden_layers=1)(folder)
+    (tmp_path / "out").mkdir()
+    result = cli(*export(folder, tmp_path / "out" / "model.onnx"))
+    assert result.exit_code == 0, result.output
+    assert f"9 tensors of {folder} are not in the model, such as 'model.layers.1." in result.stderr
+    assert "see that its config.json is that of these weights" in result.stderr
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -117,3 +117,13 @@ def test_faults_in_bands_fail(tmp_path: Path) -> None:
     result = cli("verify", *paths.values(), "--against", paths["right"], "--runtime", "ort-cpu", "--json")
     states = {Path(one["artifact"]).stem: one["state"] for one in json.loads(result.stdout)["verdicts"]}
     assert states == {name: "passed" if name == "right" else "failed" for name in ends}
+
+
+@pytest.mark.parametrize("longest", [None, 20, 64])
+def test_rows_have_no_more_tokens_than_the_model_was_trained_for(longest: int | None) -> None:
+    corners = list(band_corners(ROLES, 0, Cost(longest=longest)))
+    cases = cases_of(ROLES, 0, own=corners, longest=longest)
+    most = max(case.sizes["seq"] + case.sizes["past"] for case in cases)
+    assert most > 190 if longest is None else most <= longest
+    beyond = cases_of(ROLES, 0, reach={"seq": 70}, longest=longest)
+    assert max(case.sizes["seq"] + case.sizes["past"] for case in beyond) >= 70

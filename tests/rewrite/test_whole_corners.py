@@ -26,8 +26,9 @@ def table_of_positions(rows: int, *, joined: bool = False, factor: float = 1.0) 
     ]
     nodes = [
         helper.make_node("Gather", ["words", "input_ids"], ["word"]),
-        helper.make_node("Unsqueeze", ["position_ids", "last"], ["places"]),
-        helper.make_node("GatherND", ["table", "places"], ["position"]),  # which draws don't know as a table
+        helper.make_node("Abs", ["position_ids"], ["distances"]),  # whose table draws don't know
+        helper.make_node("Unsqueeze", ["distances", "last"], ["places"]),
+        helper.make_node("GatherND", ["table", "places"], ["position"]),
     ]
     if joined:
         nodes.append(helper.make_node("Concat", ["position", "word"], ["both"], axis=-1))

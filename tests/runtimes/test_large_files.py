@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from posexport.graphs.evaluate import Evaluator
 from posexport.runtimes import RUNTIMES, onnx_reference, pool
 from posexport.runtimes.pool import Pool, result
-from posexport.verify.graph import job
 from posexport.verify.graph.job import GraphJob
+from posexport.verify.graph.subject import LARGE, GraphSubject
 from posexport.verify.result import VerifyOverrides
 
 SIZE = 64
@@ -114,9 +114,11 @@ def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_files_from_a_size_on_are_large(more: int) -> None:
-    asked = []
+    asked, size = [], LARGE + more
+    is_large = GraphSubject.is_large.fget(SimpleNamespace(weight_bytes=size))  # type: ignore[attr-defined]
+    subject = SimpleNamespace(weight_bytes=size, is_large=is_large, path=Path("model.onnx"), wide={})
     job_of_file = GraphJob(
-        subject=SimpleNamespace(weight_bytes=job.LARGE + more, path=Path("model.onnx"), wide={}),  # type: ignore[arg-type]
+        subject=subject,  # type: ignore[arg-type]
         pool=SimpleNamespace(one_at_a_time=lambda: asked.append(True)),  # type: ignore[arg-type]
         runtimes={},
         overrides=VerifyOverrides(),

@@ -67,6 +67,7 @@ def test_a_wrong_encoder_beside_it_makes_other_tokens(bart: Path, tmp_path: Path
     assert (code, found["decoder", "parity"]["state"]) == (1, "passed")
     assert found["decoder", "generation"]["state"] == "failed"
     assert found["decoder", "generation"]["reason_code"] == "other-tokens"
+    assert found["decoder", "generation"]["where"] == "the decoder alone is right: verify the encoder beside it"
 
 
 def swaps_cross_caches(path: Path) -> None:

@@ -54,11 +54,12 @@ def drawn_cases(
     reach: Mapping[str, int] | None = None,
     more: int = 0,
     own: Sequence[Corner] = (),
+    longest: int | None = None,
 ) -> list[GraphCase]:
     """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones, and `own` are
-    corners of this graph."""
+    corners of this graph, whose rows have no more than `longest` tokens."""
     cases = []
-    for drawn in cases_of(roles, seed, reach=reach or {}, more=more, own=own):
+    for drawn in cases_of(roles, seed, reach=reach or {}, more=more, own=own, longest=longest):
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
         left_out = set() if has_tokens else {SEQ, PAST, TOTAL, SLOTS}
         left_out |= set() if any(ENCODER in role.axes for role in roles.values()) else {ENCODER}

@@ -34,6 +34,7 @@ from posexport.verify.result import (
     NOT_RUN,
     OTHER_TOKENS,
     REFERENCE_FAILED,
+    State,
     Tolerance,
     Verdict,
 )
@@ -72,8 +73,8 @@ class GreedyCheck:
         """How many tokens are made of each row."""
         return max(min(TOKENS, (self.trained_length or TOKENS + max(LENGTHS)) - max(LENGTHS)), 1)
 
-    def verdict(self, row: Runtime) -> Verdict:
-        """That on one runtime."""
+    def verdict(self, row: Runtime, parity: State) -> Verdict:
+        """That on one runtime, on which the outputs of the file had this verdict."""
         path = str(self.subject.path)
         if row.module != ORT:
             reason = Reason(NO_LOOP, "tokens are made one after the other in ONNX Runtime only")

@@ -24,7 +24,7 @@ from posexport.verify.graph.greedy import LENGTHS, TOKENS, GreedyCheck
 from posexport.verify.graph.reference import Evaluation
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.graph.truth import module_reference
-from posexport.verify.result import GENERATION, NO_ENCODER, NOT_RUN, Verdict
+from posexport.verify.result import FAILED, GENERATION, NO_ENCODER, NOT_RUN, PASSED, State, Verdict
 
 Array = np.ndarray[Any, Any]
 
@@ -42,15 +42,19 @@ class TranslationCheck(GreedyCheck):
     encoder: GraphSubject | None
     begin: tuple[int, ...]
 
-    def verdict(self, row: Runtime) -> Verdict:
-        """That on one runtime; not run where the files beside the decoder don't say enough."""
+    def verdict(self, row: Runtime, parity: State) -> Verdict:
+        """That on one runtime, on which the decoder's outputs had this verdict; not run where the files beside it don't
+        say enough."""
         path, missing = self.subject.path, None
         if self.encoder is None:
             missing = "the file of its encoder is not beside it: encoder_NAME.onnx of decoder_NAME.onnx"
         elif not self.begin:
             missing = f"config.json in {self.module!r} has no decoder_start_token_id, with which the decoder begins"
         if missing is None:
-            return super().verdict(row)
+            made = super().verdict(row, parity)
+            if (made.state, parity) == (FAILED, PASSED):
+                made = attrs.evolve(made, where="the decoder alone is right: verify the encoder beside it")
+            return made
         return Verdict.of(str(path), row.name, NOT_RUN, Reason(NO_ENCODER, missing), check=GENERATION)
 
     @property

@@ -168,7 +168,7 @@ class GraphJob:
             verdicts.append(verdict)
             if self.greedy is not None and verdict.state != NOT_RUN:
                 step(f"making tokens with {self.path.name} on {name}")
-                verdicts.append(self.greedy.verdict(row))
+                verdicts.append(self.greedy.verdict(row, verdict.state))
         return [attrs.evolve(verdict, sha256=sha256, weights=weights, reference=reference) for verdict in verdicts]
 
     def _try_other_sizes(self) -> None:

@@ -85,7 +85,7 @@ def make_graph_job(
         with located(repr(str(subject.path))):
             cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
     else:
-        cases = drawn_cases(roles, request.seed, request.reach, request.more, corners)
+        cases = drawn_cases(roles, request.seed, request.reach, request.more, corners, own.length)
     greedy = None
     if checkpoint is not None:
         _check_opens(pool, subject, checkpoint)

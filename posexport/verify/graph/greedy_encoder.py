@@ -70,7 +70,7 @@ class TranslationCheck(GreedyCheck):
     def generated(self, row: Runtime, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> Generated:
         """The tokens that both files make; raises what `generate_in_child` raises."""
         path = self.pool.folder / "encoder_inputs.npz"
-        np.savez(path, allow_pickle=False, **self.encoder_inputs)
+        np.savez(path, **self.encoder_inputs)  # type: ignore[arg-type]
         return generate_in_child(
             self.subject.path, row.options, [], options, encoder=self._encoder().path, inputs=path, begin=self.begin
         )

@@ -23,7 +23,7 @@ from posexport.artifact.manifest import (
     tensors_of,
     values_of,
 )
-from posexport.artifact.onnx_artifact import Artifact, module_of, read_onnx
+from posexport.artifact.onnx_artifact import Artifact, ForeignFileError, artifact_of, module_of, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, shown
@@ -199,7 +199,13 @@ def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> Onnx
     One of the `trusted` keys must have signed it, where some are given.
     """
     manifest = read_manifest_of(OnnxManifest, graph.path, trusted)
-    mismatch = None if manifest is None else manifest_mismatch(graph, manifest)
+    if manifest is None:
+        return None
+    try:
+        graph = artifact_of(graph)
+    except ForeignFileError:
+        pass
+    mismatch = manifest_mismatch(graph, manifest)
     if mismatch is not None:
         raise MismatchError(graph.path, mismatch, sha256=graph.sha256)
     return manifest

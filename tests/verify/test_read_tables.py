@@ -90,3 +90,15 @@ def test_an_output_without_a_number_is_not_shown(tmp_path: Path) -> None:
     found = verdict(path, path)
     assert found["state"] == "passed"
     assert "no value of output 'z' is finite in float64" in found["not_shown"]
+
+
+def test_a_file_of_our_own_with_its_manifest_is_held_against(tmp_path: Path) -> None:
+    """Its manifest has a spec, as the file does, which is compared with none of another kind."""
+    result = cli(
+        "export", "--encoding", "alibi", "--hidden-size", "32", "--num-heads", "2", "-o", tmp_path / "own.onnx"
+    )
+    assert result.exit_code == 0, result.output
+    model = onnx.load(tmp_path / "own.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "copy.onnx")
+    assert verdict(tmp_path / "copy.onnx", tmp_path / "own.onnx")["state"] == "passed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -201,10 +202,8 @@ def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> Onnx
     manifest = read_manifest_of(OnnxManifest, graph.path, trusted)
     if manifest is None:
         return None
-    try:
+    with contextlib.suppress(ForeignFileError):
         graph = artifact_of(graph)
-    except ForeignFileError:
-        pass
     mismatch = manifest_mismatch(graph, manifest)
     if mismatch is not None:
         raise MismatchError(graph.path, mismatch, sha256=graph.sha256)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import attrs
 import onnx_ir as ir
 
-from posexport.graphs.node_arguments import maker_of
+from posexport.graphs.node_arguments import keeps_order, maker_of
 from posexport.graphs.nodes import Nodes
 
 FARTHEST = 2**31 - 1
@@ -118,11 +118,8 @@ def _plain(value: ir.Value | None) -> ir.Value | None:
 
 
 def _changes_nothing(node: ir.Node) -> bool:
-    if node.op_type == "Identity":
+    if node.op_type == "Identity" or keeps_order(node):
         return True
-    if node.op_type == "Transpose":
-        order = node.attributes.get_ints("perm", [])
-        return bool(order) and list(order) == sorted(order)
     if node.op_type == "Slice":
         starts, ends, *others = (numbers_of(value) for value in node.inputs[1:])
         steps = others[1] if len(others) > 1 else [1]

@@ -20,6 +20,12 @@ def maker_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
     return node if node is not None and (node.domain, node.op_type) == ("", op_type) else None
 
 
+def keeps_order(node: ir.Node) -> bool:
+    """Whether a node is a Transpose that leaves all axes where they are."""
+    order = list(node.attributes.get_ints("perm", [])) if node.op_type == "Transpose" else []
+    return bool(order) and order == sorted(order)
+
+
 def is_copy(node: ir.Node) -> bool:
     """Whether a node gives what it gets: Identity, or a Concat of one value, which TorchScript writes."""
     return node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from posexport.graphs.node_arguments import input_of
+from posexport.graphs.node_arguments import input_of, keeps_order
 
 _CARRIED = {"Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose", "Slice", "Tile"}
 _CARRIED |= {"Concat", "Clip", "Where", "Add", "Sub", "Gather", "Max", "Min", "Split", "Mul", "CumSum"}
@@ -87,8 +87,7 @@ def _table_rows(node: ir.Node, place: int) -> int | None:
 
 def _keeps_rows(node: ir.Node) -> bool:
     """Whether a node's output has the rows of its first input: a Transpose may stand for no change."""
-    order = list(node.attributes.get_ints("perm", [])) if node.op_type == "Transpose" else []
-    return node.op_type in _UNCHANGED or (bool(order) and order == sorted(order))
+    return node.op_type in _UNCHANGED or keeps_order(node)
 
 
 def _has_one_index(node: ir.Node) -> bool:

@@ -47,7 +47,8 @@ def test_parts_that_turn(options: dict[str, Any]) -> None:
     """Plain features stand beside the turned ones, of which the keys have one head for all."""
     found = described(latent(**options))
     layout = "interleaved" if options.get("interleaved") else "half"
-    assert found["encoding"] == {**ROPE, "layout": layout, "rotary_dim": 2 * len(PART)}
+    start = {} if options.get("part_first") else {"rotary_start": options.get("plain", 8)}
+    assert found["encoding"] == {**ROPE, "layout": layout, "rotary_dim": 2 * len(PART), **start}
     assert found["query_factor"] is None and found["head_dim"] == options.get("plain", 8) + 8
 
 

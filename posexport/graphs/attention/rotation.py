@@ -40,7 +40,7 @@ def unknown(name: str, reason: Reason, **known: Any) -> Encoding:
 def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tuple[Encoding, int]:
     """The encoding of a rotation of queries and keys, and how many tokens at the beginning don't turn."""
     layout = layout_of(q.pairs)
-    width = {} if 2 * q.pairs.count == head_dim else {"rotary_dim": 2 * q.pairs.count}
+    width = _width(q.pairs, head_dim)
     if q.pairs != k.pairs:
         reason = Reason(SIDES, "queries and keys are paired in different ways, or as parts that are joined later")
         return unknown("rotary", reason, layout=layout), 0
@@ -73,13 +73,20 @@ def layout_of(pairs: Pairs) -> str:
     return "interleaved" if pairs.interleaved or pairs.sorted else "half"
 
 
+def _width(pairs: Pairs, head_dim: int) -> Encoding:
+    """How many features of a head turn where not all do, and the first of them where it isn't the first of the head."""
+    if 2 * pairs.count == head_dim:
+        return {}
+    return {"rotary_dim": 2 * pairs.count, **({"rotary_start": pairs.start} if pairs.start else {})}
+
+
 def _same_angles(q: Rotary, k: Rotary) -> bool:
     return (q.cos, q.sin) == (k.cos, k.sin)
 
 
 def _named(turning: Turning, other: Turning, pairs: Pairs, head_dim: int) -> Encoding:
     layout, frequencies = layout_of(pairs), turning.frequencies
-    width: dict[str, Any] = {} if 2 * pairs.count == head_dim else {"rotary_dim": 2 * pairs.count}
+    width = _width(pairs, head_dim)
     table = {"name": "rope", "layout": layout, **width, "frequencies": _listed(frequencies)}
     if turning.growth is not None or other.growth is not None:
         return _decaying(turning, other, layout) or {**table, "decay": True}

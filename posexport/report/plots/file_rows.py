@@ -81,7 +81,7 @@ def _encodings(one: Data) -> Iterator[Data]:
 
 def _spec(one: Data, encoding: Data) -> Spec:
     """The block of an attention with one encoding; RequestError where that is none of posexport's."""
-    parameters = {key: value for key, value in encoding.items() if key != "name"}
+    parameters = {key: value for key, value in encoding.items() if key not in ("name", "rotary_start")}
     mask: Data = one["mask"] or {"kind": "none"}
     rotates = encoding not in (one["bias"], one["input_encoding"])
     fields: dict[str, Any] = {"causal": mask["kind"] in ("causal", "window", "chunk")}

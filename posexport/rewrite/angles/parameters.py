@@ -64,7 +64,7 @@ def exact_of(encoding: Mapping[str, Any], pairs: int) -> ExactAngles | Reason:
     from posexport.models.rotary import Rope
     from posexport.models.scaling import scaling_of
 
-    given = {name: value for name, value in encoding.items() if name not in ("name", "rotary_dim")}
+    given = {name: value for name, value in encoding.items() if name not in ("name", "rotary_dim", "rotary_start")}
     try:
         rope = Rope(**given)
     except RequestError as error:

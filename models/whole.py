@@ -134,13 +134,16 @@ def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int
     config: Any = model.config
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
     stateful = getattr(model, "_is_stateful", False)
+    uncached = RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
     if not stateful and not takes(model, "past_key_values"):
-        raise RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
+        raise uncached
     if stateful or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
         raise refusal
     cache = DynamicCache()
     with torch.no_grad(), unchanged(model):
-        model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        made = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+    if getattr(made, "past_key_values", None) is None:  # as with BERT whose config has no is_decoder
+        raise uncached
     sizes = {}
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

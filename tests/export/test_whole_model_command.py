@@ -280,3 +280,10 @@ def test_loops_over_tokens_are_a_sentence() -> None:
 def test_a_model_without_caches_says_how_it_is_exported() -> None:
     with pytest.raises(RequestError, match="OpenAIGPTLMHeadModel has no caches in transformers: give --kv-cache none"):
         export_whole(open_pretrained(checkpoint("openai_gpt_causal")), HowToExport())
+
+
+def test_caches_that_transformers_leaves_out_are_refused(tmp_path: Path) -> None:
+    """BERT with a head of a language model, whose tokens see later ones: steps can't add to what was computed."""
+    folder = copied("bert_decoder", tmp_path)
+    _edited(is_decoder=False)(folder)
+    refused(cli(*export(folder, tmp_path / "model.onnx")), "BertLMHeadModel has no caches in transformers")

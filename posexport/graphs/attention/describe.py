@@ -231,7 +231,8 @@ class Describer:
             except RequestError:
                 order = None
             if order is False:
-                reason = Reason(POSITIONS, f"positions act on its {name} in a way that is no rotation of pairs")
+                how = "in a way that is no rotation of pairs by the same angles in all heads"
+                reason = Reason(POSITIONS, f"positions act on its {name} {how}")
                 return unknown("unknown", reason), 0
         return None, 0
 

@@ -332,7 +332,7 @@ def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None
     while value is not None and probe.get(value).numel() != heads:
         node = value.producer()
         if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
-            raise Declined("sinks", "its sinks are no number per head")
+            raise Declined("sinks", "its sinks, a column beside its scores, are no value with one number for each head")
         passed.add(node)
         value = node.inputs[0]
     if column is None or value is None:
@@ -342,7 +342,7 @@ def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None
     rows_of_heads = wide.reshape(-1, heads, wide.shape[-2])
     same = bool((rows_of_heads == random.reshape(heads, 1)).all())
     if not same or not all(size.is_fixed for size in probe.shapes.of(value)):
-        raise Declined("sinks", "its sinks are no number per head")
+        raise Declined("sinks", "its sinks, a column beside its scores, are no value with one number for each head")
     return value
 
 

@@ -191,9 +191,9 @@ def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> 
     and trial runs then read nothing."""
     main = main_dtype(pretrained)
     parameters = list(pretrained.model.named_parameters())
-    kept = {*pretrained.model.state_dict()}  # others, such as frequencies, have the dtype that they are computed in
+    constants = constants_of(pretrained.model)
     named = pretrained.model.named_buffers()
-    buffers = {name: buffer for name, buffer in named if name in kept and buffer.dtype == main}
+    buffers = {name: buffer for name, buffer in named if buffer.dtype == main and name not in constants}
     for name, parameter in parameters:
         own = dtype or main if pretrained.weights[name].dtype == main else parameter.dtype
         parameter.data = torch.zeros((), dtype=own).expand(parameter.shape)
@@ -213,6 +213,26 @@ def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
     dtype for torch."""
     owner, _, last = name.rpartition(".")
     setattr(model.get_submodule(owner), last, buffer)
+
+
+def constants_of(model: nn.Module) -> frozenset[str]:
+    """The buffers that are computed, not stored, in a dtype of their own, such as frequencies.
+
+    Others are made in the dtype of the weights, such as tables of sinusoids.
+    """
+    stored = {*model.state_dict()}
+    computed = {name: buffer.dtype for name, buffer in model.named_buffers() if name not in stored}
+    if not any(dtype.is_floating_point for dtype in computed.values()):
+        return frozenset(computed)
+    before = torch.get_default_dtype()
+    asked = torch.bfloat16 if torch.float16 in computed.values() else torch.float16
+    torch.set_default_dtype(asked)
+    try:
+        with torch.device("meta"), quiet(_transformers()):
+            made = dict(type(model)(model.config).named_buffers())
+    finally:
+        torch.set_default_dtype(before)
+    return frozenset(name for name in computed if name not in made or made[name].dtype != asked)
 
 
 def main_dtype(pretrained: Pretrained) -> torch.dtype:

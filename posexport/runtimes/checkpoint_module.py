@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
-from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, open_pretrained
+from posexport.models.pretrained import DECODER, ENCODER, Pretrained, constants_of, main_dtype, open_pretrained
 from posexport.models.whole import Caches, Decoder, Signature, cache_sizes, cached_layers, decoder_signature
 from posexport.models.whole_encoder import HIDDEN, encoder_of
 from posexport.models.whole_translator import translator_of
@@ -24,8 +24,7 @@ from posexport.spec.contract import Values
 class CheckpointModule:
     """As posexport.runtimes.module_file.UserModule, of the checkpoint in the folder `reference`.
 
-    `constants` are the names of buffers that are computed, not stored, such as frequencies: they keep their dtype where
-    the weights get another.
+    `constants` are the names of buffers that keep their dtype where the weights get another, such as frequencies.
     """
 
     reference: str
@@ -86,13 +85,14 @@ def load_checkpoint(folder: Path, graph: GraphFile) -> CheckpointModule:
         _check_sizes(folder, name, shape, inputs)
     for name, dims in signature.outputs.items():
         _check_sizes(folder, name, dims, outputs)
-    stored = {*module.state_dict()}
+    constants = constants_of(pretrained.model)
+    buffers = {id(buffer) for name, buffer in pretrained.model.named_buffers() if name in constants}
     return CheckpointModule(
         reference=str(folder),
         module=module.eval(),
         name=pretrained.architecture,
         signature=signature,
-        constants=frozenset(name for name, _ in module.named_buffers() if name not in stored),
+        constants=frozenset(name for name, buffer in module.named_buffers() if id(buffer) in buffers),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
+import pytest
 
 from posexport.graphs.attention.dataflow import Dataflow
 
@@ -17,3 +18,22 @@ def test_sequences_are_no_tensors_that_content_passes_through() -> None:
     model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
     above = [value.name for value in Dataflow(model, set(), {"x"}).dominators(model.graph.outputs[0])]
     assert above == ["y", "part", "before", "x"]
+
+
+IDS = {
+    "tokens before rows": "some = Transpose<perm = [1, 0]>(ids)",
+    "behind a first token": "some = Concat<axis = 1>(first, ids)",
+    "one in place of another": "is = Equal(ids, first) some = Where(is, first, ids)",
+    "padded": "some = Pad(ids, pads)",
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids_stay_ids(name: str) -> None:
+    """What is looked up by them are features; what is compared with them isn't."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (int64[2, n] ids) => (float[a, b, 4] y, bool[2, n] same)
+      <int64[2, 1] first = {{1, 2}}, int64[4] pads = {{0, 1, 0, 0}}, float[2, 4] table = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
+        {IDS[name]} y = Gather(table, some) same = Equal(ids, first)
+    }}"""
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    assert [value.name for value in Dataflow(model, {"ids"}, set()).content] == ["y"]

@@ -15,7 +15,8 @@ import onnx_ir as ir
 LENGTHS = {"Shape", "Size"}
 """Operators that give lengths alone."""
 
-_TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Clip", "Slice", "Concat", "Expand"}
+_TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Clip", "Slice", "Concat"}
+_TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where"}
 """Operators through which the ids of tokens stay ids."""
 
 
@@ -53,7 +54,7 @@ class Dataflow:
             return
         if node.op_type in LENGTHS:
             return
-        if node.op_type in _TOKEN_OPS and node.inputs and node.inputs[0] in tokens:
+        if node.op_type in _TOKEN_OPS and any(value in tokens for value in inputs):
             tokens.update(node.outputs)
             return
         embeds = node.op_type in ("Gather", "GatherND", "EmbedLayerNormalization") and any(v in tokens for v in inputs)

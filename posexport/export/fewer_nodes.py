@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from posexport.export.looked_up_masks import looked_up, numbers_of
-from posexport.graphs.node_arguments import maker_of
+from posexport.export.looked_up_masks import looked_up
+from posexport.graphs.node_arguments import maker_of, numbers_of
 from posexport.graphs.nodes import Nodes
 from posexport.rewrite.surgery import remove_unused
 
@@ -63,7 +63,7 @@ def _moved_range(node: ir.Node, nodes: Nodes) -> ir.Value | None:
         if counted is None or steps is None or begin is None or len(steps.uses()) > 1 or steps.is_graph_output():
             continue
         start, end, step = counted.inputs
-        if (_number(start), _number(step)) == (0, 1) and _is_one_integer(begin):
+        if (numbers_of(start), numbers_of(step)) == ([0], [1]) and _is_one_integer(begin):
             return nodes.one("Range", begin, nodes.one("Add", begin, end), step)
     return None
 
@@ -147,11 +147,6 @@ def _is_one_integer(value: ir.Value) -> bool:
         start, end = (lengths.attributes.get_int(name, default) for name, default in (("start", 0), ("end", 0)))
         return end - start == 1
     return source is not None and source.shape == [1]
-
-
-def _number(value: ir.Value | None) -> object:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return tensor.numpy().item() if tensor is not None and tensor.size == 1 else None
 
 
 _RULES: Mapping[tuple[str, str], Callable[[ir.Node, Nodes], ir.Value | None]] = {

@@ -5,12 +5,10 @@ torch exports that as a GatherND with a dozen nodes for its indices. It is the m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import onnx_ir as ir
 
-from posexport.graphs.node_arguments import keeps_order, maker_of
+from posexport.graphs.node_arguments import keeps_order, maker_of, numbers_of
 from posexport.graphs.nodes import Nodes
 
 FARTHEST = 2**31 - 1
@@ -129,13 +127,3 @@ def _changes_nothing(node: ir.Node) -> bool:
         tensor = None if added is None else ir.convenience.get_const_tensor(added)
         return tensor is not None and not tensor.shape.numpy() and numbers_of(added) == [0]
     return False
-
-
-def numbers_of(value: ir.Value | None) -> Sequence[int] | None:
-    """The whole numbers of a constant, also of one that is only given another shape."""
-    shaped = maker_of(value, "Reshape")
-    value = value if shaped is None else shaped.inputs[0]
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size > 16 or not tensor.dtype.is_integer():
-        return None
-    return [int(number) for number in tensor.numpy().reshape(-1)]

@@ -3,6 +3,8 @@ whether it rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
@@ -18,6 +20,16 @@ def maker_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """The node that makes a value, where it is this operator of the standard's."""
     node = None if value is None else value.producer()
     return node if node is not None and (node.domain, node.op_type) == ("", op_type) else None
+
+
+def numbers_of(value: ir.Value | None) -> Sequence[int] | None:
+    """The whole numbers of a constant, also of one that is only given another shape."""
+    shaped = maker_of(value, "Reshape")
+    value = value if shaped is None else shaped.inputs[0]
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size > 16 or not tensor.dtype.is_integer():
+        return None
+    return [int(number) for number in tensor.numpy().reshape(-1)]
 
 
 def keeps_order(node: ir.Node) -> bool:

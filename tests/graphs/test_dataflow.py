@@ -6,7 +6,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from posexport.graphs.attention.attention import UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.view import view_of
 
 
 def test_sequences_are_no_tensors_that_content_passes_through() -> None:
@@ -25,6 +27,7 @@ IDS = {
     "behind a first token": "some = Concat<axis = 1>(first, ids)",
     "one in place of another": "is = Equal(ids, first) some = Where(is, first, ids)",
     "padded": "some = Pad(ids, pads)",
+    "some overwritten": "at = NonZero(ids) places = Transpose(at) some = ScatterND(ids, places, news)",
 }
 
 
@@ -32,8 +35,33 @@ IDS = {
 def test_ids_stay_ids(name: str) -> None:
     """What is looked up by them are features; what is compared with them isn't."""
     text = f"""<ir_version: 10, opset_import: ["" : 21]> g (int64[2, n] ids) => (float[a, b, 4] y, bool[2, n] same)
-      <int64[2, 1] first = {{1, 2}}, int64[4] pads = {{0, 1, 0, 0}}, float[2, 4] table = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
+      <int64[2, 1] first = {{1, 2}}, int64[4] pads = {{0, 1, 0, 0}},
+       int64[2] news = {{0, 1}}, float[2, 4] table = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
         {IDS[name]} y = Gather(table, some) same = Equal(ids, first)
     }}"""
     model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
     assert [value.name for value in Dataflow(model, {"ids"}, set()).content] == ["y"]
+
+
+OTHERS = {
+    "hashed ids, as CANINE has them": (
+        "hashed = Mod(input_ids, two) x = Gather(table, hashed)",
+        "x",
+        "features-unknown",
+    ),
+    "a constant": ("x = Gather(table, input_ids)", "table", None),
+}
+"""What makes the features x, what is weighted by their softmax, and what is said."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_softmax_weights_is_features_or_is_named(name: str) -> None:
+    made, weighted, code = OTHERS[name]
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (int64[batch, 2] input_ids) => (float[a, b, c] y)
+      <int64 two = {{2}}, float[2, 2] table = {{1, 2, 3, 4}}> {{
+        {made} t = Transpose<perm = [0, 2, 1]>(x) scores = MatMul(x, t)
+        weights = Softmax<axis = -1>(scores) y = MatMul(weights, {weighted})
+    }}"""
+    found = view_of(ir.from_proto(onnx.parser.parse_model(text))).attentions
+    assert [one.reason.code for one in found if isinstance(one, UnknownAttention)] == ([code] if code else [])
+    assert len(found) == bool(code)

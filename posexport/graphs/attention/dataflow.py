@@ -16,7 +16,7 @@ LENGTHS = {"Shape", "Size"}
 """Operators that give lengths alone."""
 
 _TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Clip", "Slice", "Concat"}
-_TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where"}
+_TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where", "ScatterND", "ScatterElements"}
 """Operators through which the ids of tokens stay ids."""
 
 

@@ -52,6 +52,9 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
         if not products and _meets_content(flow, node.outputs[0]):
             text = f"{shown(name)} meets the values in an Einsum that is no product of matrices"
             found.append(UnknownAttention(name=name, layer=layer, reason=Reason("einsum", text)))
+        elif not products and _weighs_others(flow, node.outputs[0]):
+            text = f"{shown(name)} weights values that follow from no input that is known to have ids or features"
+            found.append(UnknownAttention(name=name, layer=layer, reason=Reason("features-unknown", text)))
         for weighted in products:
             product, layer = weighted[0], len(found)
             at = name if weighted is products[0] else product.node.name or product.result.name or ""
@@ -164,6 +167,17 @@ def _weighted(flow: Dataflow, softmax: ir.Node) -> list[tuple[Product, list[ir.N
         passed.append(onward[-1])
         value = onward[-1].outputs[0]
     return []
+
+
+def _weighs_others(flow: Dataflow, value: ir.Value, depth: int = 8) -> bool:
+    """Whether a product has a value as weights of something that is neither constant nor known to be features."""
+    for node in dict.fromkeys(use.node for use in value.uses()):
+        product = product_of(node, WEIGHTED, weights=value)
+        if product is not None and product.right not in flow.constant and product.right not in flow.content:
+            return True
+        if depth and node.op_type in _WEIGHT_OPS and _weighs_others(flow, node.outputs[0], depth - 1):
+            return True
+    return False
 
 
 def _meets_content(flow: Dataflow, value: ir.Value) -> bool:

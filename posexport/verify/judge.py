@@ -240,10 +240,12 @@ class ArtifactJob:
             comparisons += first
         return comparisons
 
-    def _compared(self, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays) -> list[Comparison]:
+    def _compared(
+        self, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, again: Arrays | None = None
+    ) -> list[Comparison]:
         case, dtypes = self.cases[index], {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
         tolerance = self._tolerances[case.name]
-        return compare(case.name, reference, by_torch, outputs, dtypes, tolerance, case.far_out, self.given)
+        return compare(case.name, reference, by_torch, outputs, dtypes, tolerance, case.far_out, self.given, again)
 
     def _compared_again(
         self, row: Runtime, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, first: list[Comparison]
@@ -253,19 +255,17 @@ class ArtifactJob:
         judged."""
         case, draws = self.cases[index], self._torch_again(index, reference, by_torch)
         tolerance = self._tolerances[case.name]
-        by_torch = by_torch | {each.output: draws.outputs[each.output] for each in first if is_near(each)}
-        comparisons = self._compared(index, reference, by_torch, outputs)
+        near = [each.output for each in first if is_near(each)]
+        farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))
+        comparisons = self._compared(index, reference, by_torch | farthest, outputs, usual)
         if self.given or not any(each.state == FAILED and is_unclear(each, tolerance) for each in comparisons):
             return comparisons
         copies = self._on_copies(row, index)
-        if copies is None:
-            return comparisons
-        return medians(comparisons, reference, [outputs, *copies], draws, tolerance)
+        return comparisons if copies is None else medians(comparisons, reference, [outputs, *copies], draws, tolerance)
 
     def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
-        """Why comparisons that failed say nothing, where that is true of each of them: the runtime is
-        within its share of torch's error, and the exact result moves as far once inputs and weights differ in their
-        last bits."""
+        """Why comparisons that failed say nothing, where that is true of each of them: the runtime is within its share
+        of torch's error, and the exact result moves as far once inputs and weights differ in their last bits."""
         failed, moved = [each for each in comparisons if each.state == FAILED], dict[str, float]()
         if not failed or not all(is_unclear(each, self._tolerances[each.case]) for each in failed):
             return None

@@ -6,9 +6,9 @@ on the user's own inputs); and then
 
     max |got - reference|  <=  min(multiple * torch error + floor * rms(reference), ceiling * rms(reference))
 
-or is no more than the smallest number of the dtype. The torch error is max |torch - reference| of torch eager in the
-artifact's dtype. The ceiling keeps a wrong torch result from excusing everything. Every verdict states all of these
-numbers.
+or is no more than the smallest number of the dtype; and so where values are far larger than others, of those others
+alone (posexport.verify.ordinary). The torch error is max |torch - reference| of torch eager in the artifact's dtype.
+The ceiling keeps a wrong torch result from excusing everything. Every verdict states all of these numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
 from posexport.verify.draws import Array
+from posexport.verify.ordinary import AMONG, judged_apart
 from posexport.verify.result import (
     FAILED,
     MISSING_OUTPUT,
@@ -84,11 +85,13 @@ def compare(
     tolerance: Tolerance,
     far_out: bool = False,
     given: bool = False,
+    again: Arrays | None = None,
 ) -> list[Comparison]:
     """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares.
 
     `given`: the inputs are the user's, so they may be larger than torch can compute in the artifact's dtype. Where the
-    reference is finite and torch is not, the runtime may give no number either, or the right one.
+    reference is finite and torch is not, the runtime may give no number either, or the right one. `again` has another
+    result of torch.
     """
     comparisons = []
     for name in dict.fromkeys((*reference, *outputs)):
@@ -102,14 +105,20 @@ def compare(
         elif name not in torch_outputs or torch_outputs[name].shape != reference[name].shape:
             reason = Reason(WRONG_SHAPE, f"torch eager gave no output {name!r} of the reference's shape")
         else:
-            values = (reference[name], torch_outputs[name], outputs[name])
-            reason, numbers = _compare(name, *values, dtypes[name], tolerance, given)
+            by_torch = [torch_outputs[name], *([again[name]] if again is not None and name in again else [])]
+            reason, numbers = _compare(name, reference[name], by_torch, outputs[name], dtypes[name], tolerance, given)
         comparisons.append(Comparison.of(case, name, reason, far_out=far_out, **numbers))
     return comparisons
 
 
 def _compare(
-    name: str, reference: Array, torch_output: Array, output: Array, dtype: str, tolerance: Tolerance, given: bool
+    name: str,
+    reference: Array,
+    torch_outputs: Sequence[Array],
+    output: Array,
+    dtype: str,
+    tolerance: Tolerance,
+    given: bool,
 ) -> tuple[Reason | None, dict[str, Any]]:
     """Why an output fails, None where it passes; and the fields of its Comparison that could be computed."""
     if output.shape != reference.shape:
@@ -117,7 +126,9 @@ def _compare(
         return Reason(WRONG_SHAPE, text), {}
     if dtype_name(output.dtype) != dtype:
         return Reason(WRONG_DTYPE, f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"), {}
-    exact, by_torch, actual = (np.asarray(array).astype(np.float64) for array in (reference, torch_output, output))
+    exact, actual, by_torch, *more = (
+        np.asarray(array).astype(np.float64) for array in (reference, output, *torch_outputs)
+    )
     beyond = _beyond(exact, by_torch, actual, tolerance) if given else np.zeros(exact.shape, bool)
     for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
         invalid = ~np.isfinite(array) & ~beyond
@@ -138,23 +149,28 @@ def _compare(
             return Reason(OVER_LIMIT, text), {"index": index}
         if beyond.all():
             return None, {}
-        exact, by_torch, actual = (np.where(beyond, 0.0, array) for array in (exact, by_torch, actual))
+        exact, actual, by_torch, *more = (np.where(beyond, 0.0, array) for array in (exact, actual, by_torch, *more))
+    own = [by_torch, *(array for array in more if np.isfinite(array).all())]
     errors = np.abs(actual - exact)
     error = float(errors.max())
     index = _first_index(errors == error)
-    torch_error = float(np.abs(by_torch - exact).max())
+    torch_error = max(float(np.abs(array - exact).max()) for array in own)
     rms = float(np.sqrt(np.mean(exact[~beyond] ** 2)))
     limit = max(tolerance.limit(torch_error, rms), SMALLEST[dtype])
-    return None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit)), {
+    numbers: dict[str, Any] = {
         "max_error": error,
         "rms_error": float(np.sqrt(np.mean(errors[~beyond] ** 2))),
         "torch_error": torch_error,
         "limit": limit,
         "reference_rms": rms,
         "index": index,
-        "got": float(actual[index]),
-        "reference": float(exact[index]),
     }
+    among = ""
+    if error <= limit and (apart := judged_apart(exact, own, errors, tolerance, SMALLEST[dtype])) is not None:
+        numbers, among = apart, AMONG
+    index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
+    reason = None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit) + among)
+    return reason, {**numbers, "got": float(actual[index]), "reference": float(exact[index])}
 
 
 def over_limit(name: str, error: float, index: Sequence[int], limit: float) -> str:

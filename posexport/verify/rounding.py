@@ -16,6 +16,7 @@ from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.verify.draws import Array
+from posexport.verify.ordinary import ordinary
 from posexport.verify.parity import is_unclear, over_limit
 from posexport.verify.result import FAILED, OVER_LIMIT, Comparison, Tolerance
 
@@ -56,25 +57,35 @@ def _changed(array: Array, rng: np.random.Generator) -> Array:
 @attrs.frozen
 class Draws:
     """Several of torch's results on one case: of each output the one that is farthest from the reference and finite,
-    and the errors of each token (the largest along the last axis; infinite where one is not finite) in all of them."""
+    that which is farthest in values of ordinary size (posexport.verify.ordinary), and the errors of each token (the
+    largest along the last axis; infinite where one is not finite) in all of them."""
 
     outputs: Arrays
+    usual: Arrays
     errors: Mapping[str, tuple[Array, ...]]
 
     @classmethod
     def of(cls, reference: Arrays, outputs: Arrays) -> Draws:
         """One result."""
-        return cls(outputs, {name: (_errors(outputs[name], reference[name]),) for name in reference})
+        return cls(outputs, outputs, {name: (_errors(outputs[name], reference[name]),) for name in reference})
 
     def with_another(self, reference: Arrays, outputs: Arrays) -> Draws:
         """These and one more."""
-        farthest, errors = {}, {}
+        farthest, usual, errors = {}, {}, {}
         for name, before in self.errors.items():
             more = _errors(outputs[name], reference[name])
             farther = max(map(_largest, before)) < _largest(more)
             farthest[name] = outputs[name] if farther else self.outputs[name]
+            where = ordinary(reference[name])
+            known, new = (_usual_error(array, reference[name], where) for array in (self.usual[name], outputs[name]))
+            usual[name] = outputs[name] if known < new else self.usual[name]
             errors[name] = (*before, more)
-        return Draws(farthest, errors)
+        return Draws(farthest, usual, errors)
+
+
+def _usual_error(array: Array, reference: Array, where: Array | None) -> float:
+    """The largest error of an output in these of its values, -1 where there are none or one is infinite."""
+    return -1.0 if where is None else _largest(_errors(array[where], reference[where]))
 
 
 def _errors(array: Array, reference: Array) -> Array:

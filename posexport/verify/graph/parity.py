@@ -5,7 +5,8 @@
 `own error` is that of the file evaluated by torch in the file's own dtypes (the largest of several, where more were
 needed), `scale` the root mean square of the float64 values, or where that is more, 1 for outputs of a sigmoid and the
 largest for those of a softmax: runtimes compute those to so many digits of it. Whole numbers and truth values are
-equal, but for those that differ between float64 and the own dtypes already. Only values of tokens that are no padding
+equal, but for those that differ between float64 and the own dtypes already. Values of ordinary size are judged apart
+where others are far larger (posexport.verify.ordinary). Only values of tokens that are no padding
 count. What is infinite or no number in float64 must be so in the runtime; what the own dtypes can't compute shows
 nothing.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
+from posexport.verify.ordinary import AMONG, judged_apart
 from posexport.verify.parity import SMALLEST, TOLERANCES, over_limit
 from posexport.verify.result import (
     MISSING_OUTPUT,
@@ -133,21 +135,26 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
     errors = np.where(counted, np.abs(actual - np.where(counted, values, 0.0)), 0.0)
     error = float(errors.max())
     index = _first(errors == error)
-    place = each.place(index)
     own_error = max((_largest(array, values, counted) for array in own), default=0.0)
     rms = float(np.sqrt(np.mean(values[counted] ** 2)))
-    limit = max(each.tolerance.limit(own_error, max(rms, each.least_scale)), SMALLEST.get(each.dtype, 0.0))
-    numbers = {
+    smallest = SMALLEST.get(each.dtype, 0.0)
+    numbers: dict[str, Any] = {
         "max_error": error,
         "rms_error": float(np.sqrt(np.mean(errors[counted] ** 2))),
         "torch_error": own_error,
-        "limit": limit,
+        "limit": max(each.tolerance.limit(own_error, max(rms, each.least_scale)), smallest),
         "reference_rms": max(rms, each.least_scale) if rms else rms,
-        "index": place,
-        "got": float(actual[index]),
-        "reference": float(values[index]),
+        "index": index,
     }
-    return None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, place, limit)), numbers, left
+    among, finite = "", [array for array in own if np.isfinite(array[counted]).all()]
+    if error <= numbers["limit"] and finite and not each.least_scale:
+        apart = judged_apart(values, finite, errors, each.tolerance, smallest, counted)
+        numbers, among = (numbers, among) if apart is None else (apart, AMONG)
+    index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
+    place = each.place(index)
+    numbers |= {"index": place, "got": float(actual[index]), "reference": float(values[index])}
+    reason = Reason(OVER_LIMIT, over_limit(name, error, place, limit) + among) if error > limit else None
+    return reason, numbers, left
 
 
 def _largest(array: Array, values: Array, counted: Array) -> float:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -21,12 +22,16 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
+from posexport.verify.aligned import Directions, directions_of
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
 from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.starts import starts
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
+
+if TYPE_CHECKING:
+    import torch
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -71,20 +76,29 @@ class Case:
 
 @attrs.define
 class _Turns:
-    """What cases take turns in: ids of tokens, and the layer of a deep stack whose cached keys are loud; and the sizes
-    and kinds of those that were `seen`."""
+    """What cases take turns in: ids of tokens, and the layer of a deep stack whose cached keys are loud; the directions
+    of the weights; and the sizes and kinds of those that were `seen`."""
 
     token_ids: Iterator[int]
     loud_layers: Iterator[int]
+    directions: Directions | None
     seen: set[object] = attrs.field(factory=set)
 
 
 def make_cases(
-    spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed", *, reach: Reach | None = None, more: int = 0
+    spec: Spec,
+    seed: int,
+    bounds: Bounds,
+    form: str = "decomposed",
+    *,
+    reach: Reach | None = None,
+    more: int = 0,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Case]:
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
-    `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn.
+    `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn. With
+    `weights`, by public name, hidden states of some cases lie along them.
     `hidden_states`, cached keys and values are unit normal where their kind says nothing else and logits don't become
     large in half precision (posexport.verify.values.usual_size), rounded to the graph's dtype; `input_ids` lie within
     the vocabulary. A shared cache holds what an earlier sequence left behind what is written, but in the form contrib:
@@ -94,7 +108,8 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3))
+    directions = None if weights is None or spec.vocab_size is not None else directions_of(spec, weights)
+    turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3), directions)
     drafts = list(corners(spec, rng, reach))
     _check_memory(memory(spec, drafts, bounds), reach)
     cases = [case for draft in drafts for case in _case(draft, spec, rng, bounds, form, turns)]
@@ -183,6 +198,8 @@ def _case(
                 rng=rng,
                 keys=not name.startswith("past_value"),
                 alone=name in alone,
+                encoder=name.startswith("encoder"),
+                directions=turns.directions,
             )
             values = VALUES[draft.values](tokens)
             if spec.kv_cache == "shared" and form == "contrib" and cached:

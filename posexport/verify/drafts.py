@@ -20,7 +20,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk, size_between
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
-from posexport.verify.few_tokens import far_rows, magnitudes
+from posexport.verify.few_tokens import along_weights, far_rows, magnitudes, squares
 from posexport.verify.own_numbers import own_numbers
 from posexport.verify.plain import large_chunks, plain, wide_buffers, wide_cross
 from posexport.verify.reach import Reach
@@ -86,7 +86,7 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
     own = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone)
-    groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross)
+    groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft

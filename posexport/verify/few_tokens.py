@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from posexport.verify.reach import Reach
 BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
 """Rows of a batch, from one number to another, and the most tokens that each has."""
 
-MAGNITUDES = ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
+MAGNITUDES = ("quiet", "faint", "aligned", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
 """Kinds of values that meet steps, chunks and prompts of a few tokens."""
 
 
@@ -52,3 +53,26 @@ def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
             yield Draft(
                 f"{name}, {values}", batch, seq, past, size_between(rng, 0, 9), size_between(rng, 2, 30), *kinds
             )
+
+
+def along_weights(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Tokens along the weights whose positions are alike, so that no rotation turns them away from each other."""
+    size = partial(size_between, rng)
+    yield Draft("token along weights", 1, 1, 0, 2, size(2, 9), "still", "none", "aligned")
+    yield Draft("tokens along weights", 3, size(8, 29), 0, 2, size(8, 29), "still", "none", "aligned")
+    yield Draft("prompt along weights", 2, size(30, 90), 0, 2, size(30, 90), "still", "holes", "aligned")
+
+
+def squares(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """As many tokens as cached ones or as rows, and as many rows as cached ones: axes that are mixed up show in no
+    shape there."""
+    size = partial(size_between, rng)
+    for low, high, rows in ((8, 15, 1), (16, 40, 2), (41, 90, 1)):
+        if spec.kv_cache:
+            tokens = min(size(low, high), few_cached(spec, rows))
+            yield Draft("as many as cached", rows, tokens, tokens, 3, 1, "near", "left", "faint")
+    for low, high in ((5, 9), (10, 16)):
+        rows = size(low, high)
+        yield Draft("as many as rows", rows, rows, 0, 2, rows, "mixed", "none")
+        if spec.kv_cache:
+            yield Draft("as many rows as cached", rows, 1, min(rows, few_cached(spec, rows)), 2, 1, "near", "mixed")

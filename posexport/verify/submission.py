@@ -113,7 +113,8 @@ def draw_cases(
     form, spec, bounds = artifact.source.form, artifact.spec, artifact.bounds
     if inputs is None or arrays is None:
         reach = reach_of(spec, sizes)
-        cases = make_cases(spec, seed, bounds, form, reach=reach, more=more)
+        weights = artifact.source.weights()
+        cases = make_cases(spec, seed, bounds, form, reach=reach, more=more, weights=weights)
         promised = (NOTE,) if spec.consecutive and spec.position_axes else ()
         costly = () if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds)
         return Drawn(cases, promised, costly)

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
+from posexport.verify.aligned import Directions
 from posexport.verify.draws import FAR, NEAR, Array
 
 LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
@@ -117,7 +118,8 @@ class Tokens:
 
     `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
     `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first, `alone` whether
-    these are cached keys that may be louder than those of other layers.
+    these are cached keys that may be louder than those of other layers, `encoder` whether these are an encoder's.
+    `directions` are those of the block's weights, where they are known.
     """
 
     values: Array
@@ -128,6 +130,8 @@ class Tokens:
     alone: bool
     spec: Spec
     rng: np.random.Generator
+    encoder: bool = False
+    directions: Directions | None = None
 
     def each(self, tokens: Array) -> Array:
         """bool [batch, tokens] in the shape that broadcasts over the values."""
@@ -143,6 +147,18 @@ def _loud(tokens: Tokens) -> Array:
 
 def _quiet(tokens: Tokens) -> Array:
     return tokens.values * QUIET
+
+
+def _faint(tokens: Tokens) -> Array:
+    """Each row at a size of its own between usual and quiet ones, as embeddings have it."""
+    sizes = 10.0 ** tokens.rng.uniform(np.log10(3 * QUIET), -0.5, len(tokens.values))
+    return tokens.values * sizes.reshape(-1, *[1] * (tokens.values.ndim - 1))
+
+
+def _aligned(tokens: Tokens) -> Array:
+    if tokens.cached or tokens.directions is None:
+        return tokens.values
+    return tokens.directions.drawn(tokens.rng, tokens.values, tokens.encoder)
 
 
 def _zeros(tokens: Tokens) -> Array:
@@ -264,6 +280,8 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "normal": lambda tokens: tokens.values,
     "loud": _loud,
     "quiet": _quiet,
+    "faint": _faint,
+    "aligned": _aligned,
     "zeros": _zeros,
     "same": _same,
     "alike": _alike,

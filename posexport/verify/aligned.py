@@ -1,0 +1,119 @@
+"""Hidden states that lie along the weights of a block, as those of trained models do: tokens in random directions make
+logits of a few units and no large activation of an MLP, and exp overflows at 88."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draws import Array
+
+if TYPE_CHECKING:
+    import torch
+
+MOST = {"fp32": 300.0, "fp16": 20.0, "bf16": 8.0}
+"""The largest logits that tokens along one direction get. Half precision has too few digits for larger ones."""
+
+PART = 0.97
+"""The most of a token that lies along a direction; the rest of it is random."""
+
+HEADS = 16
+"""Heads that are looked at, at most."""
+
+KINDS, WEIGHTS = ("query", "key", "opposed", "alone", "mlp"), (0.3, 0.25, 0.15, 0.15, 0.15)
+"""What a token lies along, and how often: what the queries of a head look for most, what its keys are found by, the
+opposite of that, what gives a token the largest or lowest logit of its own, or a row of the MLP."""
+
+
+@attrs.frozen(kw_only=True)
+class Head:
+    """Directions [hidden_size] of length 1 for one head. `strength` is the logit of `query` with `key` for hidden
+    states with a root mean square of 1, `lowest` and `highest` are the directions of the extreme logits of a token with
+    itself."""
+
+    query: Array
+    key: Array
+    lowest: Array
+    highest: Array
+    strength: float
+
+
+@attrs.frozen(kw_only=True)
+class Directions:
+    """The heads of the first layer of a block, the rows of its MLP [rows, hidden_size] of length 1, and the dtype."""
+
+    heads: Sequence[Head]
+    rows: Array
+    dtype: str
+
+    def drawn(self, rng: np.random.Generator, values: Array, keys_alone: bool = False) -> Array:
+        """Tokens like `values` [batch, tokens, hidden_size], unit normal, of which each row lies along the directions
+        of one head; its first token has a low logit of its own, or a high one. `keys_alone`: of an encoder."""
+        made = np.array(values, np.float32)
+        norm = float(np.sqrt(values.shape[-1]))
+        for row, tokens in enumerate(made):
+            head = self.heads[int(rng.integers(len(self.heads)))]
+            part = min(PART, (MOST[self.dtype] / max(head.strength, 1e-6)) ** 0.5)
+            kinds = rng.choice(KINDS, len(tokens), p=WEIGHTS)
+            kinds[:1] = "key" if keys_alone else "alone"
+            for token, kind in enumerate(kinds):
+                if keys_alone:
+                    kind = "opposed" if kind == "opposed" else "key"
+                direction = self._direction(head, kind, (row + token) % 2 == 0, rng)
+                tokens[token] = part * norm * direction + (1 - part**2) ** 0.5 * tokens[token]
+        return made
+
+    def _direction(self, head: Head, kind: str, low: bool, rng: np.random.Generator) -> Array:
+        if kind == "alone":
+            return head.lowest if low else head.highest
+        if kind == "mlp" and len(self.rows):
+            row: Array = self.rows[int(rng.integers(len(self.rows)))]
+            return row if low else -row
+        return {"query": head.query, "opposed": -head.key}.get(kind, head.key)
+
+
+def directions_of(spec: Spec, weights: Mapping[str, torch.Tensor]) -> Directions | None:
+    """The directions of a block, from its weights by public name; None where some are no numbers."""
+    prefix = "layers.0." if spec.layers > 1 else ""
+    layer = spec.distinct_layers()[0]
+
+    def matrix(name: str, norm: str) -> Array:
+        """The rows of a matrix as they meet normed hidden states."""
+        made = np.asarray(weights[f"{prefix}{name}.weight"].detach().float().numpy())
+        if spec.norm == "pre" and f"{prefix}{norm}.weight" in weights:
+            made = made * np.asarray(weights[f"{prefix}{norm}.weight"].detach().float().numpy())
+        return made - made.mean(1, keepdims=True) if spec.norm_type == "layernorm" else made
+
+    queries, keys = matrix("q_proj", "input_layernorm"), matrix("k_proj", "" if spec.cross else "input_layernorm")
+    rows = np.zeros((0, spec.hidden_size), np.float32)
+    if spec.mlp is not None:
+        rows = matrix(spec.projections()[4], "post_attention_layernorm")
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+    if not all(np.isfinite(each).all() for each in (queries, keys, rows)):
+        return None
+    group = spec.num_heads // spec.num_kv_heads
+    by_head, by_kv_head = (each.reshape(-1, spec.head_dim, spec.hidden_size) for each in (queries, keys))
+    chosen = sorted({*np.linspace(0, spec.num_heads - 1, min(HEADS, spec.num_heads)).astype(int).tolist()})
+    heads = [_head(by_head[head], by_kv_head[head // group], layer.scale, spec.cross) for head in chosen]
+    return Directions(heads=heads, rows=rows, dtype=spec.dtype)
+
+
+def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:
+    """The directions of one head, of its projections [head_dim, hidden_size]."""
+    queries, keys = queries.astype(np.float64), keys.astype(np.float64)
+    of_q, within_q = np.linalg.qr(queries.T)
+    of_k, within_k = np.linalg.qr(keys.T)
+    left, values, right = np.linalg.svd(within_q @ within_k.T)
+    query, key = of_q @ left[:, 0], of_k @ right[0]
+    lowest, highest = -query, query
+    if not cross:  # of x^T Q^T K x, in the few dimensions where it is not 0
+        both, _ = np.linalg.qr(np.concatenate((queries, keys)).T)
+        inner = (queries @ both).T @ (keys @ both)
+        _, vectors = np.linalg.eigh(inner + inner.T)
+        lowest, highest = both @ vectors[:, 0], both @ vectors[:, -1]
+    strength = abs(float(values[0])) * queries.shape[1] * scale
+    return Head(query=query, key=key, lowest=lowest, highest=highest, strength=strength)

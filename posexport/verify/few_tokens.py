@@ -15,11 +15,12 @@ import numpy as np
 from posexport.spec.spec import Spec
 from posexport.verify.draft import Draft, few_cached, size_between
 from posexport.verify.reach import Reach
+from posexport.verify.values import SIZES
 
 BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
 """Rows of a batch, from one number to another, and the most tokens that each has."""
 
-MAGNITUDES = ("quiet", "faint", "aligned", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
+MAGNITUDES = ("quiet", *SIZES, "aligned", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
 """Kinds of values that meet steps, chunks and prompts of a few tokens."""
 
 
@@ -58,7 +59,7 @@ def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
 def along_weights(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Tokens along the weights whose positions are alike, so that no rotation turns them away from each other."""
     size = partial(size_between, rng)
-    yield Draft("token along weights", 1, 1, 0, 2, size(2, 9), "still", "none", "aligned")
+    yield Draft("token along weights", 4, 1, 0, 2, size(2, 9), "still", "none", "aligned")
     yield Draft("tokens along weights", 3, size(8, 29), 0, 2, size(8, 29), "still", "none", "aligned")
     yield Draft("prompt along weights", 2, size(30, 90), 0, 2, size(30, 90), "still", "holes", "aligned")
 
@@ -70,7 +71,7 @@ def squares(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     for low, high, rows in ((8, 15, 1), (16, 40, 2), (41, 90, 1)):
         if spec.kv_cache:
             tokens = min(size(low, high), few_cached(spec, rows))
-            yield Draft("as many as cached", rows, tokens, tokens, 3, 1, "near", "left", "faint")
+            yield Draft("as many as cached", rows, tokens, tokens, 3, 1, "near", "left", "a fifth")
     for low, high in ((5, 9), (10, 16)):
         rows = size(low, high)
         yield Draft("as many as rows", rows, rows, 0, 2, rows, "mixed", "none")

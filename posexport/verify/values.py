@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import attrs
 import numpy as np
@@ -149,9 +150,13 @@ def _quiet(tokens: Tokens) -> Array:
     return tokens.values * QUIET
 
 
-def _faint(tokens: Tokens) -> Array:
-    """Each row at a size of its own between usual and quiet ones, as embeddings have it."""
-    sizes = 10.0 ** tokens.rng.uniform(np.log10(3 * QUIET), -0.5, len(tokens.values))
+SIZES = {"a fifth": (0.1, 0.32), "a twentieth": (0.03, 0.1), "a hundredth": (3 * QUIET, 0.03)}
+"""Sizes between usual and quiet ones, as embeddings have them: each row of a kind has one of its own, from one to
+another."""
+
+
+def _sized(low: float, high: float, tokens: Tokens) -> Array:
+    sizes = np.exp(tokens.rng.uniform(np.log(low), np.log(high), len(tokens.values)))
     return tokens.values * sizes.reshape(-1, *[1] * (tokens.values.ndim - 1))
 
 
@@ -280,7 +285,7 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "normal": lambda tokens: tokens.values,
     "loud": _loud,
     "quiet": _quiet,
-    "faint": _faint,
+    **{name: partial(_sized, *sizes) for name, sizes in SIZES.items()},
     "aligned": _aligned,
     "zeros": _zeros,
     "same": _same,

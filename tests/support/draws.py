@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from posexport.models.weights import bytes_of, digest_of
 from posexport.spec.contract import Bounds
 from posexport.spec.spec import Spec
 from posexport.verify import submission
@@ -16,7 +17,11 @@ CASES: OrderedDict[tuple[object, ...], list[Case]] = OrderedDict()
 
 
 def draw_once(spec: Spec, seed: int, bounds: Bounds, *form: str, **options: Any) -> list[Case]:
-    key = (spec, seed, *bounds.items(), form, *sorted(options.items()))
+    if bytes_of(spec) > BYTES:
+        return make_cases(spec, seed, bounds, *form, **options)
+    weights = options.get("weights")
+    named = {**options, "weights": None if weights is None else digest_of(weights)}
+    key = (spec, seed, *bounds.items(), form, *sorted(named.items()))
     if key in CASES:
         return list(CASES[key])
     cases = make_cases(spec, seed, bounds, *form, **options)

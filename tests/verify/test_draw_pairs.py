@@ -19,7 +19,19 @@ from posexport.verify.reach import default_reach
 SEEDS = range(3)
 TOKENS = ((1, 1), (2, 7), (8, 29))
 OCTAVES = tuple((2**power, 2 ** (power + 1)) for power in range(12, 20))
-MAGNITUDES = ("quiet", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
+MAGNITUDES = (
+    "quiet",
+    "a fifth",
+    "a hundredth",
+    "aligned",
+    "shifted",
+    "outlier",
+    "massive",
+    "zeros",
+    "peaks",
+    "loud",
+    "same",
+)
 
 
 def spec_of(dtype: str, kv_cache: str = "concat") -> Spec:

@@ -1,0 +1,141 @@
+"""Hidden states along the weights, of sizes between usual and quiet ones, and sizes that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import small_spec, weights_for
+
+from posexport.spec.contract import bounds_of, graph_inputs
+from posexport.spec.spec import Spec
+from posexport.verify.aligned import MOST, directions_of
+from posexport.verify.cases import Case, make_cases
+
+Array = np.ndarray[Any, Any]
+DECODER: dict[str, Any] = {"causal": True, "kv_cache": "concat", "padding_mask": True}
+SPECS: dict[str, Spec] = {
+    "bare": small_spec("rope", **DECODER),
+    "normed": small_spec("t5", block="transformer", norm_type="rmsnorm", scale=1.0),
+    "grouped": small_spec("alibi", block="transformer", num_kv_heads=2, **DECODER),
+    "stack": small_spec("rope", block="transformer", mlp="swiglu", layers=2, causal=True),
+    "half": small_spec("rope", block="transformer", dtype="fp16", scale=1.0),
+    "cross": small_spec("none", cross=True),
+}
+
+
+@cache
+def cases_of(spec: Spec, seed: int = 0) -> list[Case]:
+    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}), weights=weights_for(spec))
+
+
+def is_along(case: Case) -> bool:
+    return "along weights" in case.name or "aligned" in case.name
+
+
+def logits(spec: Spec, weights: dict[str, torch.Tensor], case: Case) -> Array:
+    """scale * q_i . k_j of the first layer without positions, from the formulas: [batch, heads, tokens, keys]."""
+    prefix = "layers.0." if spec.layers > 1 else ""
+    values = {name: array.double().numpy() for name, array in weights.items()}
+    states = case.arrays["hidden_states"].astype(np.float64)
+    if spec.norm == "pre":
+        if spec.norm_type == "layernorm":
+            states = states - states.mean(-1, keepdims=True)
+        states = states / np.sqrt((states**2).mean(-1, keepdims=True) + 1e-6)
+        states = states * values[f"{prefix}input_layernorm.weight"]
+    of_keys = case.arrays["encoder_hidden_states"].astype(np.float64) if spec.cross else states
+    q = (states @ values[f"{prefix}q_proj.weight"].T).reshape(*states.shape[:2], spec.num_heads, -1)
+    k = (of_keys @ values[f"{prefix}k_proj.weight"].T).reshape(*of_keys.shape[:2], spec.num_kv_heads, -1)
+    k = np.repeat(k, spec.num_heads // spec.num_kv_heads, 2)
+    made: Array = spec.scale * np.einsum("bshd,bthd->bhst", q, k)
+    return made
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_logits_of_tokens_along_weights_are_many_times_those_of_others(name: str) -> None:
+    spec, weights = SPECS[name], weights_for(SPECS[name])
+    cases = cases_of(spec)
+    sizes: dict[bool, list[float]] = {True: [], False: []}
+    lowest = []
+    for case in cases:
+        along = is_along(case)
+        plain = case.name.startswith("consecutive")
+        if along or plain:
+            found = logits(spec, weights, case)
+            sizes[along].append(float(np.abs(found).max()))
+            if along:
+                lowest.append(float(found.min()))
+    assert len(sizes[True]) >= 5
+    most = MOST[spec.dtype]
+    assert max(sizes[True]) > min(2.0 * max(sizes[False]), 0.5 * most)
+    assert max(sizes[True]) < 2.5 * most + max(sizes[False])
+    assert min(lowest) < -min(max(sizes[False]), 0.3 * most)
+
+
+def test_tokens_along_weights_are_of_ordinary_size() -> None:
+    for case in cases_of(SPECS["normed"]):
+        if is_along(case):
+            states = case.arrays["hidden_states"]
+            assert 0.5 < float(np.sqrt(np.mean(states**2))) < 1.5
+            assert float(np.abs(states).max()) < 10
+
+
+def test_single_tokens_see_logits_far_below_zero_and_far_above() -> None:
+    spec = SPECS["normed"]
+    weights = weights_for(spec)
+    own = [
+        logits(spec, weights, case)[:, :, 0, 0] for case in cases_of(spec) if is_along(case) and case.sizes["seq"] == 1
+    ]
+    assert min(each.min() for each in own) < -8 and max(each.max() for each in own) > 8
+
+
+@pytest.mark.parametrize("spoiled", ["q_proj.weight", "k_proj.weight", "mlp.fc1.weight"])
+def test_weights_that_are_no_numbers_have_no_directions(spoiled: str) -> None:
+    spec = SPECS["normed"]
+    weights = dict(weights_for(spec))
+    weights[spoiled] = torch.full_like(weights[spoiled], float("nan"))
+    assert directions_of(spec, weights) is None
+    assert make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), weights=weights)
+
+
+def test_rows_of_the_mlp_are_met() -> None:
+    spec = SPECS["normed"]
+    rows = weights_for(spec)["mlp.fc1.weight"].double().numpy()
+    rows = rows * weights_for(spec)["post_attention_layernorm.weight"].double().numpy()
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    best = 0.0
+    for case in cases_of(spec):
+        if is_along(case):
+            states = case.arrays["hidden_states"].astype(np.float64).reshape(-1, spec.hidden_size)
+            best = max(best, float((states @ rows.T / np.linalg.norm(states, axis=1, keepdims=True)).max()))
+    assert best > 0.95
+
+
+def _has_size(low: float, high: float, case: Case, past: Array) -> bool:
+    size = float(np.sqrt((case.arrays["hidden_states"].astype(np.float64) ** 2).mean()))
+    return low < size < high
+
+
+BETWEEN = ((0.003, 0.03), (0.03, 0.1), (0.1, 0.35))
+CONDITIONS: dict[str, Callable[[Case, Array], bool]] = {
+    **{f"sizes of {low} to {high}": partial(_has_size, low, high) for low, high in BETWEEN},
+    "as many tokens as cached": lambda case, past: case.sizes["seq"] >= 8 and bool((past == case.sizes["seq"]).any()),
+    "as many tokens as rows": lambda case, past: case.sizes["seq"] == case.sizes["batch"] >= 5,
+    "as many rows as cached": lambda case, past: case.sizes["batch"] >= 5 and bool((past == case.sizes["batch"]).any()),
+}
+
+
+@pytest.mark.parametrize("kv_cache", ["concat", "shared"])
+@pytest.mark.parametrize("block", ["attention", "transformer"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_every_seed_has_sizes_that_are_alike(seed: int, block: str, kv_cache: str) -> None:
+    cases = cases_of(small_spec("rope", block=block, kv_cache=kv_cache, causal=True, padding_mask=True), seed)
+    pasts = [
+        case.arrays.get("write_indices", np.full(case.sizes["batch"], case.sizes.get("past_seq", 0))) for case in cases
+    ]
+    for name, condition in CONDITIONS.items():
+        assert any(map(condition, cases, pasts)), name

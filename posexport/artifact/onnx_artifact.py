@@ -40,6 +40,7 @@ from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir as ir
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
@@ -109,6 +110,12 @@ class Artifact(GraphFile):
                     f"{list(shape)}: export it again."
                 )
         return LazyWeights(shapes, lambda name: onnx_file.tensor_of(self.path, tensors[name]))
+
+    def array(self, name: str) -> np.ndarray[Any, Any] | None:
+        """A weight by public name in the file's dtype; None where the file has none of this name."""
+        tensor = next((one for one in self.model.graph.initializer if one.name == name), None)
+        known = tensor is not None and onnx_file.is_known(tensor)
+        return onnx_file.array_of(self.path, tensor) if tensor is not None and known else None
 
     def manifest(self) -> OnnxManifest | None:
         """The manifest beside the file, or None where there is none; RequestError where it can't be used."""

@@ -11,7 +11,7 @@ import math
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import google.protobuf.message
@@ -348,18 +348,27 @@ def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
     """An initializer of a file that `read` gave, as a torch tensor of the file's own dtype in memory of its own."""
     import torch
 
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        entry = external(tensor)
-        length, offset = int(entry["length"]), int(entry.get("offset", "0"))
-        with (
-            system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"),
-            open_file(path.parent / entry["location"]) as file,
-        ):
-            raw = np.fromfile(file, dtype=np.uint8, count=length, offset=offset)
-    else:
-        raw = np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
     dtype: torch.dtype = getattr(torch, _TORCH[tensor.data_type][0])
-    return torch.from_numpy(raw).view(dtype).reshape(tuple(tensor.dims))
+    return torch.from_numpy(_bytes_of(path, tensor)).view(dtype).reshape(tuple(tensor.dims))
+
+
+def array_of(path: Path, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    """As `tensor_of`, for numpy, which loads in a tenth of the time."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return _bytes_of(path, tensor).view(dtype).reshape(tuple(tensor.dims))
+
+
+def _bytes_of(path: Path, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    """The bytes of an initializer, in memory of their own."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
+    entry = external(tensor)
+    length, offset = int(entry["length"]), int(entry.get("offset", "0"))
+    with (
+        system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"),
+        open_file(path.parent / entry["location"]) as file,
+    ):
+        return np.fromfile(file, dtype=np.uint8, count=length, offset=offset)
 
 
 def is_known(tensor: onnx.TensorProto) -> bool:

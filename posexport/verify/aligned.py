@@ -3,17 +3,13 @@ logits of a few units and no large activation of an MLP, and exp overflows at 88
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
-
-if TYPE_CHECKING:
-    import torch
 
 MOST = {"fp32": 300.0, "fp16": 20.0, "bf16": 8.0}
 """The largest logits that tokens along one direction get. Half precision has too few digits for larger ones."""
@@ -76,16 +72,21 @@ class Directions:
         return {"query": head.query, "opposed": -head.key}.get(kind, head.key)
 
 
-def directions_of(spec: Spec, weights: Mapping[str, torch.Tensor]) -> Directions | None:
-    """The directions of a block, from its weights by public name; None where some are no numbers."""
+def directions_of(spec: Spec, weight: Callable[[str], Array | None]) -> Directions | None:
+    """The directions of a block, from its weights by public name; None where it has no hidden states as an input, or
+    where a weight isn't there or is no number."""
+    if spec.vocab_size is not None:
+        return None
     prefix = "layers.0." if spec.layers > 1 else ""
     layer = spec.distinct_layers()[0]
 
     def matrix(name: str, norm: str) -> Array:
         """The rows of a matrix as they meet normed hidden states."""
-        made = np.asarray(weights[f"{prefix}{name}.weight"].detach().float().numpy())
-        if spec.norm == "pre" and f"{prefix}{norm}.weight" in weights:
-            made = made * np.asarray(weights[f"{prefix}{norm}.weight"].detach().float().numpy())
+        found, factors = weight(f"{prefix}{name}.weight"), None
+        if spec.norm == "pre" and norm:
+            factors = weight(f"{prefix}{norm}.weight")
+        made = np.full((1, 1), np.nan) if found is None else found.astype(np.float32)
+        made = made if factors is None else made * factors.astype(np.float32)
         return made - made.mean(1, keepdims=True) if spec.norm_type == "layernorm" else made
 
     queries, keys = matrix("q_proj", "input_layernorm"), matrix("k_proj", "" if spec.cross else "input_layernorm")

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -22,16 +21,13 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
-from posexport.verify.aligned import Directions, directions_of
+from posexport.verify.aligned import Directions
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
 from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.starts import starts
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
-
-if TYPE_CHECKING:
-    import torch
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -93,12 +89,12 @@ def make_cases(
     *,
     reach: Reach | None = None,
     more: int = 0,
-    weights: Mapping[str, torch.Tensor] | None = None,
+    directions: Directions | None = None,
 ) -> list[Case]:
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
-    `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn. With
-    `weights`, by public name, hidden states of some cases lie along them.
+    `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn. Hidden
+    states of some cases lie along the `directions` of weights.
     `hidden_states`, cached keys and values are unit normal where their kind says nothing else and logits don't become
     large in half precision (posexport.verify.values.usual_size), rounded to the graph's dtype; `input_ids` lie within
     the vocabulary. A shared cache holds what an earlier sequence left behind what is written, but in the form contrib:
@@ -108,7 +104,6 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    directions = None if weights is None or spec.vocab_size is not None else directions_of(spec, weights)
     turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3), directions)
     drafts = list(corners(spec, rng, reach))
     _check_memory(memory(spec, drafts, bounds), reach)

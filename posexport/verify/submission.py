@@ -14,6 +14,7 @@ from posexport.errors import MismatchError, Reason, located
 from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, TORCH_WORKER, Runtime
 from posexport.runtimes.pool import result
 from posexport.verify import eligibility
+from posexport.verify.aligned import directions_of
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import too_costly
 from posexport.verify.judge import ArtifactJob, Run
@@ -113,8 +114,8 @@ def draw_cases(
     form, spec, bounds = artifact.source.form, artifact.spec, artifact.bounds
     if inputs is None or arrays is None:
         reach = reach_of(spec, sizes)
-        weights = artifact.source.weights()
-        cases = make_cases(spec, seed, bounds, form, reach=reach, more=more, weights=weights)
+        directions = directions_of(spec, artifact.source.array)
+        cases = make_cases(spec, seed, bounds, form, reach=reach, more=more, directions=directions)
         promised = (NOTE,) if spec.consecutive and spec.position_axes else ()
         costly = () if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds)
         return Drawn(cases, promised, costly)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from posexport.models.weights import bytes_of, digest_of
 from posexport.spec.contract import Bounds
 from posexport.spec.spec import Spec
 from posexport.verify import submission
@@ -17,10 +16,7 @@ CASES: OrderedDict[tuple[object, ...], list[Case]] = OrderedDict()
 
 
 def draw_once(spec: Spec, seed: int, bounds: Bounds, *form: str, **options: Any) -> list[Case]:
-    if bytes_of(spec) > BYTES:
-        return make_cases(spec, seed, bounds, *form, **options)
-    weights = options.get("weights")
-    named = {**options, "weights": None if weights is None else digest_of(weights)}
+    named = {**options, "directions": repr(options.get("directions"))}
     key = (spec, seed, *bounds.items(), form, *sorted(named.items()))
     if key in CASES:
         return list(CASES[key])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -28,9 +28,14 @@ SPECS: dict[str, Spec] = {
 }
 
 
+def arrays_of(weights: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    return {name: tensor.float().numpy() for name, tensor in weights.items()}
+
+
 @cache
 def cases_of(spec: Spec, seed: int = 0) -> list[Case]:
-    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}), weights=weights_for(spec))
+    directions = directions_of(spec, arrays_of(weights_for(spec)).get)
+    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}), directions=directions)
 
 
 def is_along(case: Case) -> bool:
@@ -96,10 +101,11 @@ def test_single_tokens_see_logits_far_below_zero_and_far_above() -> None:
 @pytest.mark.parametrize("spoiled", ["q_proj.weight", "k_proj.weight", "mlp.fc1.weight"])
 def test_weights_that_are_no_numbers_have_no_directions(spoiled: str) -> None:
     spec = SPECS["normed"]
-    weights = dict(weights_for(spec))
-    weights[spoiled] = torch.full_like(weights[spoiled], float("nan"))
-    assert directions_of(spec, weights) is None
-    assert make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), weights=weights)
+    weights = arrays_of(weights_for(spec))
+    weights[spoiled] = np.full_like(weights[spoiled], np.nan)
+    assert directions_of(spec, weights.get) is None
+    del weights[spoiled]
+    assert directions_of(spec, weights.get) is None
 
 
 def test_rows_of_the_mlp_are_met() -> None:

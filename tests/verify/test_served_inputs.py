@@ -117,7 +117,7 @@ def test_caches_of_a_wide_stack_stay_small_together() -> None:
     latest = max(drafts, key=lambda draft: draft.past)
     assert latest.name == "late step"
     numbers = sum(2 * 8 * 1024 * draft.batch * draft.past for draft in drafts if draft is not latest)
-    assert ALL_CACHED / 2 < numbers < 1.2 * ALL_CACHED
+    assert ALL_CACHED / 2 < numbers < 1.3 * ALL_CACHED
     small = small_spec("rope", **DECODER)
     assert max(draft.past for draft in corners(small, np.random.default_rng(0), default_reach(small))) == 2199
 

@@ -281,6 +281,9 @@ def set_limit() -> Limit | None:
     return min(found, key=lambda limit: limit.bytes, default=None)
 
 
+NEAR_LIMIT = 4 * 2**20
+"""Bytes below a limit on memory from which on an error is taken for a lack of it."""
+
 _limited = False
 """Whether this process has had a limit of ours."""
 
@@ -294,7 +297,18 @@ def is_short(error: BaseException) -> bool:
         return True
     if (isinstance(error, SystemError) or not isinstance(error, Exception)) and set_limit() is not None:
         return True
-    return is_shortage(str(error))
+    return is_shortage(str(error)) or _is_at_limit()
+
+
+def _is_at_limit() -> bool:
+    """Whether this process has taken all that a limit of ours allows, but for NEAR_LIMIT: an engine may have another
+    name for an allocation that failed, as oneDNN's "could not create a primitive"."""
+    if not _limited:
+        return False
+    import resource
+
+    limit, data = resource.getrlimit(resource.RLIMIT_DATA)[0], _status("VmData:")
+    return data is not None and 0 <= limit < data + NEAR_LIMIT
 
 
 def is_shortage(text: str) -> bool:

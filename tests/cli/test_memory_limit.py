@@ -136,6 +136,29 @@ def test_a_run_that_ends_below_a_limit_says_nothing_about_the_artifact(monkeypat
     assert processes.LIMITED in NO_REFERENCE
 
 
+AT_LIMIT = """
+from posexport import machine, processes
+
+error = RuntimeError("could not create a primitive")  # as oneDNN calls an allocation that failed
+print(processes.explain(error).code)
+machine.limit_to_what_is_free(machine.available())
+print(processes.explain(error).code)
+held = []
+try:
+    while True:
+        held.append(bytearray(2**20))
+except MemoryError:
+    held.pop()
+print(processes.explain(error).code)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is there such a limit")
+def test_any_error_at_the_limit_is_one_of_memory() -> None:
+    found = subprocess.run([sys.executable, "-c", AT_LIMIT], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [processes.FAILED, processes.FAILED, processes.MEMORY]
+
+
 def test_a_crash_below_a_limit_may_come_from_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text("import os\nprint('no memory', file=__import__('sys').stderr)\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -17,8 +17,8 @@ MOST = {"fp32": 300.0, "fp16": 20.0, "bf16": 8.0}
 PART = 0.97
 """The most of a token that lies along a direction; the rest of it is random."""
 
-HEADS = 16
-"""Heads that are looked at, at most."""
+HEADS, LAYERS = 16, 4
+"""Heads and layers that are looked at, at most."""
 
 KINDS, WEIGHTS = ("query", "key", "opposed", "alone", "mlp"), (0.3, 0.25, 0.15, 0.15, 0.15)
 """What a token lies along, and how often: what the queries of a head look for most, what its keys are found by, the
@@ -74,11 +74,32 @@ class Directions:
 
 def directions_of(spec: Spec, weight: Callable[[str], Array | None]) -> Directions | None:
     """The directions of a block, from its weights by public name; None where it has no hidden states as an input, or
-    where a weight isn't there or is no number."""
+    where a weight isn't there or is no number. Of a stack with norms first, whose layers all see what the first one
+    sees, those of LAYERS of them; else of the first layer."""
     if spec.vocab_size is not None:
         return None
-    prefix = "layers.0." if spec.layers > 1 else ""
-    layer = spec.distinct_layers()[0]
+    heads, rows = list[Head](), list[Array]()
+    layers = _spread(spec.layers, LAYERS if spec.norm == "pre" else 1)
+    for index in layers:
+        found = _of_layer(spec, index, weight, HEADS // len(layers))
+        if found is None:
+            return None
+        heads += found[0]
+        rows.append(found[1])
+    return Directions(heads=heads, rows=np.concatenate(rows), dtype=spec.dtype)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Numbers below `count`, at most so many, evenly spread from 0 on."""
+    return sorted({*np.linspace(0, count - 1, min(most, count)).astype(int).tolist()})
+
+
+def _of_layer(
+    spec: Spec, index: int, weight: Callable[[str], Array | None], most: int
+) -> tuple[list[Head], Array] | None:
+    """The heads of a layer, at most so many, and the rows of its MLP."""
+    prefix = f"layers.{index}." if spec.layers > 1 else ""
+    layer = spec.distinct_layers()[index % len(spec.distinct_layers())]
 
     def matrix(name: str, norm: str) -> Array:
         """The rows of a matrix as they meet normed hidden states."""
@@ -98,9 +119,8 @@ def directions_of(spec: Spec, weight: Callable[[str], Array | None]) -> Directio
         return None
     group = spec.num_heads // spec.num_kv_heads
     by_head, by_kv_head = (each.reshape(-1, spec.head_dim, spec.hidden_size) for each in (queries, keys))
-    chosen = sorted({*np.linspace(0, spec.num_heads - 1, min(HEADS, spec.num_heads)).astype(int).tolist()})
-    heads = [_head(by_head[head], by_kv_head[head // group], layer.scale, spec.cross) for head in chosen]
-    return Directions(heads=heads, rows=rows, dtype=spec.dtype)
+    chosen = _spread(spec.num_heads, most)
+    return [_head(by_head[head], by_kv_head[head // group], layer.scale, spec.cross) for head in chosen], rows
 
 
 def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:

@@ -98,6 +98,27 @@ def test_single_tokens_see_logits_far_below_zero_and_far_above() -> None:
     assert min(each.min() for each in own) < -8 and max(each.max() for each in own) > 8
 
 
+def test_later_layers_of_a_stack_have_tokens_along_their_weights() -> None:
+    """Of the last of four layers, in rows so large that what comes before changes them little."""
+    spec = small_spec("none", block="transformer", norm_type="rmsnorm", layers=4)
+    weights = arrays_of(weights_for(spec))
+    queries, keys = (
+        weights[f"layers.3.{name}.weight"] * weights["layers.3.input_layernorm.weight"] for name in ("q_proj", "k_proj")
+    )
+    largest = {True: 0.0, False: 0.0}
+    for case in cases_of(spec):
+        states = case.arrays["hidden_states"].astype(np.float64)
+        large = np.sqrt((states**2).mean((1, 2))) > 10
+        if not (is_along(case) and large.any()) and not case.name.startswith("consecutive"):
+            continue
+        states = states[large] if is_along(case) else states
+        states /= np.sqrt((states**2).mean(-1, keepdims=True))
+        q, k = ((states @ matrix.T).reshape(*states.shape[:2], spec.num_heads, -1) for matrix in (queries, keys))
+        found = spec.scale * np.abs(np.einsum("bshd,bthd->bhst", q, k)).max()
+        largest[is_along(case)] = max(largest[is_along(case)], float(found))
+    assert largest[True] > 1.5 * largest[False] > 0
+
+
 @pytest.mark.parametrize("spoiled", ["q_proj.weight", "k_proj.weight", "mlp.fc1.weight"])
 def test_weights_that_are_no_numbers_have_no_directions(spoiled: str) -> None:
     spec = SPECS["normed"]

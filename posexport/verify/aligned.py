@@ -3,7 +3,7 @@ logits of a few units and no large activation of an MLP, and exp overflows at 88
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -17,8 +17,11 @@ MOST = {"fp32": 300.0, "fp16": 20.0, "bf16": 8.0}
 PART = 0.97
 """The most of a token that lies along a direction; the rest of it is random."""
 
-HEADS, LAYERS = 16, 4
-"""Heads and layers that are looked at, at most."""
+HEADS, LAYERS = 64, 4
+"""Heads, of all layers together, and layers that are looked at, at most."""
+
+PER_HEAD = 6
+"""Tokens of a row for each head that it has the directions of."""
 
 KINDS, WEIGHTS = ("query", "key", "opposed", "alone", "mlp"), (0.3, 0.25, 0.15, 0.15, 0.15)
 """What a token lies along, and how often: what the queries of a head look for most, what its keys are found by, the
@@ -46,17 +49,19 @@ class Directions:
     rows: Array
     dtype: str
 
-    def drawn(self, rng: np.random.Generator, values: Array, keys_alone: bool = False) -> Array:
+    def drawn(self, rng: np.random.Generator, values: Array, turns: Iterator[int], keys_alone: bool = False) -> Array:
         """Tokens like `values` [batch, tokens, hidden_size], unit normal, of which each row lies along the directions
-        of one head; its first token has a low logit of its own, or a high one. `keys_alone`: of an encoder."""
+        of a head, or of some where it has many tokens, which take `turns`; its first token has a low logit of its own,
+        or a high one. `keys_alone`: of an encoder."""
         made = np.array(values, np.float32)
         norm = float(np.sqrt(values.shape[-1]))
         for row, tokens in enumerate(made):
-            head = self.heads[int(rng.integers(len(self.heads)))]
-            part = min(PART, (MOST[self.dtype] / max(head.strength, 1e-6)) ** 0.5)
+            several = [self.heads[next(turns) % len(self.heads)] for _ in range(max(1, len(tokens) // PER_HEAD))]
             kinds = rng.choice(KINDS, len(tokens), p=WEIGHTS)
             kinds[:1] = "key" if keys_alone else "alone"
-            for token, kind in enumerate(kinds):
+            for token, (kind, which) in enumerate(zip(kinds, rng.integers(0, len(several), len(tokens)), strict=True)):
+                head = several[which]
+                part = min(PART, (MOST[self.dtype] / max(head.strength, 1e-6)) ** 0.5)
                 if keys_alone:
                     kind = "opposed" if kind == "opposed" else "key"
                 direction = self._direction(head, kind, (row + token) % 2 == 0, rng)

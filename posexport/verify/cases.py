@@ -72,11 +72,12 @@ class Case:
 
 @attrs.define
 class _Turns:
-    """What cases take turns in: ids of tokens, and the layer of a deep stack whose cached keys are loud; the directions
-    of the weights; and the sizes and kinds of those that were `seen`."""
+    """What cases take turns in: ids of tokens, and the layer of a deep stack whose cached keys are loud; the heads
+    along whose directions tokens lie, and these; and the sizes and kinds of those that were `seen`."""
 
     token_ids: Iterator[int]
     loud_layers: Iterator[int]
+    heads: Iterator[int]
     directions: Directions | None
     seen: set[object] = attrs.field(factory=set)
 
@@ -104,7 +105,8 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3), directions)
+    heads = _every(1 if directions is None else len(directions.heads), seed, 4)
+    turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3), heads, directions)
     drafts = list(corners(spec, rng, reach))
     _check_memory(memory(spec, drafts, bounds), reach)
     cases = [case for draft in drafts for case in _case(draft, spec, rng, bounds, form, turns)]
@@ -164,9 +166,10 @@ def _case(
     arrays: Arrays = {}
     usual = usual_size(spec)
     loud = range(spec.layers)
-    if draft.values == "loud" and spec.layers > LOUD_LAYERS:
+    if draft.values == "peaks" or (draft.values == "loud" and spec.layers > LOUD_LAYERS):
         loud = range(layer := next(turns.loud_layers), layer + 1)
-    alone = {"past_key", *(f"past_key.{layer}" for layer in loud)}
+    sides = ("past_key", "past_value") if draft.values == "peaks" else ("past_key",)
+    alone = {name for side in sides for name in (side, *(f"{side}.{layer}" for layer in loud))}
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
         if name == "position_ids":
@@ -195,6 +198,7 @@ def _case(
                 alone=name in alone,
                 encoder=name.startswith("encoder"),
                 directions=turns.directions,
+                heads=turns.heads,
             )
             values = VALUES[draft.values](tokens)
             if spec.kv_cache == "shared" and form == "contrib" and cached:

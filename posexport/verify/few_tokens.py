@@ -61,7 +61,7 @@ def along_weights(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterato
     size = partial(size_between, rng)
     yield Draft("token along weights", 4, 1, 0, 2, size(2, 9), "still", "none", "aligned")
     yield Draft("tokens along weights", 3, size(8, 29), 0, 2, size(8, 29), "still", "none", "aligned")
-    yield Draft("prompt along weights", 2, size(30, 90), 0, 2, size(30, 90), "still", "holes", "aligned")
+    yield Draft("prompt along weights", 3, size(64, 90), 0, 2, size(64, 90), "still", "holes", "aligned")
 
 
 def squares(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

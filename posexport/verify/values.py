@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import attrs
@@ -32,6 +33,9 @@ ROUNDED_APART = 1e-5
 HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
 token in a row has less of it, since what a loud token itself sees is known to few digits."""
+
+DEEP_PEAK = 30.0
+"""One number in the cached keys of one layer of a deep stack, another in each case; twice that in its values."""
 
 OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
@@ -120,7 +124,7 @@ class Tokens:
     `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
     `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first, `alone` whether
     these are cached keys that may be louder than those of other layers, `encoder` whether these are an encoder's.
-    `directions` are those of the block's weights, where they are known.
+    `directions` are those of the block's weights, where they are known, whose `heads` take turns.
     """
 
     values: Array
@@ -133,6 +137,7 @@ class Tokens:
     rng: np.random.Generator
     encoder: bool = False
     directions: Directions | None = None
+    heads: Iterator[int] = attrs.field(factory=itertools.count)
 
     def each(self, tokens: Array) -> Array:
         """bool [batch, tokens] in the shape that broadcasts over the values."""
@@ -167,7 +172,7 @@ def _sized(low: float, high: float, tokens: Tokens) -> Array:
 def _aligned(tokens: Tokens) -> Array:
     if tokens.cached or tokens.directions is None:
         return tokens.values
-    made = tokens.directions.drawn(tokens.rng, tokens.values, tokens.encoder)
+    made = tokens.directions.drawn(tokens.rng, tokens.values, tokens.heads, tokens.encoder)
     if tokens.normed and tokens.spec.layers > 1:
         made[tokens.rng.random(len(made)) < 0.5] *= KEPT
     return made
@@ -220,7 +225,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
     rounded, deep = _rounded_apart(spec), spec.block == "attention" and spec.layers > 1
     if tokens.normed:
         factor = OUTLIER
-    elif deep or (rounded and not few):
+    elif deep or (rounded and not few) or (spec.ordered and spec.dtype != "fp32"):
         factor = _as_scaled(spec, DEEP_OUTLIER)
     else:
         factor = _as_scaled(spec, OUTLIER if spec.dtype == "fp32" else _half_outlier(spec, seq))
@@ -275,6 +280,10 @@ def _peaks(tokens: Tokens) -> Array:
         peak = min(peak, LOUD_BELOW) if deep else peak
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values
     heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, LOUD_BELOW if deep else 8.0, 1.0)
+    if deep and tokens.alone and heavy.size:
+        heavy[tuple(tokens.rng.integers(heavy.shape))] = (
+            DEEP_PEAK * _signs(tokens.rng, 1)[0] * (1 if tokens.keys else 2)
+        )
     if heavy.size and not (deep or tokens.keys):  # no logit depends on it
         heavy[tuple(tokens.rng.integers(heavy.shape))] = CACHED_PEAK
     return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)

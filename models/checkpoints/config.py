@@ -27,6 +27,9 @@ Data = dict[str, Any]
 
 FILE = "config.json"
 
+MOST = 2**31 - 1
+"""The largest whole number of a config."""
+
 NUMBER = f"a number from {-LARGEST:g} to {LARGEST:g}"
 
 
@@ -80,12 +83,12 @@ class Config:
     def integer(self, *names: str, default: int, at_least: int = 1) -> int:
         """A whole number."""
         number = self.optional_integer(*names, default=default, at_least=at_least)
-        return self._needed(number, names, f"a whole number from {at_least}")
+        return self._needed(number, names, _whole(at_least))
 
     def optional_integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int | None:
         """A whole number, or None where the key is null."""
-        allowed = f"a whole number from {at_least}"
-        return self._checked(names, default, lambda value: _is_number(value, (int,), at_least, 2**31 - 1), allowed)
+        allowed = _whole(at_least)
+        return self._checked(names, default, lambda value: _is_number(value, (int,), at_least, MOST), allowed)
 
     def number(self, *names: str, default: float) -> float:
         """A finite number."""
@@ -162,6 +165,10 @@ class Config:
         if value is None:
             raise self.wrong(names[0], allowed)
         return value
+
+
+def _whole(at_least: int) -> str:
+    return f"a whole number from {at_least} to {MOST}"
 
 
 def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:

@@ -74,6 +74,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "unknown model_type"),
     ({"model_type": ["llama"]}, "unknown model_type"),
     ({"model_type": "llama", "hidden_size": "4096"}, 'hidden_size is "4096": it must be a whole number from 1'),
+    ({"model_type": "llama", "hidden_size": 2**40}, "it must be a whole number from 1 to 2147483647"),
     ({"model_type": "llama", "hidden_size": None}, "hidden_size is null: it must be a whole number from 1"),
     ({"model_type": "llama", "num_attention_heads": 3}, "3 heads don't divide a width of 4096"),
     ({"model_type": "llama", "attention_bias": 1}, "attention_bias is 1: it must be true or false"),

@@ -166,3 +166,31 @@ def test_every_seed_has_sizes_that_are_alike(seed: int, block: str, kv_cache: st
     ]
     for name, condition in CONDITIONS.items():
         assert any(map(condition, cases, pasts)), name
+
+
+def test_every_head_of_many_has_tokens_along_its_weights() -> None:
+    spec = small_spec("none", hidden_size=64, num_heads=32, block="transformer", norm_type="rmsnorm")
+    weights = weights_for(spec)
+    largest = {True: np.zeros(32), False: np.zeros(32)}
+    for case in cases_of(spec):
+        if is_along(case) or case.name.startswith("consecutive"):
+            found = np.abs(logits(spec, weights, case)).max((0, 2, 3))
+            largest[is_along(case)] = np.maximum(largest[is_along(case)], found)
+    assert (largest[True] > 1.2 * largest[False]).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("block", ["attention", "transformer"])
+def test_each_layer_of_a_stack_has_large_numbers_in_its_cache(block: str, dtype: str) -> None:
+    spec = small_spec("rope", block=block, layers=4, dtype=dtype, causal=True, kv_cache="concat")
+    for side, least in (("past_key", 25), ("past_value", 50)):
+        for layer in range(4):
+            name = f"{side}.{layer}"
+            assert any(np.abs(case.arrays[name].astype(np.float64)).max(initial=0) > least for case in cases_of(spec))
+
+
+def test_outliers_are_smaller_in_half_precision_where_keys_grow() -> None:
+    for name, most in (("xpos", 60.0), ("rope", np.inf)):
+        cases = cases_of(small_spec(name, dtype="fp16", causal=True, kv_cache="concat"))
+        found = max(np.abs(case.arrays["hidden_states"]).max() for case in cases if "outlier" in case.name)
+        assert 20 < found < most

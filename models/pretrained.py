@@ -191,9 +191,11 @@ def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> 
     and trial runs then read nothing."""
     main = main_dtype(pretrained)
     parameters = list(pretrained.model.named_parameters())
-    constants = constants_of(pretrained.model)
-    named = pretrained.model.named_buffers()
-    buffers = {name: buffer for name, buffer in named if buffer.dtype == main and name not in constants}
+    buffers = dict[str, Tensor]()
+    if dtype not in (None, main):
+        constants = constants_of(pretrained.model)
+        named = pretrained.model.named_buffers()
+        buffers = {name: buffer for name, buffer in named if buffer.dtype == main and name not in constants}
     for name, parameter in parameters:
         own = dtype or main if pretrained.weights[name].dtype == main else parameter.dtype
         parameter.data = torch.zeros((), dtype=own).expand(parameter.shape)

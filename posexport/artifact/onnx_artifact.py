@@ -113,9 +113,9 @@ class Artifact(GraphFile):
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
         """A weight by public name in the file's dtype; None where the file has none of this name."""
-        tensor = next((one for one in self.model.graph.initializer if one.name == name), None)
-        known = tensor is not None and onnx_file.is_known(tensor)
-        return onnx_file.array_of(self.path, tensor) if tensor is not None and known else None
+        tensors = (one for one in self.model.graph.initializer if one.name == name and onnx_file.is_known(one))
+        tensor = next(tensors, None)
+        return None if tensor is None else onnx_file.array_of(self.path, tensor)
 
     def manifest(self) -> OnnxManifest | None:
         """The manifest beside the file, or None where there is none; RequestError where it can't be used."""

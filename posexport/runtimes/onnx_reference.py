@@ -66,7 +66,7 @@ class LayerNormalization(OpRun):
     ) -> tuple[Any, ...]:
         wide = x.astype(np.result_type(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32)
         axes = tuple(range(axis % x.ndim, x.ndim))
-        mean = wide.mean(axes, keepdims=True) if self.centred else np.zeros_like(wide, shape=())
+        mean = wide.mean(axes, keepdims=True) if self.centred else 0
         inverse = 1 / np.sqrt(np.mean((wide - mean) ** 2, axes, keepdims=True) + np.asarray(epsilon, wide.dtype))
         made = ((wide - mean) * inverse).astype(x.dtype) * scale
         made = (made if bias is None else made + bias).astype(scale.dtype)

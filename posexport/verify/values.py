@@ -77,6 +77,14 @@ its digits are too few for the weights of softmax then."""
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
 
+SIZES = {"a fifth": (0.1, 0.32), "a twentieth": (0.03, 0.1), "a hundredth": (3 * QUIET, 0.03)}
+"""Sizes between usual and quiet ones, as embeddings have them: each row of a kind has one of its own, from one to
+another."""
+
+KEPT = 20.0
+"""Factor on half of the rows of the kind "aligned" in stacks with norms first: what layers add changes them little
+then, so that later layers have tokens along their weights too."""
+
 
 def loudness(spec: Spec) -> float:
     """The factor of the kind "loud", by dtype, depth and scale; less where values so large would leave nothing to
@@ -153,15 +161,6 @@ def _loud(tokens: Tokens) -> Array:
 
 def _quiet(tokens: Tokens) -> Array:
     return tokens.values * QUIET
-
-
-KEPT = 20.0
-"""Factor on half of the rows of the kind "aligned" in stacks with norms first: what layers add changes them little
-then, so that later layers have tokens along their weights too."""
-
-SIZES = {"a fifth": (0.1, 0.32), "a twentieth": (0.03, 0.1), "a hundredth": (3 * QUIET, 0.03)}
-"""Sizes between usual and quiet ones, as embeddings have them: each row of a kind has one of its own, from one to
-another."""
 
 
 def _sized(low: float, high: float, tokens: Tokens) -> Array:

@@ -7,12 +7,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 from helpers import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from mutation.surgery import Nodes, change_value
+from mutation.corners.ordinary import left_out
 from verify_helpers import plant, write
 
 from posexport.runtimes import RUNTIMES
@@ -90,21 +89,10 @@ def test_values_that_do_not_count_are_not_looked_at() -> None:
     assert judged_apart(TRUTH, [TRUTH], errors, TOLERANCES["fp16"], 0.0, counted) is None
 
 
-def _left_out(model: onnx.ModelProto) -> None:
-    """Nothing is added to tokens with a feature above 250, as where a norm overflows."""
-
-    def change(nodes: Nodes, value: str) -> str:
-        largest = nodes.op("ReduceMax", nodes.op("Abs", "hidden_states"), nodes.const([-1]), keepdims=1)
-        large = nodes.op("Greater", largest, nodes.like("hidden_states", 250.0))
-        return nodes.op("Where", large, "hidden_states", value)
-
-    change_value(model.graph, "output", change)
-
-
 @pytest.mark.parametrize("kind", ["sound", "left out"])
 def test_a_block_in_half_precision_that_is_left_out_beside_a_large_feature(kind: str, tmp_path: Path) -> None:
     spec = small_spec("rope", block="transformer", norm_type="rmsnorm", dtype="fp16", causal=True)
-    path = write(tmp_path, "a", spec) if kind == "sound" else plant(tmp_path, "a", spec, _left_out)
+    path = write(tmp_path, "a", spec) if kind == "sound" else plant(tmp_path, "a", spec, left_out(250.0))
     (verdict,) = verify([path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}).verdicts
     assert verdict.state == (PASSED if kind == "sound" else FAILED)
     if kind == "left out":

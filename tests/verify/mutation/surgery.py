@@ -171,6 +171,24 @@ class MaskSite:
         return node
 
 
+def at_most(limit: float) -> Change:
+    """Values above a limit become it."""
+    return lambda nodes, value: nodes.op("Min", value, nodes.like(value, limit))
+
+
+def change_logits(model: onnx.ModelProto, change: Change, which: float | None = None) -> bool:
+    """Softmaxes take what `change` makes of their logits: all, or the one at this part of the stack, from 0 to below 1.
+    Whether there is one."""
+    found = list(sites(model, "Softmax"))
+    if found and which is not None:
+        found = [found[int(which * len(found))]]
+    for holder, index, node in reversed(found):
+        nodes = Nodes()
+        node.input[0] = change(nodes, node.input[0])
+        insert(holder, index, nodes)
+    return bool(found)
+
+
 def mask_sites(model: onnx.ModelProto) -> list[MaskSite]:
     """Every Where that puts a very low number in the place of logits, or makes a mask of zeros and such numbers."""
     found = []

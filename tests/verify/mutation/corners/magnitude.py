@@ -15,9 +15,10 @@ from mutation.surgery import (
     LOWEST,
     Change,
     Nodes,
+    at_most,
+    change_logits,
     change_value,
     constant_value,
-    insert,
     mask_sites,
     read_constant,
     sites,
@@ -141,14 +142,7 @@ def _plain_softmax(artifact: Artifact, random: Random) -> Fault | None:
 
     def apply(model: onnx.ModelProto) -> bool:
         """Logits are capped instead of taken relative to their maximum."""
-        found = list(sites(model, "Softmax"))
-        for holder, index, node in reversed(found):
-            nodes = Nodes()
-            top = nodes.like(node.input[0], limit)
-            node.input[0] = nodes.op("Min", node.input[0], top)
-
-            insert(holder, index, nodes)
-        return bool(found)
+        return change_logits(model, at_most(limit))
 
     return Fault(f"capped at {limit}", apply, _loud(artifact))
 

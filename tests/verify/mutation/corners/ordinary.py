@@ -3,6 +3,8 @@ sizes between usual and quiet ones; and sizes that are alike, in which axes may 
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from mutation.corners.bands import cached_tokens, output_off
 from mutation.corners.family import Apply, Fault, Random, family, is_cached, log_uniform
 from mutation.corners.magnitude import loud_feature
 from mutation.inputs import Aim, Arrays
-from mutation.surgery import Nodes, change_value, insert, sites
+from mutation.surgery import Change, Nodes, change_logits, change_value
 
 SHORT = Aim(batch=(1, 3), seq=(3, 16), past=(0, 12), encoder=(4, 16), padding=("none",))
 
@@ -22,12 +24,8 @@ def _is_hidden(artifact: Artifact) -> bool:
     return artifact.spec.vocab_size is None and not artifact.spec.cross
 
 
-@family("magnitude", "the block is left out beside a large feature")
-def _left_out(artifact: Artifact, random: Random) -> Fault | None:
-    """As where a norm overflows: hidden states pass, nothing is added to them."""
-    if not _is_hidden(artifact) or artifact.spec.norm != "pre":
-        return None
-    limit = float(log_uniform(random, 60, 350))
+def left_out(limit: float) -> Apply:
+    """Nothing is added to tokens with a feature above a limit, as where a norm overflows."""
 
     def change(nodes: Nodes, value: str) -> str:
         largest = nodes.op("ReduceMax", nodes.op("Abs", "hidden_states"), nodes.const([-1]), keepdims=1)
@@ -38,7 +36,16 @@ def _left_out(artifact: Artifact, random: Random) -> Fault | None:
         change_value(model.graph, "output", change)
         return True
 
-    return Fault(f"above {limit:g}", apply, (attrs.evolve(SHORT, edit=loud_feature),))
+    return apply
+
+
+@family("magnitude", "the block is left out beside a large feature")
+def _left_out(artifact: Artifact, random: Random) -> Fault | None:
+    if not _is_hidden(artifact) or artifact.spec.norm != "pre":
+        return None
+    limit = float(log_uniform(random, 60, 350))
+
+    return Fault(f"above {limit:g}", left_out(limit), (attrs.evolve(SHORT, edit=loud_feature),))
 
 
 def _along(artifact: Artifact) -> Aim:
@@ -57,21 +64,16 @@ def _along(artifact: Artifact) -> Aim:
     return attrs.evolve(SHORT, edit=edit)
 
 
-def _scores_changed(limit: float) -> Apply:
-    """Logits are clipped below."""
+def _clipped(limit: float) -> Change:
+    """Logits are clipped on both sides, but for those of hidden keys."""
 
-    def apply(model: onnx.ModelProto) -> bool:
-        found = list(sites(model, "Softmax"))
-        for holder, index, node in reversed(found):
-            nodes = Nodes()
-            low = nodes.like(node.input[0], limit)
-            hidden = nodes.op("Less", node.input[0], nodes.like(node.input[0], -30000.0))
-            clipped = nodes.op("Min", node.input[0], nodes.op("Neg", low))
-            node.input[0] = nodes.op("Where", hidden, node.input[0], nodes.op("Max", clipped, low))
-            insert(holder, index, nodes)
-        return bool(found)
+    def change(nodes: Nodes, value: str) -> str:
+        low = nodes.like(value, -limit)
+        hidden = nodes.op("Less", value, nodes.like(value, -30000.0))
+        clipped = nodes.op("Min", value, nodes.op("Neg", low))
+        return nodes.op("Where", hidden, value, nodes.op("Max", clipped, low))
 
-    return apply
+    return change
 
 
 @family("magnitude", "logits clipped")
@@ -80,7 +82,7 @@ def _clipped_logits(artifact: Artifact, random: Random) -> Fault | None:
     if not _is_hidden(artifact) or spec.qk_norm or spec.softcap or spec.dtype == "fp16":
         return None
     limit = float(random.uniform(3.0, 5.0))
-    return Fault(f"at {limit:.2f}", _scores_changed(-limit), (_along(artifact),))
+    return Fault(f"at {limit:.2f}", partial(change_logits, change=_clipped(limit)), (_along(artifact),))
 
 
 @family("magnitude", "a band of sizes between usual and quiet")

@@ -3,8 +3,6 @@ norm, the oldest key of a window."""
 
 from __future__ import annotations
 
-import onnx
-
 from mutation.artifacts import Artifact
 from mutation.corners.bands import draw_band, output_off, within
 from mutation.corners.family import (
@@ -19,7 +17,7 @@ from mutation.corners.family import (
     on_visibility,
 )
 from mutation.inputs import REACH, Aim, Arrays
-from mutation.surgery import Logits, Nodes, insert, sites
+from mutation.surgery import Logits, Nodes, at_most, change_logits
 
 
 @family("served", "outputs off in steps over an encoder")
@@ -69,16 +67,7 @@ def _text_positions(artifact: Artifact, random: Random) -> Fault | None:
 def logits_clipped(most: float, which: float) -> Apply:
     """Logits are at most `most` in the layer that lies at this part of the stack, from 0 to below 1."""
 
-    def apply(model: onnx.ModelProto) -> bool:
-        found = list(sites(model, "Softmax"))
-        if found:
-            holder, index, node = found[int(which * len(found))]
-            nodes = Nodes()
-            node.input[0] = nodes.op("Min", node.input[0], nodes.like(node.input[0], most))
-            insert(holder, index, nodes)
-        return bool(found)
-
-    return apply
+    return lambda model: change_logits(model, at_most(most), which)
 
 
 @family("served", "large logits clipped behind a norm")

@@ -60,7 +60,7 @@ from posexport.verify.result import (
     Verdict,
     VerifyOverrides,
 )
-from posexport.verify.rounding import DRAWS, Draws, is_near, last_bits_changed, medians
+from posexport.verify.rounding import DRAWS, Draws, is_near, last_bits_changed, medians, of_encodings
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -349,7 +349,7 @@ class ArtifactJob:
         spec, tolerances = self.artifact.spec, {}
         outputs = () if self.reference is None else result(self.reference).outputs
         for index, case in enumerate(self.cases):
-            rounding = max(layer.encoding.rounding(layer, case.farthest, case.keys) for layer in spec.distinct_layers())
+            rounding = of_encodings(spec, case.farthest, case.keys)
             exact = outputs[index]["output"] if index < len(outputs) else np.zeros((1, 1, 1))
             if exact.shape[1] > 1 and np.isfinite(exact).all() and are_alike([exact], spec.dtype):
                 # the values that were averaged are alike too, and sums of such are rounded in the same direction

@@ -7,6 +7,7 @@ runtime may have bad luck too; the error of a wrong graph is there in every draw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -15,6 +16,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
 from posexport.verify.ordinary import ordinary
 from posexport.verify.parity import is_unclear, over_limit
@@ -31,6 +33,13 @@ _LARGEST = 1e30
 """The error of a number that is not finite."""
 
 _FLOATS = [NUMPY_DTYPES[name] for name in ("fp32", "fp16", "bf16")]
+
+
+def of_encodings(spec: Spec, position: int, keys: int) -> float:
+    """By how much runtimes may differ in terms of the encoding, of values near 1, where they reach `position` and have
+    so many keys: each layer adds an error of its own to that of the layers before, and errors add up as squares do."""
+    layers = [layer.encoding.rounding(layer, position, keys) for layer in spec.distinct_layers()]
+    return math.sqrt(sum(layers[index % len(layers)] ** 2 for index in range(spec.layers)))
 
 
 def is_near(each: Comparison) -> bool:

@@ -24,12 +24,13 @@ from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.spec import Layer
 from posexport.verify import judge, verify
 from posexport.verify.cases import Case
 from posexport.verify.judge import ArtifactJob, Run
 from posexport.verify.parity import TOLERANCES, compare, is_unclear
 from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, Comparison, VerifyOverrides
-from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians
+from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians, of_encodings
 
 TRUTH = np.random.default_rng(3).standard_normal((2, 5, 8))
 FLOOR, MULTIPLE = 2.0**-20 * float(np.sqrt(np.mean(TRUTH**2))), 8
@@ -189,6 +190,15 @@ def test_sums_of_alike_values_may_be_rounded_in_one_direction() -> None:
     floors = [_job(0.0, 1000, exact)._tolerances["c"].floor for exact in (alike, {"output": TRUTH})]
     usual = TOLERANCES["fp32"].floor
     assert floors == [usual + 1000 * 2.0**-25, usual]
+
+
+def test_each_layer_rounds_terms_of_its_encoding() -> None:
+    once = of_encodings(case("sandwich"), 10, 10)
+    assert once == case("sandwich").encoding.rounding(case("sandwich"), 10, 10) > 0
+    four = case("sandwich", block="transformer", layers=4)
+    assert of_encodings(four, 10, 10) == 2 * once
+    half = attrs.evolve(four, layer_pattern=(Layer(encoding=four.encoding), Layer(encoding=case("none").encoding)))
+    assert of_encodings(half, 10, 10) == pytest.approx(2**0.5 * once)
 
 
 def _compared(error: float, error_of_keys: float) -> list[Comparison]:

@@ -28,22 +28,23 @@ if TYPE_CHECKING:
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import cached_keys, key_positions
     from posexport.custom_ops.contextual import contextual_score
-    from posexport.custom_ops.difference_keys import difference_key_score
+    from posexport.custom_ops.difference_disentangled import difference_disentangled_score
     from posexport.custom_ops.difference_relative import difference_relative_score
     from posexport.custom_ops.difference_scores import difference_score
     from posexport.custom_ops.difference_values import difference_values
     from posexport.custom_ops.differences import difference_bias
+    from posexport.custom_ops.disentangled import disentangled_score
     from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
-    from posexport.custom_ops.scores import disentangled_score, offset_score, offset_values
+    from posexport.custom_ops.scores import offset_score, offset_values
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_order_bias, window_table
 
 # fmt: off
 __all__ = [
     "add_head_bias", "alibi_bias", "angles_by_heads", "attend", "attend_cached", "attend_shared", "cached_keys",
-    "contextual_score", "cosine_bias", "cosine_heads", "difference_bias", "difference_key_score",
+    "contextual_score", "cosine_bias", "cosine_heads", "difference_bias", "difference_disentangled_score",
     "difference_relative_score", "difference_score", "difference_values", "disentangled_score", "exact_sinusoids",
     "fire_bias", "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions",
     "length_frequencies", "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers",
@@ -55,8 +56,9 @@ __all__ = [
 
 # fmt: off
 _FILES = (
-    "angles", "attention", "bias", "cache", "contextual", "difference_keys", "difference_relative", "difference_scores",
-    "difference_values", "differences", "frequencies", "norm", "relative", "rotary", "scores", "windows",
+    "angles", "attention", "bias", "cache", "contextual", "difference_disentangled", "difference_relative",
+    "difference_scores", "difference_values", "differences", "disentangled", "frequencies", "norm", "relative",
+    "rotary", "scores", "windows",
 )
 # fmt: on
 """The files that define operators."""

@@ -12,16 +12,9 @@ Make = Callable[..., "ir.Value"]
 """`make(op, N, *parts)`: numbers of N heads, [B, N, ...], from parts [B|1, N|1, ...], which may be None."""
 
 
-def by_head_onnx(
-    op: Ops,
-    like: ir.Value,
-    parts: Sequence[ir.Value | None],
-    make: Make,
-    ort: bool,
-    few: Callable[[Ops], ir.Value] | None = None,
-) -> ir.Value:
-    """`make(op, N, *parts)`, [B, N, S, T]; on ONNX Runtime of one head after the other for many queries, and `few(op)`,
-    by default the same, for a few. `like` is [B, N, S, ...]."""
+def by_head_onnx(op: Ops, like: ir.Value, parts: Sequence[ir.Value | None], make: Make, ort: bool) -> ir.Value:
+    """`make(op, N, *parts)`, [B, N, S, T]; on ONNX Runtime of one head after the other for many queries. `like` is
+    [B, N, S, ...]."""
     num_heads = size_of(like, 1)
     if not ort:
         return make(op, num_heads, *parts)
@@ -30,7 +23,7 @@ def by_head_onnx(
     def many(op: Ops) -> ir.Value:
         return each_head_onnx(op, batch, num_heads, parts, make)
 
-    out = few_onnx(op, True, queries, few or (lambda op: make(op, num_heads, *parts)), many)
+    out = few_onnx(op, True, queries, lambda op: make(op, num_heads, *parts), many)
     return op.Reshape(out, op.Concat(batch, [num_heads], queries, [-1], axis=0))
 
 

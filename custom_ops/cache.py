@@ -3,6 +3,7 @@ rotation."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from posexport.custom_ops.operator import ORT_FORMS, Ops, operator
 from posexport.custom_ops.visibility import Lengths, lengths_onnx
 
 
-def _total(past: Tensor, new: Tensor, write_indices: Tensor | None) -> int:
+def total_keys(past: Tensor, new: Tensor, write_indices: Tensor | None) -> int:
     """The number of keys in a cache, with the new tokens of `new` [B, S, ...]."""
     return past.shape[2] + (new.shape[1] if write_indices is None else 0)
 
@@ -23,7 +24,7 @@ def _total(past: Tensor, new: Tensor, write_indices: Tensor | None) -> int:
 def _cached_fake(call: Any) -> Tensor:
     past: Tensor = call.past
     batch, heads, _, width = past.shape
-    return past.new_empty((batch, heads, _total(past, call.k, call.write_indices), width))
+    return past.new_empty((batch, heads, total_keys(past, call.k, call.write_indices), width))
 
 
 @operator("CachedKeys", "keys", fake=_cached_fake)
@@ -55,19 +56,21 @@ def cached_keys(
     return past.scatter(2, at, new)
 
 
-@cached_keys.onnx
-def _cached_onnx(op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int) -> ir.Value:
-    # the nodes that attention writes, so that the two become one where functions are inlined
+def joined_onnx(
+    op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, ort: bool = False
+) -> ir.Value:
+    """A cache with new keys, or these alone, [B, K, T, head_dim]: by the nodes that attention writes, so that the two
+    become one where functions are inlined."""
+    if past is None:
+        return heads_onnx(op, k, num_kv_heads)
     if write_indices is None:
         return grown_onnx(op, past, k, num_kv_heads)
-    return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
+    write = scattered_onnx if ort else written_onnx
+    return write(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
 
 
-@cached_keys.form(*ORT_FORMS)
-def _cached_ort(op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int) -> ir.Value:
-    if write_indices is None:
-        return grown_onnx(op, past, k, num_kv_heads)
-    return scattered_onnx(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
+cached_keys.onnx(joined_onnx)
+cached_keys.form(*ORT_FORMS)(partial(joined_onnx, ort=True))
 
 
 def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.Value:
@@ -109,7 +112,7 @@ def scattered_onnx(
 
 def _key_positions_fake(call: Any) -> Tensor:
     positions: Tensor = call.positions
-    return positions.new_empty((positions.shape[0], _total(call.past, positions, call.write_indices)))
+    return positions.new_empty((positions.shape[0], total_keys(call.past, positions, call.write_indices)))
 
 
 @operator("KeyPositions", "k_positions", fake=_key_positions_fake)
@@ -133,7 +136,7 @@ def key_positions(
         tensor([[4, 5, 6, 7, 8]])
     """
     batch, seq = positions.shape
-    total = _total(past, positions, write_indices)
+    total = total_keys(past, positions, write_indices)
     keys = torch.arange(total, device=positions.device).expand(batch, total)
     first = (total - seq if write_indices is None else write_indices.unsqueeze(1)) + torch.zeros_like(keys[:, :1])
     before, at_first, anchor = keys, first, positions[:, :1]

@@ -51,9 +51,10 @@ SMALL = 128
 """Rows of a table that are multiplied with queries before they are laid out, as fewer than differences."""
 
 
-def _score_onnx(
+def difference_score_onnx(
     op: Ops, q: ir.Value, table: ir.Value, rows: ir.Value, num_heads: int, scale: float, causal: bool, ort: bool = False
 ) -> ir.Value:
+    """The body of `difference_score`."""
     queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(q))
     heads = op.Mul(heads_onnx(op, q, num_heads), factor)
 
@@ -81,5 +82,5 @@ def _score_onnx(
     return cast(op, slid_onnx(op, heads, queries, causal, few, parts, many, ort), ir.DataType.FLOAT)
 
 
-difference_score.onnx(_score_onnx)
-difference_score.form(*ORT_FORMS)(partial(_score_onnx, ort=True))
+difference_score.onnx(difference_score_onnx)
+difference_score.form(*ORT_FORMS)(partial(difference_score_onnx, ort=True))

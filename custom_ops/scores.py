@@ -4,7 +4,6 @@ logits are fp32."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,23 +12,12 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
-from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx
+from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances
 from posexport.custom_ops.by_head import by_head_onnx, scan_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
-from posexport.custom_ops.operator import (
-    ORT_FORMS,
-    Ops,
-    cast,
-    constant,
-    dtype_of,
-    few_onnx,
-    operator,
-    shape_of,
-    size_of,
-    wide,
-)
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, few_onnx, operator, size_of, wide
 from posexport.custom_ops.relative import fake_score
-from posexport.custom_ops.tables import dotted_onnx, index_onnx, picked, picked_onnx, rows_of_onnx
+from posexport.custom_ops.tables import index_onnx, picked, picked_onnx
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
 
@@ -192,117 +180,3 @@ def _offset_values_onnx(
 
 offset_values.onnx(_offset_values_onnx)
 offset_values.form(*ORT_FORMS)(partial(_offset_values_onnx, ort=True))
-
-
-@operator("DisentangledScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.num_heads))
-def disentangled_score(
-    q: Tensor,
-    k: Tensor,
-    q_positions: Tensor,
-    k_positions: Tensor,
-    buckets: Tensor,
-    key_table: Tensor | None = None,
-    query_table: Tensor | None = None,
-    num_heads: int = REQUIRED,
-    scale: float = SCALE,
-) -> Tensor:
-    """scale * (q_i . K[b_ij] + k_j . Q[b_ij]), b_ij = buckets[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021,
-    arXiv:2006.03654, eq. 4).
-
-    Args:
-        q: [B, S, num_heads*head_dim].
-        k: [B, T, num_heads*head_dim] or [B, num_heads, T, head_dim] of a cache, in q's dtype.
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
-        buckets: int64 [distances], the row for each of 2M + 1 distances.
-        key_table, query_table: [num_heads*head_dim, rows], in q's dtype: K and Q, of which either may be None.
-        num_heads: of queries and keys.
-        scale: of the logits, by default head_dim**-0.5.
-
-    Returns:
-        The score, float32 [B, num_heads, S, T].
-
-    Example:
-        >>> q, at = torch.ones(1, 1, 1), torch.tensor([[4]])
-        >>> table = torch.tensor([[1.0, 2.0, 3.0]])
-        >>> disentangled_score(q, q, at, at, torch.tensor([0, 1, 2]), key_table=table, num_heads=1)
-        tensor([[[[2.]]]])
-    """
-    rows = buckets[clipped(distances(q_positions, k_positions), buckets.shape[0] // 2)]
-    score = q.new_zeros(())
-    if key_table is not None:
-        score = picked(to_heads(q, num_heads) * scale @ key_table.unflatten(0, (num_heads, -1)), rows)
-    if query_table is not None:
-        by_key = to_heads(k, num_heads) * scale @ query_table.unflatten(0, (num_heads, -1))
-        score = score + picked(by_key, rows.transpose(1, 2)).transpose(2, 3)
-    return score.to(wide(q.dtype))
-
-
-def _disentangled_onnx(
-    op: Ops,
-    q: ir.Value,
-    k: ir.Value,
-    positions: Positions[ir.Value],
-    buckets: ir.Value,
-    key_table: ir.Value | None,
-    query_table: ir.Value | None,
-    num_heads: int,
-    scale: float,
-    ort: bool = False,
-) -> ir.Value:
-    offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
-    rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
-    by_query, by_key = index_onnx(op, rows, ort), index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort)
-    queries, keys = heads_onnx(op, q, num_heads), k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
-
-    def of_heads(table: ir.Value) -> ir.Value:
-        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
-        return op.Reshape(table, [1, num_heads, size_of(table, 0) // num_heads, -1])
-
-    tables = [None if table is None else of_heads(table) for table in (key_table, query_table)]
-
-    def scores(op: Ops, heads: ir.Value, table: ir.Value) -> ir.Value:
-        return op.MatMul(op.Mul(heads, factor), table)
-
-    def summed(
-        op: Ops, count: int, queries: ir.Value, of_keys: ir.Value | None, index: ir.Value, second: ir.Value | None
-    ) -> ir.Value:
-        terms = [] if second is None else [second]
-        if of_keys is not None:
-            terms.append(picked_onnx(op, scores(op, queries, of_keys), index, count))
-        return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
-
-    def make(
-        op: Ops,
-        count: int,
-        queries: ir.Value,
-        keys: ir.Value,
-        of_keys: ir.Value | None,
-        of_queries: ir.Value | None,
-        by_query: ir.Value,
-        by_key: ir.Value,
-    ) -> ir.Value:
-        second = None
-        if of_queries is not None:
-            second = picked_onnx(op, scores(op, keys, of_queries), by_key, count)
-            second = op.Transpose(second, perm=[0, 1, 3, 2])
-        return summed(op, count, queries, of_keys, by_query, second)
-
-    def one(op: Ops) -> ir.Value:
-        """Of one query: a row of the second table for each key."""
-        second = None
-        if tables[1] is not None:
-            turned = op.Squeeze(op.Transpose(tables[1], perm=[0, 1, 3, 2]), [0])
-            second = op.Mul(dotted_onnx(op, keys, rows_of_onnx(op, turned, op.Squeeze(rows, [1]))), factor)
-        return summed(op, num_heads, queries, tables[0], by_query, second)
-
-    parts: list[Any] = [queries, keys, *tables, by_query, by_key]
-
-    def few(op: Ops) -> ir.Value:
-        return few_onnx(op, True, op.Shape(q, start=1, end=2), one, lambda op: make(op, num_heads, *parts), 1)
-
-    return by_head_onnx(op, queries, parts, make, ort, few)
-
-
-disentangled_score.onnx(_disentangled_onnx)
-disentangled_score.form(*ORT_FORMS)(partial(_disentangled_onnx, ort=True))

@@ -95,7 +95,7 @@ class Attention(nn.Module):
             q, k = (custom_ops.head_norm(t, head_dim=spec.head_dim, eps=spec.norm_eps or 0.0) for t in (q, k))
         bias = context = None
         if state is not None:
-            context = self._context(state, k, shared, past)
+            context = self._context(k, shared, past)
             if positions is not None:
                 bias = self._bias(state, q, context)
             q, score = state.encoding.score(state, q, context)
@@ -113,12 +113,10 @@ class Attention(nn.Module):
             out = out if values is None else out + values
         return self.o_proj(out), (present[0], present[1]) if present else None
 
-    def _context(self, state: EncodingState, k: Tensor, shared: SharedInputs, past: Cache | None) -> AttentionContext:
-        keys = k if state.encoding.reads_keys else None
-        if keys is not None and past is not None:
-            keys = custom_ops.cached_keys(past[0], k, shared.write_indices, self.spec.num_kv_heads)
+    def _context(self, k: Tensor, shared: SharedInputs, past: Cache | None) -> AttentionContext:
         return AttentionContext(
-            k=keys,
+            k=k,
+            past=None if past is None else past[0],
             q_positions=shared.positions,
             k_positions=shared.positions if shared.k_positions is None else shared.k_positions,
             mask=shared.mask,

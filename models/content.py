@@ -47,6 +47,13 @@ def rows_at(table: Tensor, index: Tensor) -> Tensor:
     return made
 
 
+def all_keys(state: State, context: AttentionContext) -> Tensor:
+    """Keys [B, T, K*head_dim], or [B, K, T, head_dim] with those of a cache."""
+    if context.past is None:
+        return context.k
+    return custom_ops.cached_keys(context.past, context.k, context.write_indices, state.spec.num_kv_heads)
+
+
 def heads_of(spec: Spec) -> dict[str, Any]:
     """The attributes of scores by difference."""
     return {"num_heads": spec.num_heads, "scale": spec.scale, "causal": spec.causal}
@@ -133,7 +140,6 @@ class Shaw(Encoding):
     summary = "trained vectors for each distance, added to keys and values"
     source = "Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5"
     base_properties = ("shift", "permutation", "prefix", "finite")
-    reads_keys = True
     max_distance: int = fields.integer(16, "larger distances share a row", at_most=2**20)
     max_distance_ahead: int = fields.integer(
         None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20
@@ -171,11 +177,13 @@ class Shaw(Encoding):
         if context.ahead is not None:
             table = state["values.weight"][: self.max_distance + 1]  # keys ahead of their query are not seen
             others = (bias, context.mask, context.sinks, context.write_indices, table)
-            return custom_ops.difference_values(q, context.keys(), *others, **state.spec.attention_attributes())
+            return custom_ops.difference_values(
+                q, all_keys(state, context), *others, **state.spec.attention_attributes()
+            )
         inputs = (bias, context.mask, context.sinks, context.write_indices)
         return custom_ops.offset_values(
             q,
-            context.keys(),
+            all_keys(state, context),
             *inputs,
             *context.positions(),
             state["values.weight"],
@@ -225,7 +233,6 @@ class Deberta(Encoding):
     summary = "DeBERTa: content to position and position to content, through one table of distances"
     source = "He et al. 2021, arXiv:2006.03654, eq. 4"
     base_properties = ("shift", "permutation", "prefix", "finite")
-    reads_keys = True
     max_relative_positions: int = fields.integer(512, "distances in the table, on either side", at_most=2**20)
     position_buckets: int | None = fields.integer(
         None,
@@ -300,36 +307,39 @@ class Deberta(Encoding):
             rows = state[f"{name}.weight"] @ state["weight"].T
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
 
-        terms = self._projections()
-        if context.ahead is not None:
-            return q, self._by_difference(state, q, context, [table(name) for name in terms])
-        keys, queries = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
-        inputs = (context.keys(), *context.positions(), state["buckets"], keys, queries)
-        return q, custom_ops.disentangled_score(q, *inputs, num_heads=state.spec.num_heads, scale=state.spec.scale)
+        projected = {name: table(name) for name in self._projections()}
+        keys, queries = projected.get("pos_key_proj"), projected.get("pos_query_proj")
+        score = self._by_difference if context.ahead is not None else self._by_position
+        return self._with_last(state, q, queries), score(state, q, context, keys, queries)
 
-    def _by_difference(self, state: State, q: Tensor, context: AttentionContext, tables: list[Tensor]) -> Tensor:
-        """The terms for consecutive positions, each from a row of its table for every difference."""
-        from posexport.custom_ops.difference_keys import behind
+    def _with_last(self, state: State, q: Tensor, queries: Tensor | None) -> Tensor:
+        """Queries that add the second term of far keys; scores have it less this (custom_ops.disentangled_score)."""
+        if queries is None:
+            return q
+        last = queries.index_select(1, state["buckets"][-1:])
+        return custom_ops.add_head_bias(q, last.reshape(state.spec.num_heads, -1))
 
-        ahead, spec, buckets, score = context.ahead, state.spec, state["buckets"], None
-        assert ahead is not None  # else positions are data
-        reach = buckets.shape[0] // 2
+    def _by_position(
+        self, state: State, q: Tensor, context: AttentionContext, keys: Tensor | None, queries: Tensor | None
+    ) -> Tensor:
+        inputs = (context.k, *context.positions(), state["buckets"], keys, queries, context.past, context.write_indices)
+        return custom_ops.disentangled_score(q, *inputs, num_heads=state.spec.num_heads, scale=state.spec.scale)
+
+    def _by_difference(
+        self, state: State, q: Tensor, context: AttentionContext, keys: Tensor | None, queries: Tensor | None
+    ) -> Tensor:
+        """The terms for consecutive positions."""
+        spec, reach = state.spec, state["buckets"].shape[0] // 2
         # of keys that are seen: with causal, half of the table
-        nearest, first = (0, self.span()) if spec.causal else (-reach, 0)
-
-        def row_of(distances: Tensor) -> Tensor:
-            return rows_at(buckets[nearest + reach :] - first, distances.clamp(nearest, reach) - nearest)
-
-        for name, projected in zip(self._projections(), tables, strict=True):
-            table, options = by_head(projected[:, first:], spec), heads_of(spec)
-            if name == "pos_key_proj":
-                score = custom_ops.difference_score(q, table, row_of(-ahead), **options)
-            else:
-                distances = behind(q.shape[1], ahead.shape[1] - (1 if spec.causal else q.shape[1]), q.device)
-                inputs = (context.keys(), q, table, row_of(distances), context.write_indices, score)
-                score = custom_ops.difference_key_score(*inputs, **options, reach=reach)
-        assert score is not None  # there is one term at least
-        return score
+        nearest, first = (reach, self.span()) if spec.causal else (0, 0)
+        rows = state["buckets"][nearest:] - first
+        queries, keys = (None if table is None else by_head(table[:, first:], spec) for table in (queries, keys))
+        if queries is not None:
+            cache = context.past, context.write_indices
+            return custom_ops.difference_disentangled_score(q, context.k, rows, queries, keys, *cache, **heads_of(spec))
+        assert keys is not None and context.ahead is not None  # there is one term at least
+        distances = (-context.ahead).clamp(nearest - reach, reach) + (reach - nearest)
+        return custom_ops.difference_score(q, keys, rows_at(rows, distances), **heads_of(spec))
 
 
 @attrs.frozen(kw_only=True)
@@ -338,7 +348,6 @@ class Cope(Encoding):
     summary = "contextual positions: a query counts the keys for which its gates open"
     source = "Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5"
     axes = 0
-    reads_keys = True
     npos_max: int = fields.integer(64, "number of distinct positions", at_least=2, at_most=2**20)
 
     def problems(self, spec: Spec) -> Iterator[str]:
@@ -363,4 +372,4 @@ class Cope(Encoding):
         attributes = state.spec.attention_attributes()
         del attributes["softcap"]  # its logits have none
         inputs = (context.mask, context.write_indices, state["pos_emb"])
-        return q, custom_ops.contextual_score(q, context.keys(), *inputs, **attributes)
+        return q, custom_ops.contextual_score(q, all_keys(state, context), *inputs, **attributes)

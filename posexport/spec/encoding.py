@@ -34,18 +34,20 @@ class State(Protocol):
 class AttentionContext:
     """Everything except the queries that attention of one layer reads; None where the block has no such input.
 
-    `k` is [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; None where the encoding doesn't read keys.
-    Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is int64 [B, T], `sinks` [N],
-    `write_indices` int64 [B]. `ahead`, int64 [B|1, L], holds the differences of consecutive positions for which numbers
-    are laid out by a slide (`Encoding.slides`, posexport.custom_ops.differences); None elsewhere.
+    `k` is [B, S, K*head_dim], the new keys, or [B, T, K*head_dim] of an encoder; `past` [B, K, P, head_dim], the keys
+    of a cache before them. Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is
+    int64 [B, T], `sinks` [N], `write_indices` int64 [B]. `ahead`, int64 [B|1, L], holds the differences of consecutive
+    positions for which numbers are laid out by a slide (`Encoding.slides`, posexport.custom_ops.differences); None
+    elsewhere.
     """
 
-    k: Tensor | None
+    k: Tensor
     q_positions: Tensor | None
     k_positions: Tensor | None
     mask: Tensor | None
     sinks: Tensor | None
     write_indices: Tensor | None
+    past: Tensor | None = None
     ahead: Tensor | None = None
 
     def positions(self) -> tuple[Tensor, Tensor]:
@@ -53,12 +55,6 @@ class AttentionContext:
         if self.q_positions is None or self.k_positions is None:
             raise ValueError("this block takes no positions")
         return self.q_positions, self.k_positions
-
-    def keys(self) -> Tensor:
-        """The keys; ValueError for an encoding that doesn't read them."""
-        if self.k is None:
-            raise ValueError("this encoding reads no keys")
-        return self.k
 
 
 @attrs.frozen(kw_only=True)
@@ -93,8 +89,6 @@ class Encoding:
     """Why it can't be used with a cache, as the end of a sentence; None where it can."""
     in_order: ClassVar[bool] = False
     """Whether consecutive tokens can be cells of a grid of its own, in the order of reading: it has `order_bias`."""
-    reads_keys: ClassVar[bool] = False
-    """Whether its scores read the keys themselves, cached ones included."""
 
     def __init_subclass__(cls) -> None:
         hooks = ("embed", "bias", "score", "rotate")

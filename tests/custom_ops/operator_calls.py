@@ -22,7 +22,7 @@ def whole(low: int, high: int, *shape: int) -> torch.Tensor:
 
 
 # operator: (arguments with tensors of batch B, queries S and keys T; which dimensions of each input vary)
-Q, K = {0: "batch", 1: "seq"}, {0: "batch", 1: "total"}
+Q, K, ONE = {0: "batch", 1: "seq"}, {0: "batch", 1: "total"}, {0: "batch"}
 MASKS: list[tuple[bool, int]] = [(False, 0), (True, 0), (False, 2), (True, 3)]
 CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     "sinusoids": (custom_ops.sinusoids, [whole(-99, 99, B, S), torch.tensor([1.0, 0.1]), 1.5], [Q, {}]),
@@ -114,39 +114,53 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         [normal(B, S, N * H), normal(1, 5, H), whole(0, 5, B, S + T), N, 0.3, False],
         [Q, {}, {0: "batch", 1: "length"}],
     ),
-    "difference-key-score": (
-        custom_ops.difference_key_score,
+    "difference-disentangled": (
+        custom_ops.difference_disentangled_score,
         [
-            *(normal(B, T, N * H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), None, normal(B, N, S, T)),
-            *(N, 0.3, False, T),
+            *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
+            *(None, None, N, 0.3, False),
         ],
-        [K, Q, {}, {0: "length"}, {0: "batch", 2: "seq", 3: "total"}],
+        [Q, K, {}, {}, {}],
     ),
-    "difference-key-score-of-one-query": (
-        custom_ops.difference_key_score,
+    "difference-disentangled-of-keys": (
+        custom_ops.difference_disentangled_score,
+        [normal(B, S, N * H), normal(B, T, N * H), whole(0, 5, 7), normal(N, 5, H), None, None, None, N, 0.3, False],
+        [Q, K, {}, {}],
+    ),
+    "difference-disentangled-cached": (
+        custom_ops.difference_disentangled_score,
         [
-            *(normal(B, N, T, H), normal(B, 1, N * H), normal(N, 3, H), torch.arange(1 + T).clamp(max=2), None, None),
-            *(N, 0.3, True, 2),
+            *(normal(B, S, N * H), normal(B, S, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
+            *(normal(B, N, T, H), None, N, 0.3, False),
         ],
-        [{0: "batch", 2: "total"}, {0: "batch"}, {}, {0: "length"}],
+        [Q, Q, {}, {}, {}, {0: "batch", 2: "total"}],
     ),
-    "difference-key-score-of-one-query-shared": (
-        custom_ops.difference_key_score,
+    "difference-disentangled-shared": (
+        custom_ops.difference_disentangled_score,
         [
-            # the row of the query's own key is that of far ones: it stands at keys ahead too, where nothing matters
-            *(normal(B, N, T, H), normal(B, 1, N * H), normal(N, 3, H), torch.tensor([2, 0, 1, *[2] * (T - 2)])),
-            *(torch.tensor([0, T - 1]), None, N, 0.3, True, 3),
+            *(normal(B, S, N * H), normal(B, S, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
+            *(normal(B, N, T, H), torch.tensor([0, 3]), N, 0.3, False),
         ],
-        [{0: "batch", 2: "total"}, {0: "batch"}, {}, {0: "length"}, {0: "batch"}],
+        [Q, Q, {}, {}, {}, {0: "batch", 2: "total"}, ONE],
     ),
-    "difference-key-score-shared": (
-        custom_ops.difference_key_score,
-        [
-            *(normal(B, N, T, H), normal(B, S, N * H), normal(N, 5, H), whole(0, 5, S + T), torch.tensor([0, 3])),
-            *(None, N, 0.3, False, T),
-        ],
-        [{0: "batch", 2: "total"}, Q, {}, {0: "length"}, {0: "batch"}],
-    ),
+    **{
+        f"difference-disentangled-of-one-query{name}": (
+            custom_ops.difference_disentangled_score,
+            [
+                *(normal(B, 1, N * H), normal(B, 1, N * H), rows, normal(N, 3, H), key_table),
+                *(normal(B, N, T, H), indices, N, 0.3, True),
+            ],
+            [ONE, ONE, {}, {}, *([] if key_table is None else [{}]), {0: "batch", 2: "total"}, ONE],
+        )
+        for name, rows, key_table, indices in (
+            ("", torch.tensor([0, 1, 2]), normal(N, 3, H).flip(0), None),
+            ("-and-keys", torch.tensor([1, 0, 2, 1]), None, None),
+            # the row of the query's own key is that of far ones, as where keys stand ahead, where nothing matters
+            ("-shared", torch.tensor([2, 0, 1, 2]), normal(N, 3, H).flip(0), torch.tensor([0, T - 1])),
+            ("-and-keys-shared", torch.tensor([2, 0, 1, 2]), None, torch.tensor([0, T - 1])),
+            ("-by-a-large-table", torch.tensor([2, *[0, 1] * T, 2]), None, None),
+        )
+    },
     "difference-relative": (
         custom_ops.difference_relative_score,
         [
@@ -175,10 +189,38 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         custom_ops.disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
-            *(normal(N * H, 6), normal(N * H, 6).flip(0), N, 0.3),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), None, None, N, 0.3),
         ],
         [Q, K, Q, K, {}, {}, {}],
     ),
+    "disentangled-shared": (
+        custom_ops.disentangled_score,
+        [
+            *(normal(B, S, N * H), normal(B, S, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), normal(B, N, T, H), torch.tensor([0, 3]), N, 0.3),
+        ],
+        [Q, Q, Q, K, {}, {}, {}, {0: "batch", 2: "total"}, {0: "batch"}],
+    ),
+    **{
+        f"disentangled-of-one-query{name}": (
+            custom_ops.disentangled_score,
+            [
+                *(normal(B, 1, N * H), normal(B, 1, N * H), *at, torch.tensor([3, 3, 2, 1, 0, 0, 0]), None),
+                *(normal(N * H, 4), normal(B, N, T, H), indices, N, 0.3),
+            ],
+            [ONE, ONE, ONE, {0: "batch", 1: "keys"}, {}, {}, {0: "batch", 2: "total"}, ONE],
+        )
+        for name, at, indices in (
+            ("", (torch.tensor([[T], [T + 4]]), torch.arange(T + 1).expand(B, -1)), None),
+            (
+                "-shared",
+                (torch.tensor([[T - 1], [T - 3]]), torch.arange(T).expand(B, -1)),
+                torch.tensor([T - 1, T - 3]),
+            ),
+            ("-whose-rows-are-alike", (whole(0, 1, B, 1), whole(0, 1, B, T)), torch.tensor([0, T - 1])),
+            ("-whose-rows-are-any", (whole(0, 5, B, 1), whole(0, 5, B, T)), torch.tensor([3, T - 1])),
+        )
+    },
     "contextual": (
         custom_ops.contextual_score,
         [normal(B, S, N * H), normal(B, T, 2 * H), None, None, normal(H, 4), N, 2, 0.3, True, 0, 0],

@@ -203,9 +203,10 @@ def test_slides_are_lookups(seq: int, past: int, batch: int, causal: bool, seed:
         custom_ops.difference_score(q, table, torch.arange(length).unsqueeze(0), heads, 1.0, causal),
     )
     k, wide = (
-        torch.randn(shape, generator=random) for shape in ((batch, keys, heads * width), (heads, keys + seq, width))
+        torch.randn(shape, generator=random) for shape in ((batch, keys, heads * width), (heads, 2 * keys + 1, width))
     )
-    by_key = custom_ops.difference_key_score(k, q, wide, torch.arange(keys + seq), None, None, heads, 1.0, reach=keys)
+    rows = torch.arange(2 * keys + 1)
+    by_key = custom_ops.difference_disentangled_score(q, k, rows, wide, num_heads=heads, scale=1.0)
     for i, j in np.ndindex(seq, keys):
         difference = j - (past + i)
         if difference <= 0 or not causal:
@@ -213,7 +214,7 @@ def test_slides_are_lookups(seq: int, past: int, batch: int, causal: bool, seed:
             assert torch.equal(bias[0, :, i, j], numbers[0, :, 0, column])
             wanted = (q[:, i].unflatten(-1, (heads, width)) * table[:, column]).sum(-1)
             torch.testing.assert_close(score[:, :, i, j], wanted)
-        wanted = (k[:, j].unflatten(-1, (heads, width)) * wide[:, seq - 1 - difference]).sum(-1)
+        wanted = (k[:, j].unflatten(-1, (heads, width)) * (wide[:, keys - difference] - wide[:, -1])).sum(-1)
         torch.testing.assert_close(by_key[:, :, i, j], wanted)
 
 

@@ -41,7 +41,10 @@ def flat(t: torch.Tensor) -> torch.Tensor:
     return t.transpose(1, 2).flatten(2)
 
 
-def context(k: torch.Tensor | None = None) -> AttentionContext:
+NO_KEYS = torch.empty(0)
+
+
+def context(k: torch.Tensor = NO_KEYS) -> AttentionContext:
     return AttentionContext(k=k, q_positions=AT, k_positions=AT, mask=None, sinks=None, write_indices=None)
 
 

@@ -1,0 +1,179 @@
+"""Scores between positions and content, of queries and of keys (DeBERTa).
+
+The key's term has the same row Q for all keys that are far behind, so k . Q is left to the product of queries and keys:
+queries q + Q meet all keys at once, and the score is that of the rows' differences from Q, which is zero for far keys.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.angles import Positions
+from posexport.custom_ops.arguments import REQUIRED, SCALE
+from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx
+from posexport.custom_ops.by_head import by_head_onnx
+from posexport.custom_ops.cache import cached_keys, joined_onnx
+from posexport.custom_ops.heads import heads_onnx, to_heads
+from posexport.custom_ops.one_query import OneKey, one_query_onnx
+from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of, wide
+from posexport.custom_ops.relative import fake_score
+from posexport.custom_ops.tables import dotted_onnx, index_onnx, picked, picked_onnx, rows_of_onnx
+
+
+def disentangled(
+    q: Tensor, keys: Tensor, rows: Tensor, key_table: Tensor | None, query_table: Tensor | None, last: Tensor
+) -> Tensor:
+    """q_i . K[r_ij] + k_j . (Q[r_ij] - Q[last]), [B, N, S, T], in the dtype of logits; queries are [B, N, S, head_dim],
+    keys [B, N, T, head_dim], rows r int64 [B, S, T], tables [N, head_dim, R], and `last` is int64 []."""
+    score = q.new_zeros(())
+    if key_table is not None:
+        score = picked(q @ key_table, rows)
+    if query_table is not None:
+        by_key = keys @ (query_table - query_table.index_select(2, last.reshape(1)))
+        score = score + picked(by_key, rows.transpose(1, 2)).transpose(2, 3)
+    return score.to(wide(q.dtype))
+
+
+@operator("DisentangledScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.num_heads))
+def disentangled_score(
+    q: Tensor,
+    k: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    buckets: Tensor,
+    key_table: Tensor | None = None,
+    query_table: Tensor | None = None,
+    past: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    num_heads: int = REQUIRED,
+    scale: float = SCALE,
+) -> Tensor:
+    """scale * (q_i . K[b_ij] + k_j . (Q[b_ij] - Q[b])), b_ij = buckets[clip(p_i - p_j, -M, M) + M], b = buckets[2M].
+
+    With queries q_i + Q[b], attention adds q_i . k_j and the rest of the second term (DeBERTa: He et al. 2021,
+    arXiv:2006.03654, eq. 4).
+
+    Args:
+        q: [B, S, num_heads*head_dim].
+        k: [B, new, num_heads*head_dim], in q's dtype, the new keys: all of them without a cache.
+        q_positions: int64 [B, S], of the queries.
+        k_positions: int64 [B, T], of all keys.
+        buckets: int64 [distances], the row for each of 2M + 1 distances.
+        key_table, query_table: [num_heads*head_dim, rows], in q's dtype: K and Q, of which either may be None.
+        past: [B, num_heads, past, head_dim], in q's dtype: a cache before the new keys.
+        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
+        num_heads: of queries and keys.
+        scale: of the logits, by default head_dim**-0.5.
+
+    Returns:
+        The score, float32 [B, num_heads, S, T].
+
+    Example:
+        >>> q, at = torch.ones(1, 1, 1), torch.tensor([[4]])
+        >>> table = torch.tensor([[1.0, 2.0, 3.0]])
+        >>> disentangled_score(q, q, at, at, torch.tensor([0, 1, 2]), key_table=table, num_heads=1)
+        tensor([[[[2.]]]])
+    """
+    rows = buckets[clipped(distances(q_positions, k_positions), buckets.shape[0] // 2)]
+    keys = to_heads(k, num_heads) if past is None else cached_keys.eager(past, k, write_indices, num_heads)
+    tables = [None if table is None else table.unflatten(0, (num_heads, -1)) for table in (key_table, query_table)]
+    return disentangled(to_heads(q, num_heads) * scale, keys * scale, rows, tables[0], tables[1], buckets[-1])
+
+
+def _disentangled_onnx(
+    op: Ops,
+    q: ir.Value,
+    k: ir.Value,
+    positions: Positions[ir.Value],
+    buckets: ir.Value,
+    key_table: ir.Value | None,
+    query_table: ir.Value | None,
+    past: ir.Value | None,
+    write_indices: ir.Value | None,
+    num_heads: int,
+    scale: float,
+    ort: bool = False,
+) -> ir.Value:
+    offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
+    rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
+    queries, by_query = heads_onnx(op, q, num_heads), index_onnx(op, rows, ort)
+    last = op.Slice(buckets, [-1], [2**31 - 1], [0])
+
+    def of_heads(table: ir.Value) -> ir.Value:
+        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+        return op.Reshape(table, [1, num_heads, size_of(table, 0) // num_heads, -1])
+
+    keyed = None if key_table is None else of_heads(key_table)
+    queried = None if query_table is None else of_heads(op.Sub(query_table, op.Gather(query_table, last, axis=1)))
+
+    def scores(op: Ops, heads: ir.Value, table: ir.Value) -> ir.Value:
+        return op.MatMul(op.Mul(heads, factor), table)
+
+    def summed(
+        op: Ops, count: int, queries: ir.Value, of_keys: ir.Value | None, index: ir.Value, second: ir.Value | None
+    ) -> ir.Value:
+        terms = [] if second is None else [second]
+        if of_keys is not None:
+            terms.append(picked_onnx(op, scores(op, queries, of_keys), index, count))
+        return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
+
+    def make(
+        op: Ops,
+        count: int,
+        queries: ir.Value,
+        by_query: ir.Value,
+        of_keys: ir.Value | None,
+        keys: ir.Value | None,
+        by_key: ir.Value | None,
+        of_queries: ir.Value | None,
+    ) -> ir.Value:
+        second = None
+        if keys is not None and by_key is not None and of_queries is not None:
+            second = picked_onnx(op, scores(op, keys, of_queries), by_key, count)
+            second = op.Transpose(second, perm=[0, 1, 3, 2])
+        return summed(op, count, queries, of_keys, by_query, second)
+
+    def one(op: Ops) -> ir.Value:
+        """Each key meets one row of the second table."""
+        turned = op.Squeeze(op.Transpose(queried, perm=[0, 1, 3, 2]), [0])
+        own = op.Squeeze(rows, [1])
+        if past is None:
+            second = dotted_onnx(op, heads_onnx(op, k, num_heads), rows_of_onnx(op, turned, own))
+        else:
+            second = _cached_scores_onnx(op, OneKey(past, k, write_indices), turned, own, last)
+        return summed(op, num_heads, queries, keyed, by_query, op.Mul(second, factor))
+
+    def many(op: Ops) -> ir.Value:
+        second: tuple[ir.Value | None, ...] = (None, None, None)
+        if queried is not None:
+            keys = joined_onnx(op, past, k, write_indices, num_heads, ort)
+            second = (keys, index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort), queried)
+        return by_head_onnx(op, queries, (queries, by_query, keyed, *second), make, ort)
+
+    return one_query_onnx(op, q, past, ort and queried is not None, one, many)
+
+
+def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value, last: ir.Value) -> ir.Value:
+    """The products of each key with its row, int64 [B, T], of a table [N, R, head_dim] whose row `last` is zero, as the
+    first keys have it: [B, N, 1, T]."""
+    num_heads, length, place = size_of(table, 0), cache.length(op), cache.place(op)
+    differs = op.ReduceMax(op.Cast(op.Not(op.Equal(rows, last)), to=ir.DataType.INT32), [0], keepdims=0)
+    # the new key's column ends them where no row differs, and one cached key is left at least
+    begin = op.ArgMax(op.Concat(differs, [1], axis=0), axis=0)
+    begin = op.Min(begin, op.ReduceMin(place, keepdims=0), op.Sub(length, 1))
+    slots = op.Unsqueeze(op.Range(op.Squeeze(begin), op.Squeeze(length), 1), [0])
+    near = rows_of_onnx(op, table, op.Slice(rows, begin, length, [1]))
+    scores = dotted_onnx(op, op.Slice(cache.past, begin, length, [2]), near)
+    batch = op.Shape(rows, start=0, end=1)
+    own = op.GatherElements(rows, op.Expand(place, op.Concat(batch, [1], axis=0)), axis=1)
+    mine = dotted_onnx(op, heads_onnx(op, cache.new, num_heads), rows_of_onnx(op, table, own))
+    scores = cache.placed(op, slots, scores, mine)
+    before = op.Pad(scores, op.Concat([0, 0, 0], begin, [0, 0, 0, 0], axis=0))
+    return cache.ended(op, before, mine)
+
+
+disentangled_score.onnx(_disentangled_onnx)
+disentangled_score.form(*ORT_FORMS)(partial(_disentangled_onnx, ort=True))

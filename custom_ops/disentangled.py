@@ -164,15 +164,17 @@ def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value,
     # the new key's column ends them where no row differs, and one cached key is left at least
     begin = op.ArgMax(op.Concat(differs, [1], axis=0), axis=0)
     begin = op.Min(begin, op.ReduceMin(place, keepdims=0), op.Sub(length, 1))
-    slots = op.Unsqueeze(op.Range(op.Squeeze(begin), op.Squeeze(length), 1), [0])
-    near = rows_of_onnx(op, table, op.Slice(rows, begin, length, [1]))
-    scores = dotted_onnx(op, op.Slice(cache.past, begin, length, [2]), near)
+    # what stands behind the new key of a buffer doesn't matter
+    end = length if cache.write_indices is None else op.Add(op.ReduceMax(place, [0], keepdims=0), 1)
+    slots = op.Unsqueeze(op.Range(op.Squeeze(begin), op.Squeeze(end), 1), [0])
+    near = rows_of_onnx(op, table, op.Slice(rows, begin, end, [1]))
+    scores = dotted_onnx(op, op.Slice(cache.past, begin, end, [2]), near)
     batch = op.Shape(rows, start=0, end=1)
     own = op.GatherElements(rows, op.Expand(place, op.Concat(batch, [1], axis=0)), axis=1)
     mine = dotted_onnx(op, heads_onnx(op, cache.new, num_heads), rows_of_onnx(op, table, own))
     scores = cache.placed(op, slots, scores, mine)
-    before = op.Pad(scores, op.Concat([0, 0, 0], begin, [0, 0, 0, 0], axis=0))
-    return cache.ended(op, before, mine)
+    every = op.Pad(scores, op.Concat([0, 0, 0], begin, [0, 0, 0], op.Sub(length, end), axis=0))
+    return cache.ended(op, every, mine)
 
 
 disentangled_score.onnx(_disentangled_onnx)

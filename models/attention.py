@@ -143,7 +143,7 @@ class Attention(nn.Module):
         if self.spec.consecutive and state.encoding.in_order:
             return state.encoding.order_bias(state, q)
         if context.ahead is not None:
-            numbers = state.encoding.bias(state, torch.zeros_like(context.ahead[:, :1]), context.ahead)
+            numbers = state.encoding.ahead_bias(state, context.ahead)
             return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)
         if self._by_difference() and context.write_indices is None:
             positions = (positions[0][:1], positions[1][:1])

@@ -221,6 +221,14 @@ class Sandwich(Encoding):
         below_zero = not state.spec.sinks
         return custom_ops.cosine_bias(*q_side, *k_side, state["rates"], below_zero)
 
+    def ahead_bias(self, state: State, ahead: Tensor) -> Tensor:
+        """As if queries stood at each distance of a block, and keys so much nearer: few of both have all distances."""
+        from posexport.custom_ops.difference_relative import coarse_and_fine
+
+        by_block = self.bias(state, *coarse_and_fine(ahead))
+        assert by_block is not None
+        return by_block.flatten(2).unsqueeze(2)[..., : ahead.shape[1]]
+
 
 @attrs.frozen(kw_only=True)
 class Fire(Encoding):

@@ -187,6 +187,10 @@ class Encoding:
         """A float32 tensor [B, N, S, T] that is added to the logits, or None."""
         return None
 
+    def ahead_bias(self, state: State, ahead: Tensor) -> Tensor | None:
+        """The bias of keys so far ahead of their query, int64 [B|1, L], float32 [B|1, N, 1, L]: that of a `slides`."""
+        return self.bias(state, ahead.new_zeros((ahead.shape[0], 1)), ahead)
+
     def order_bias(self, state: State, q: Tensor) -> Tensor | None:
         """The same, [1, N, S, S], for the first S cells of a grid in the order of reading."""
         return None

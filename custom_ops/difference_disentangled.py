@@ -43,6 +43,7 @@ def difference_disentangled_score(
     num_heads: int = REQUIRED,
     scale: float = SCALE,
     causal: bool = False,
+    whole: bool = False,
 ) -> Tensor:
     """scale * (q_i . K[r] + k_j . (Q[r] - Q[last])) for consecutive positions, r the row for p_i - p_j and
     last = rows[-1], as in `disentangled_score`.
@@ -60,6 +61,7 @@ def difference_disentangled_score(
         num_heads: of queries and keys.
         scale: of the logits, by default head_dim**-0.5.
         causal: whether what stands at keys ahead of their query doesn't matter.
+        whole: whether the second term is k_j . Q[r], as in `disentangled_score`.
 
     Returns:
         The score, float32 [B, num_heads, S, T].
@@ -78,7 +80,12 @@ def difference_disentangled_score(
     index = rows[distances.clamp(0, rows.shape[0] - 1)].expand(q.shape[0], queries, total)
     by_query = None if key_table is None else key_table.transpose(1, 2)
     return disentangled(
-        to_heads(q, num_heads) * scale, keys * scale, index, by_query, query_table.transpose(1, 2), rows[-1]
+        to_heads(q, num_heads) * scale,
+        keys * scale,
+        index,
+        by_query,
+        query_table.transpose(1, 2),
+        None if whole else rows[-1],
     )
 
 
@@ -99,12 +106,14 @@ def _score_onnx(
     num_heads: int,
     scale: float,
     causal: bool,
+    whole: bool,
     ort: bool = False,
 ) -> ir.Value:
     queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(q))
     distances, width = size_of(rows, 0), size_of(q, -1) // num_heads
     middle, last = _middle(distances, causal), op.Slice(rows, [-1], [2**31 - 1], [0])
-    query_table = op.Sub(query_table, op.Gather(query_table, last, axis=1))
+    if not whole:
+        query_table = op.Sub(query_table, op.Gather(query_table, last, axis=1))
 
     def rows_at(op: Ops, behind: ir.Value) -> ir.Value:
         """The row for p_i - p_j, int64 of any shape."""
@@ -178,7 +187,7 @@ def _score_onnx(
         every = cache.ended(op, op.ScatterElements(every, places, scores, axis=3), mine)
         return cast(op, op.Mul(every, factor), ir.DataType.FLOAT)
 
-    return one_query_onnx(op, q, past, ort, one, many)
+    return one_query_onnx(op, q, past, ort and not whole, one, many)
 
 
 difference_disentangled_score.onnx(_score_onnx)

@@ -24,15 +24,18 @@ from posexport.custom_ops.tables import dotted_onnx, index_onnx, picked, picked_
 
 
 def disentangled(
-    q: Tensor, keys: Tensor, rows: Tensor, key_table: Tensor | None, query_table: Tensor | None, last: Tensor
+    q: Tensor, keys: Tensor, rows: Tensor, key_table: Tensor | None, query_table: Tensor | None, last: Tensor | None
 ) -> Tensor:
     """q_i . K[r_ij] + k_j . (Q[r_ij] - Q[last]), [B, N, S, T], in the dtype of logits; queries are [B, N, S, head_dim],
-    keys [B, N, T, head_dim], rows r int64 [B, S, T], tables [N, head_dim, R], and `last` is int64 []."""
+    keys [B, N, T, head_dim], rows r int64 [B, S, T], tables [N, head_dim, R], and `last` is int64 [], or None for no
+    difference."""
     score = q.new_zeros(())
     if key_table is not None:
         score = picked(q @ key_table, rows)
     if query_table is not None:
-        by_key = keys @ (query_table - query_table.index_select(2, last.reshape(1)))
+        if last is not None:
+            query_table = query_table - query_table.index_select(2, last.reshape(1))
+        by_key = keys @ query_table
         score = score + picked(by_key, rows.transpose(1, 2)).transpose(2, 3)
     return score.to(wide(q.dtype))
 
@@ -50,11 +53,12 @@ def disentangled_score(
     write_indices: Tensor | None = None,
     num_heads: int = REQUIRED,
     scale: float = SCALE,
+    whole: bool = False,
 ) -> Tensor:
     """scale * (q_i . K[b_ij] + k_j . (Q[b_ij] - Q[b])), b_ij = buckets[clip(p_i - p_j, -M, M) + M], b = buckets[2M].
 
     With queries q_i + Q[b], attention adds q_i . k_j and the rest of the second term (DeBERTa: He et al. 2021,
-    arXiv:2006.03654, eq. 4).
+    arXiv:2006.03654, eq. 4). With `whole`, the second term is k_j . Q[b_ij], for queries as they are.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -67,6 +71,7 @@ def disentangled_score(
         write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
         num_heads: of queries and keys.
         scale: of the logits, by default head_dim**-0.5.
+        whole: whether the second term is whole, as where attention caps its logits.
 
     Returns:
         The score, float32 [B, num_heads, S, T].
@@ -80,7 +85,8 @@ def disentangled_score(
     rows = buckets[clipped(distances(q_positions, k_positions), buckets.shape[0] // 2)]
     keys = to_heads(k, num_heads) if past is None else cached_keys.eager(past, k, write_indices, num_heads)
     tables = [None if table is None else table.unflatten(0, (num_heads, -1)) for table in (key_table, query_table)]
-    return disentangled(to_heads(q, num_heads) * scale, keys * scale, rows, tables[0], tables[1], buckets[-1])
+    last = None if whole else buckets[-1]
+    return disentangled(to_heads(q, num_heads) * scale, keys * scale, rows, tables[0], tables[1], last)
 
 
 def _disentangled_onnx(
@@ -95,6 +101,7 @@ def _disentangled_onnx(
     write_indices: ir.Value | None,
     num_heads: int,
     scale: float,
+    whole: bool,
     ort: bool = False,
 ) -> ir.Value:
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
@@ -107,7 +114,9 @@ def _disentangled_onnx(
         return op.Reshape(table, [1, num_heads, size_of(table, 0) // num_heads, -1])
 
     keyed = None if key_table is None else of_heads(key_table)
-    queried = None if query_table is None else of_heads(op.Sub(query_table, op.Gather(query_table, last, axis=1)))
+    if query_table is not None and not whole:
+        query_table = op.Sub(query_table, op.Gather(query_table, last, axis=1))
+    queried = None if query_table is None else of_heads(query_table)
 
     def scores(op: Ops, heads: ir.Value, table: ir.Value) -> ir.Value:
         return op.MatMul(op.Mul(heads, factor), table)
@@ -153,7 +162,7 @@ def _disentangled_onnx(
             second = (keys, index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort), queried)
         return by_head_onnx(op, queries, (queries, by_query, keyed, *second), make, ort)
 
-    return one_query_onnx(op, q, past, ort and queried is not None, one, many)
+    return one_query_onnx(op, q, past, ort and queried is not None and not whole, one, many)
 
 
 def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value, last: ir.Value) -> ir.Value:

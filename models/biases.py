@@ -225,7 +225,8 @@ class Sandwich(Encoding):
         """As if queries stood at each distance of a block, and keys so much nearer: few of both have all distances."""
         from posexport.custom_ops.difference_relative import coarse_and_fine
 
-        by_block = self.bias(state, *coarse_and_fine(ahead))
+        coarse, fine = coarse_and_fine(ahead)
+        by_block = self.bias(state, coarse, fine.expand(coarse.shape[0], -1))
         assert by_block is not None
         return by_block.flatten(2).unsqueeze(2)[..., : ahead.shape[1]]
 

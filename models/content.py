@@ -314,7 +314,7 @@ class Deberta(Encoding):
 
     def _with_last(self, state: State, q: Tensor, queries: Tensor | None) -> Tensor:
         """Queries that add the second term of far keys; scores have it less this (custom_ops.disentangled_score)."""
-        if queries is None:
+        if queries is None or state.spec.softcap:  # a cap is on the product of queries and keys
             return q
         last = queries.index_select(1, state["buckets"][-1:])
         return custom_ops.add_head_bias(q, last.reshape(state.spec.num_heads, -1))
@@ -323,7 +323,8 @@ class Deberta(Encoding):
         self, state: State, q: Tensor, context: AttentionContext, keys: Tensor | None, queries: Tensor | None
     ) -> Tensor:
         inputs = (context.k, *context.positions(), state["buckets"], keys, queries, context.past, context.write_indices)
-        return custom_ops.disentangled_score(q, *inputs, num_heads=state.spec.num_heads, scale=state.spec.scale)
+        spec, whole = state.spec, bool(state.spec.softcap)
+        return custom_ops.disentangled_score(q, *inputs, num_heads=spec.num_heads, scale=spec.scale, whole=whole)
 
     def _by_difference(
         self, state: State, q: Tensor, context: AttentionContext, keys: Tensor | None, queries: Tensor | None
@@ -336,7 +337,8 @@ class Deberta(Encoding):
         queries, keys = (None if table is None else by_head(table[:, first:], spec) for table in (queries, keys))
         if queries is not None:
             cache = context.past, context.write_indices
-            return custom_ops.difference_disentangled_score(q, context.k, rows, queries, keys, *cache, **heads_of(spec))
+            options = heads_of(spec) | {"whole": bool(spec.softcap)}
+            return custom_ops.difference_disentangled_score(q, context.k, rows, queries, keys, *cache, **options)
         assert keys is not None and context.ahead is not None  # there is one term at least
         distances = (-context.ahead).clamp(nearest - reach, reach) + (reach - nearest)
         return custom_ops.difference_score(q, keys, rows_at(rows, distances), **heads_of(spec))

@@ -133,7 +133,7 @@ def _compare(
     for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
         invalid = ~np.isfinite(array) & ~beyond
         if invalid.any():
-            index = _first_index(invalid)
+            index = first_index(invalid)
             text = f"{who} has {int(invalid.sum())} of {invalid.size} values not finite, the first at {list(index)}"
             return Reason(NOT_FINITE, text), {"index": index}
     if not exact.size:
@@ -143,7 +143,7 @@ def _compare(
         wrong = beyond & np.isfinite(actual)
         wrong[wrong] = np.abs(actual[wrong] - exact[wrong]) > limit
         if wrong.any():
-            index = _first_index(wrong)
+            index = first_index(wrong)
             text = f"output {name!r} is off by {abs(actual[index] - exact[index]):.3g} at {list(index)}, where torch "
             text += f"eager gives no finite value, the limit is {limit:.3g}"
             return Reason(OVER_LIMIT, text), {"index": index}
@@ -151,26 +151,50 @@ def _compare(
             return None, {}
         exact, actual, by_torch, *more = (np.where(beyond, 0.0, array) for array in (exact, actual, by_torch, *more))
     own = [by_torch, *(array for array in more if np.isfinite(array).all())]
-    errors = np.abs(actual - exact)
-    error = float(errors.max())
-    index = _first_index(errors == error)
-    torch_error = max(float(np.abs(array - exact).max()) for array in own)
-    rms = float(np.sqrt(np.mean(exact[~beyond] ** 2)))
-    limit = max(tolerance.limit(torch_error, rms), SMALLEST[dtype])
-    numbers: dict[str, Any] = {
-        "max_error": error,
-        "rms_error": float(np.sqrt(np.mean(errors[~beyond] ** 2))),
-        "torch_error": torch_error,
-        "limit": limit,
-        "reference_rms": rms,
-        "index": index,
-    }
-    among = ""
-    if error <= limit and (apart := judged_apart(exact, own, errors, tolerance, SMALLEST[dtype])) is not None:
-        numbers, among = apart, AMONG
+    numbers, among = measured(exact, own, np.abs(actual - exact), ~beyond, tolerance, SMALLEST[dtype])
     index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
     reason = None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit) + among)
     return reason, {**numbers, "got": float(actual[index]), "reference": float(exact[index])}
+
+
+def measured(
+    exact: Array,
+    own: Sequence[Array],
+    errors: Array,
+    counted: Array,
+    tolerance: Tolerance,
+    smallest: float,
+    least_scale: float = 0.0,
+) -> tuple[dict[str, Any], str]:
+    """The numbers of a comparison, and of which values they are, as the end of a sentence: of all that are `counted`
+    (bool, at least one), or of those of ordinary size, where only these are over their limit.
+
+    `errors` are those of the runtime, zero elsewhere; `own` has honest evaluations in the dtypes at hand, `smallest` is
+    the least limit, `least_scale` the least size that errors are measured by.
+    """
+    rms = float(np.sqrt(np.mean(exact[counted] ** 2)))
+    scale = max(rms, least_scale) if rms else rms
+    own_error = max((largest_error(array[counted], exact[counted]) for array in own), default=0.0)
+    numbers: dict[str, Any] = {
+        "max_error": float(errors.max()),
+        "rms_error": float(np.sqrt(np.mean(errors[counted] ** 2))),
+        "torch_error": own_error,
+        "limit": max(tolerance.limit(own_error, max(rms, least_scale)), smallest),
+        "reference_rms": scale,
+        "index": first_index(errors == errors.max()),
+    }
+    finite = [array for array in own if np.isfinite(array[counted]).all()]
+    if numbers["max_error"] <= numbers["limit"] and finite and not least_scale:
+        apart = judged_apart(exact, finite, errors, tolerance, smallest, counted)
+        if apart is not None:
+            return apart, AMONG
+    return numbers, ""
+
+
+def largest_error(array: Array, exact: Array) -> float:
+    """The largest error of an honest evaluation; what it can't compute has none."""
+    errors = np.abs(array - exact)
+    return float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
 
 
 def over_limit(name: str, error: float, index: Sequence[int], limit: float) -> str:
@@ -313,5 +337,6 @@ def worst_of(comparisons: Sequence[Comparison]) -> Comparison:
     return max(comparisons, key=lambda comparison: (comparison.state == FAILED, comparison.severity))
 
 
-def _first_index(where: Array) -> tuple[int, ...]:
+def first_index(where: Array) -> tuple[int, ...]:
+    """The index of the first value that is true."""
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(where)), where.shape))

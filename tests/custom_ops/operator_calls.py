@@ -118,20 +118,40 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         custom_ops.difference_disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
-            *(None, None, N, 0.3, False),
+            *(None, None, N, 0.3, False, False),
         ],
         [Q, K, {}, {}, {}],
     ),
     "difference-disentangled-of-keys": (
         custom_ops.difference_disentangled_score,
-        [normal(B, S, N * H), normal(B, T, N * H), whole(0, 5, 7), normal(N, 5, H), None, None, None, N, 0.3, False],
+        [
+            normal(B, S, N * H),
+            normal(B, T, N * H),
+            whole(0, 5, 7),
+            normal(N, 5, H),
+            None,
+            None,
+            None,
+            N,
+            0.3,
+            False,
+            False,
+        ],
         [Q, K, {}, {}],
+    ),
+    "difference-disentangled-whole": (
+        custom_ops.difference_disentangled_score,
+        [
+            *(normal(B, 1, N * H), normal(B, 1, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
+            *(normal(B, N, T, H), None, N, 0.3, False, True),
+        ],
+        [ONE, ONE, {}, {}, {}, {0: "batch", 2: "total"}],
     ),
     "difference-disentangled-cached": (
         custom_ops.difference_disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, S, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
-            *(normal(B, N, T, H), None, N, 0.3, False),
+            *(normal(B, N, T, H), None, N, 0.3, False, False),
         ],
         [Q, Q, {}, {}, {}, {0: "batch", 2: "total"}],
     ),
@@ -139,7 +159,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         custom_ops.difference_disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, S, N * H), whole(0, 5, 7), normal(N, 5, H), normal(N, 5, H).flip(0)),
-            *(normal(B, N, T, H), torch.tensor([0, 3]), N, 0.3, False),
+            *(normal(B, N, T, H), torch.tensor([0, 3]), N, 0.3, False, False),
         ],
         [Q, Q, {}, {}, {}, {0: "batch", 2: "total"}, ONE],
     ),
@@ -148,7 +168,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
             custom_ops.difference_disentangled_score,
             [
                 *(normal(B, 1, N * H), normal(B, 1, N * H), rows, normal(N, 3, H), key_table),
-                *(normal(B, N, T, H), indices, N, 0.3, True),
+                *(normal(B, N, T, H), indices, N, 0.3, True, False),
             ],
             [ONE, ONE, {}, {}, *([] if key_table is None else [{}]), {0: "batch", 2: "total"}, ONE],
         )
@@ -189,7 +209,15 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         custom_ops.disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
-            *(normal(N * H, 6), normal(N * H, 6).flip(0), None, None, N, 0.3),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), None, None, N, 0.3, False),
+        ],
+        [Q, K, Q, K, {}, {}, {}],
+    ),
+    "disentangled-whole": (
+        custom_ops.disentangled_score,
+        [
+            *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), None, None, N, 0.3, True),
         ],
         [Q, K, Q, K, {}, {}, {}],
     ),
@@ -197,7 +225,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         custom_ops.disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, S, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
-            *(normal(N * H, 6), normal(N * H, 6).flip(0), normal(B, N, T, H), torch.tensor([0, 3]), N, 0.3),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), normal(B, N, T, H), torch.tensor([0, 3]), N, 0.3, False),
         ],
         [Q, Q, Q, K, {}, {}, {}, {0: "batch", 2: "total"}, {0: "batch"}],
     ),
@@ -206,7 +234,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
             custom_ops.disentangled_score,
             [
                 *(normal(B, 1, N * H), normal(B, 1, N * H), *at, torch.tensor([3, 3, 2, 1, 0, 0, 0]), None),
-                *(normal(N * H, 4), normal(B, N, T, H), indices, N, 0.3),
+                *(normal(N * H, 4), normal(B, N, T, H), indices, N, 0.3, False),
             ],
             [ONE, ONE, ONE, {0: "batch", 1: "keys"}, {}, {}, {0: "batch", 2: "total"}, ONE],
         )

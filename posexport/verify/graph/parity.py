@@ -22,8 +22,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
-from posexport.verify.ordinary import AMONG, judged_apart
-from posexport.verify.parity import SMALLEST, TOLERANCES, over_limit
+from posexport.verify.parity import SMALLEST, TOLERANCES, first_index, largest_error, measured, over_limit
 from posexport.verify.result import (
     MISSING_OUTPUT,
     NOT_FINITE,
@@ -124,7 +123,7 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
         wrong &= _alike(values, own[0])
     wrong |= counted & ~np.isfinite(actual)
     if wrong.any():
-        index, place = _first(wrong), each.place(_first(wrong))
+        index, place = first_index(wrong), each.place(first_index(wrong))
         text = f"output {name!r} has {actual[index]:.3g} at {list(place)}, it must be {values[index]:.3g}"
         return Reason(NOT_FINITE, text), {"index": place}, None
     left = None
@@ -133,34 +132,13 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
     if not counted.any():
         return None, {}, left
     errors = np.where(counted, np.abs(actual - np.where(counted, values, 0.0)), 0.0)
-    error = float(errors.max())
-    index = _first(errors == error)
-    own_error = max((_largest(array, values, counted) for array in own), default=0.0)
-    rms = float(np.sqrt(np.mean(values[counted] ** 2)))
     smallest = SMALLEST.get(each.dtype, 0.0)
-    numbers: dict[str, Any] = {
-        "max_error": error,
-        "rms_error": float(np.sqrt(np.mean(errors[counted] ** 2))),
-        "torch_error": own_error,
-        "limit": max(each.tolerance.limit(own_error, max(rms, each.least_scale)), smallest),
-        "reference_rms": max(rms, each.least_scale) if rms else rms,
-        "index": index,
-    }
-    among, finite = "", [array for array in own if np.isfinite(array[counted]).all()]
-    if error <= numbers["limit"] and finite and not each.least_scale:
-        apart = judged_apart(values, finite, errors, each.tolerance, smallest, counted)
-        numbers, among = (numbers, among) if apart is None else (apart, AMONG)
+    numbers, among = measured(values, own, errors, counted, each.tolerance, smallest, each.least_scale)
     index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
     place = each.place(index)
     numbers |= {"index": place, "got": float(actual[index]), "reference": float(values[index])}
     reason = Reason(OVER_LIMIT, over_limit(name, error, place, limit) + among) if error > limit else None
     return reason, numbers, left
-
-
-def _largest(array: Array, values: Array, counted: Array) -> float:
-    """The largest error of an honest evaluation; what it can't compute has none."""
-    errors = np.abs(array[counted] - values[counted])
-    return float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
 
 
 def _alike(values: Array, other: Array) -> Array:
@@ -191,7 +169,7 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
     exact, actual = (np.asarray(array).astype(np.float64) for array in (each.exact, output))
     errors = np.where(counted, np.abs(actual - exact), 0.0)
     error = float(errors.max())
-    index = _first(errors == error)
+    index = first_index(errors == error)
     numbers = {
         "max_error": error,
         "limit": 0.0,
@@ -207,10 +185,6 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
     return Reason(OVER_LIMIT, text), numbers, left
 
 
-def _first(where: Array) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(where)), where.shape))
-
-
 def own_error_share(each: Expected) -> float:
     """The error of the honest evaluation as a part of the scale, infinite where it is no number and float64 is one."""
     exact = np.asarray(each.exact)
@@ -223,4 +197,4 @@ def own_error_share(each: Expected) -> float:
     if not counted.any():
         return 0.0
     rms = max(float(np.sqrt(np.mean(values[counted] ** 2))), each.least_scale)
-    return _largest(own, values, counted) / rms if rms else 0.0
+    return largest_error(own[counted], values[counted]) / rms if rms else 0.0

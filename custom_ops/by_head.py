@@ -11,19 +11,30 @@ from posexport.custom_ops.operator import Ops, few_onnx, shape_of, size_of
 Make = Callable[..., "ir.Value"]
 """`make(op, N, *parts)`: numbers of N heads, [B, N, ...], from parts [B|1, N|1, ...], which may be None."""
 
+Parts = Callable[[Ops], "Sequence[ir.Value | None]"]
+"""What makes such parts."""
 
-def by_head_onnx(op: Ops, like: ir.Value, parts: Sequence[ir.Value | None], make: Make, ort: bool) -> ir.Value:
-    """`make(op, N, *parts)`, [B, N, S, T]; on ONNX Runtime of one head after the other for many queries. `like` is
-    [B, N, S, ...]."""
-    num_heads = size_of(like, 1)
+
+def by_head_onnx(
+    op: Ops,
+    like: ir.Value,
+    parts: Sequence[ir.Value | None] | Parts,
+    make: Make,
+    ort: bool,
+    few: Callable[[Ops], ir.Value] | None = None,
+) -> ir.Value:
+    """`make(op, N, *parts)`, [B, N, S, T]; on ONNX Runtime of one head after the other for many queries, and `few(op)`,
+    by default the same, for a few. `like` is [B, N, S, ...]; `parts(op)` makes parts where they are needed."""
+    num_heads, made = size_of(like, 1), parts if callable(parts) else lambda op: parts
     if not ort:
-        return make(op, num_heads, *parts)
+        return make(op, num_heads, *made(op))
     batch, queries = (op.Shape(like, start=axis, end=axis + 1) for axis in (0, 2))
 
     def many(op: Ops) -> ir.Value:
-        return each_head_onnx(op, batch, num_heads, parts, make)
+        return each_head_onnx(op, batch, num_heads, made(op), make)
 
-    out = few_onnx(op, True, queries, lambda op: make(op, num_heads, *parts), many)
+    out = few_onnx(op, True, queries, few or (lambda op: make(op, num_heads, *made(op))), many)
+    # here, not in a branch, whose result ONNX Runtime would copy
     return op.Reshape(out, op.Concat(batch, [num_heads], queries, [-1], axis=0))
 
 

@@ -7,6 +7,7 @@ queries q + Q meet all keys at once, and the score is that of the rows' differen
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -155,14 +156,20 @@ def _disentangled_onnx(
             second = _cached_scores_onnx(op, OneKey(past, k, write_indices), turned, own, last)
         return summed(op, num_heads, queries, keyed, by_query, op.Mul(second, factor))
 
-    def many(op: Ops) -> ir.Value:
+    def parts(op: Ops) -> list[Any]:
         second: tuple[ir.Value | None, ...] = (None, None, None)
         if queried is not None:
             keys = joined_onnx(op, past, k, write_indices, num_heads, ort)
             second = (keys, index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort), queried)
-        return by_head_onnx(op, queries, (queries, by_query, keyed, *second), make, ort)
+        return [queries, by_query, keyed, *second]
 
-    return one_query_onnx(op, q, past, ort and queried is not None and not whole, one, many)
+    def few(op: Ops) -> ir.Value:
+        return one_query_onnx(op, q, past, queried is not None and not whole, one, all_heads)
+
+    def all_heads(op: Ops) -> ir.Value:
+        return make(op, num_heads, *parts(op))
+
+    return by_head_onnx(op, queries, parts, make, ort, few)
 
 
 def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value, last: ir.Value) -> ir.Value:

@@ -21,7 +21,8 @@ HEIGHT, WIDTH, FRAMES, AXES, KEPT = "height", "width", "frames", "axes", "kept"
 """`kept` are the last tokens, which alone get logits."""
 
 Axes = tuple["str | int", ...]
-"""For each axis its meaning, or its size where it has none; `dim NAME` where it is dynamic and has none."""
+"""For each axis its meaning, or its size where it has none; `dim NAME` where it is dynamic and has none, and `4*batch`
+where the file says that it is so many times as long as one with a meaning (`multiple_of`)."""
 
 _Layout = tuple["str | None", ...]
 
@@ -76,6 +77,9 @@ ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "p
 _NO_NAME = re.compile(r"unk(nown)?(_*\d+)?|none|null|any|dyn(amic)?|[?*]|-1", re.IGNORECASE)
 """Names that exporters write where they know none."""
 
+_MULTIPLE = re.compile(r"(?P<factor>\d+)\s*\*\s*(?P<name>\w+)")
+"""A name of a dimension as torch writes that of rows and heads on one axis: `4*s77`."""
+
 _ROW_WORD = re.compile(r"batch.*|bsz?|b|rows?")
 _TOKEN_WORD = re.compile(r"(seq|tok|len|time|pos|past|mem|src|tgt|key|quer|frame|total|encoder|context).*|[tsl]")
 _OF_AN_INPUT = re.compile(r".*_(dynamic_axes|dim|axis)_?\d+", re.IGNORECASE)
@@ -127,6 +131,12 @@ def said_by(dim: str | int) -> str | None:
     return said.pop() if len(said) == 1 else None
 
 
+def multiple_of(dim: str | int) -> tuple[int, str] | None:
+    """The factor and the other name or meaning of a dimension that is a multiple of another one; None elsewhere."""
+    found = _MULTIPLE.fullmatch(dim) if isinstance(dim, str) else None
+    return (int(found["factor"]), found["name"]) if found else None
+
+
 def is_token_first(axes: Axes | _Layout) -> bool:
     """Whether an input has its tokens on the first axis and its rows on the second."""
     return axes[1:2] == (BATCH,) and axes[0] in _BY_TOKEN
@@ -165,11 +175,14 @@ def axes_of(
     layouts |= {name: _swapped(layouts[name]) for name in token_first if _has_two_orders(layouts[name])}
     layouts |= {name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}
     rank = {kind: at for at, kind in enumerate(ORDER)}
+    plain = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
+    multiples = {dim: found for dim in plain if (found := multiple_of(dim)) is not None and found[1] in plain}
     names: dict[str, str] = {}
     for name in sorted(kinds, key=lambda name: rank.get(kinds[name], len(ORDER))):
         for dim, meaning in zip(shapes[name], layouts[name] or (), strict=False):
-            if isinstance(dim, str) and dim != "?" and meaning is not None:
+            if isinstance(dim, str) and dim != "?" and meaning is not None and dim not in multiples:
                 names.setdefault(dim, meaning)
+    names |= {dim: f"{factor}*{names[other]}" for dim, (factor, other) in multiples.items() if other in names}
     grows = any(kinds[name] == "past" for name in joined)
     written = not grows and _is_written_into(kinds, shapes, outputs)
     axes: dict[str, Axes | None] = {}
@@ -258,11 +271,11 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
     if layout is None:
         return None
     dynamic = [at for at, dim in enumerate(shape) if isinstance(dim, str)]
-    if kind in ("past", "encoder_past") and len(shape) == 4:
-        # [batch, heads, tokens, size] but where only another axis may vary
-        free = [at for at in dynamic if at]
-        tokens, meaning = free[0] if len(free) == 1 else 2, layout[2]
-        return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(4))
+    if kind in ("past", "encoder_past") and len(shape) in (3, 4):
+        # [batch, heads, tokens, size] or [batch, tokens, size] but where only another axis may vary
+        free, meaning = [at for at in dynamic if at], next(axis for axis in layout if axis in (PAST, ENCODER))
+        tokens = free[0] if len(free) == 1 else layout.index(meaning)
+        return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(len(shape)))
     if kind == "position_ids" and len(shape) == 3 and isinstance(shape[2], int) and not isinstance(shape[0], int):
         return (BATCH, SEQ, AXES)
     if kind == "position_ids" and len(shape) == 3 and all(isinstance(dim, int) for dim in shape):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH
+from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, multiple_of
 from posexport.graphs.roles import Role
 
 _SPARE = 5
@@ -85,6 +85,9 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
             sizes.setdefault(axis, frames_for(role, sizes[SEQ]) if axis == FRAMES else _FREE)
             if axis in taken:
                 sizes[axis] = _nearest(taken[axis], sizes[axis])
+    for axis in list(sizes):
+        if (multiple := multiple_of(axis)) is not None and multiple[1] in sizes:
+            sizes[axis] = multiple[0] * sizes[multiple[1]]
     return {**sizes, **{axis: size for axis, size in fixed.items() if axis not in sizes}}
 
 

@@ -11,6 +11,7 @@ from onnx import helper
 
 from posexport.errors import RequestError
 from posexport.graphs.roles import ROLES, roles_of
+from posexport.graphs.sizes import fitted, shape_of
 
 CACHE: list[int | str] = ["batch", 2, "past", 4]
 
@@ -162,6 +163,24 @@ def test_names_and_shapes_tell_roles_and_axes(name: str, tmp_path: Path) -> None
     roles = roles_of(graph_of(tmp_path, signature))
     assert list(roles) == list(signature)
     assert {name: (roles[name].kind, roles[name].axes) for name in expected} == expected
+
+
+def test_an_axis_of_rows_and_heads_is_a_multiple_of_the_rows(tmp_path: Path) -> None:
+    """As torch names it where a model caches keys as [rows*heads, size, tokens], as BLOOM did."""
+    signature: Signature = {
+        "hidden_states": (["s7", "s2", 32], "fp32"),
+        "past_key_values.0.key": (["4*s7", 8, "s5"], "fp32"),
+        "past_key_values.0.value": (["4*s7", "s5", 8], "fp32"),
+        "other": (["3*foo", "s9", 2], "fp32"),  # of a name that nothing has
+    }
+    roles = roles_of(graph_of(tmp_path, signature))
+    axes = {name: role.axes for name, role in roles.items()}
+    assert axes["past_key_values.0.key"] == ("4*batch", 8, "past")
+    assert axes["past_key_values.0.value"] == ("4*batch", "past", 8)
+    assert axes["other"] == ("batch", "seq", 2)
+    for batch in (1, 3):
+        sizes = fitted(roles, {"batch": batch, "past": 5})
+        assert shape_of(roles["past_key_values.0.key"], sizes) == (4 * batch, 8, 5)
 
 
 @pytest.mark.parametrize("name", ["present_key.0", "pk0", "output_1.0.key"])

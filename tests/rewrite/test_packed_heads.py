@@ -121,3 +121,53 @@ def test_folded_heads_are_heads() -> None:
     (site,) = done.sites
     assert site.state == REWRITTEN, site.reason
     assert isinstance(site.attention, Attention) and site.attention.num_heads == HEADS
+
+
+def cached(fault: bool = False) -> onnx.ModelProto:
+    """BLOOM's caches of old: keys [rows*HEADS, SIZE, past], values [rows*HEADS, past, SIZE]; `fault`: keys of the first
+    row for all."""
+    g, info = Graph(), helper.make_tensor_value_info
+    split = g.constant([0, 0, HEADS, SIZE])
+    rows, seq = g.length("x", 0), g.length("x", 1)
+    together = g.op("Concat", g.constant([-1]), seq, g.constant([SIZE]), axis=0)
+    q, k, v = (
+        g.op("Reshape", g.op("Transpose", g.op("Reshape", made, split), perm=[0, 2, 1, 3]), together)
+        for made in (g.op("MatMul", "x", g.random(name, WIDTH, WIDTH)) for name in "qkv")
+    )
+    k = g.op("Concat", "past_key_values.0.key", g.op("Transpose", k, perm=[0, 2, 1]), axis=2, name="present.0.key")
+    v = g.op("Concat", "past_key_values.0.value", v, axis=1, name="present.0.value")
+    if fault:
+        first = g.op("Slice", k, g.constant([0]), g.constant([HEADS]), g.constant([0]))
+        k = g.op("Tile", first, g.op("Concat", rows, g.constant([1, 1]), axis=0))
+    scores = g.op("Mul", g.op("MatMul", q, k), g.constant(SIZE**-0.5, np.float32))
+    wide = g.op("Unsqueeze", scores, g.constant([0]))
+    weights = g.op("Softmax", g.op("Where", causal(g, wide), scores, g.constant(-1e9, np.float32)), axis=-1)
+    mixed = g.op("Reshape", g.op("MatMul", weights, v), g.op("Concat", rows, g.constant([HEADS, -1, SIZE]), axis=0))
+    g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, WIDTH]), name="y")
+    inputs = [
+        info("x", TensorProto.FLOAT, ["rows", "seq", WIDTH]),
+        info("past_key_values.0.key", TensorProto.FLOAT, [f"{HEADS}*rows", SIZE, "past"]),
+        info("past_key_values.0.value", TensorProto.FLOAT, [f"{HEADS}*rows", "past", SIZE]),
+    ]
+    outputs = [
+        info("y", TensorProto.FLOAT, ["rows", "seq", WIDTH]),
+        info("present.0.key", TensorProto.FLOAT, [f"{HEADS}*rows", SIZE, "total"]),
+        info("present.0.value", TensorProto.FLOAT, [f"{HEADS}*rows", "total", SIZE]),
+    ]
+    graph = helper.make_graph(g.nodes, "main_graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_caches_with_rows_and_heads_on_one_axis(fault: bool) -> None:
+    model = cached(fault)
+    done, proto = rewritten_model(model, form="native")
+    (site,) = done.sites
+    assert fault or site.state == REWRITTEN  # keys of the first row are carried as they are, or left alone
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 3, WIDTH), "past_key_values.0.key": (2 * HEADS, SIZE, 5)}
+    shapes["past_key_values.0.value"] = (2 * HEADS, 5, SIZE)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    expected, actual = run(model, arrays), run(proto, arrays)
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=0, atol=2e-5)

@@ -56,11 +56,15 @@ def cached_keys(
     return past.scatter(2, at, new)
 
 
+def joined(past: Tensor | None, k: Tensor, write_indices: Tensor | None, num_kv_heads: int) -> Tensor:
+    """A cache with new keys, or these alone, [B, K, T, head_dim]."""
+    return to_heads(k, num_kv_heads) if past is None else cached_keys.eager(past, k, write_indices, num_kv_heads)
+
+
 def joined_onnx(
     op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, ort: bool = False
 ) -> ir.Value:
-    """A cache with new keys, or these alone, [B, K, T, head_dim]: by the nodes that attention writes, so that the two
-    become one where functions are inlined."""
+    """As `joined`, by the nodes that attention writes, so that the two become one where functions are inlined."""
     if past is None:
         return heads_onnx(op, k, num_kv_heads)
     if write_indices is None:

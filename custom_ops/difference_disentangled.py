@@ -16,7 +16,7 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import fake_logits
 from posexport.custom_ops.by_head import by_head_onnx
-from posexport.custom_ops.cache import cached_keys, joined_onnx, total_keys
+from posexport.custom_ops.cache import joined, joined_onnx, total_keys
 from posexport.custom_ops.difference_scores import difference_score_onnx, products_onnx
 from posexport.custom_ops.differences import blocks_onnx
 from posexport.custom_ops.disentangled import disentangled
@@ -72,7 +72,7 @@ def difference_disentangled_score(
         tensor([[[[1., 2.],
                   [0., 1.]]]])
     """
-    keys = to_heads(k, num_heads) if past is None else cached_keys.eager(past, k, write_indices, num_heads)
+    keys = joined(past, k, write_indices, num_heads)
     queries, total, middle = q.shape[1], keys.shape[2], _middle(rows.shape[0], causal)
     steps = torch.arange(queries, device=q.device).unsqueeze(1)
     first = total - queries if write_indices is None else write_indices[:, None, None]

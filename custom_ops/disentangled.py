@@ -16,7 +16,7 @@ from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx
 from posexport.custom_ops.by_head import by_head_onnx
-from posexport.custom_ops.cache import cached_keys, joined_onnx
+from posexport.custom_ops.cache import joined, joined_onnx
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.one_query import OneKey, one_query_onnx
 from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of, wide
@@ -84,7 +84,7 @@ def disentangled_score(
         tensor([[[[2.]]]])
     """
     rows = buckets[clipped(distances(q_positions, k_positions), buckets.shape[0] // 2)]
-    keys = to_heads(k, num_heads) if past is None else cached_keys.eager(past, k, write_indices, num_heads)
+    keys = joined(past, k, write_indices, num_heads)
     tables = [None if table is None else table.unflatten(0, (num_heads, -1)) for table in (key_table, query_table)]
     last = None if whole else buckets[-1]
     return disentangled(to_heads(q, num_heads) * scale, keys * scale, rows, tables[0], tables[1], last)

@@ -56,5 +56,10 @@ def judged_apart(
         "torch_error": own_error,
         "limit": max(limit, smallest),
         "reference_rms": rms,
-        "index": tuple(int(axis) for axis in np.unravel_index(int(np.argmax(apart)), apart.shape)),
+        "index": first_index(apart == apart.max()),
     }
+
+
+def first_index(where: Array) -> tuple[int, ...]:
+    """The index of the first value that is true."""
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(where)), where.shape))

@@ -23,7 +23,7 @@ from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
 from posexport.verify.draws import Array
-from posexport.verify.ordinary import AMONG, judged_apart
+from posexport.verify.ordinary import AMONG, first_index, judged_apart
 from posexport.verify.result import (
     FAILED,
     MISSING_OUTPUT,
@@ -335,8 +335,3 @@ def is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:
     """The comparison that fails most, or comes nearest to its limit."""
     return max(comparisons, key=lambda comparison: (comparison.state == FAILED, comparison.severity))
-
-
-def first_index(where: Array) -> tuple[int, ...]:
-    """The index of the first value that is true."""
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(where)), where.shape))

@@ -22,7 +22,8 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
-from posexport.verify.parity import SMALLEST, TOLERANCES, first_index, largest_error, measured, over_limit
+from posexport.verify.ordinary import first_index
+from posexport.verify.parity import SMALLEST, TOLERANCES, largest_error, measured, over_limit
 from posexport.verify.result import (
     MISSING_OUTPUT,
     NOT_FINITE,

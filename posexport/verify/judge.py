@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,8 +13,7 @@ import attrs
 import numpy as np
 
 from posexport import temporary
-from posexport.artifact.authenticity import of_mismatch
-from posexport.errors import MismatchError, Reason, RequestError
+from posexport.errors import Reason, RequestError
 from posexport.processes import (
     CRASHED,
     EXITED,
@@ -31,7 +30,6 @@ from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
-from posexport.runtimes.tensorrt.api import BUILDERS
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.coverage import are_alike, not_shown, notes_on, reached
@@ -60,7 +58,7 @@ from posexport.verify.result import (
     Verdict,
     VerifyOverrides,
 )
-from posexport.verify.rounding import DRAWS, Draws, is_near, last_bits_changed, medians, of_encodings
+from posexport.verify.rounding import DRAWS, Draws, Rerun, drawn, is_near, last_bits_changed, medians, of_encodings
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -71,35 +69,11 @@ NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED, CRASHED, EXITED, STOPPED)
 """Failures of the reference that say nothing about the artifact: no runtime is judged then. How its process ended, by
 whatever cause, is one: an ordinary error on a file that was read is none."""
 
-Rerun = Callable[[Sequence[Arrays], dict[str, Any]], "Future[Answer]"]
-"""Runs sets of inputs with further options."""
-
 MOVES = 2
 """Copies of a case on which it is seen how far the reference moves."""
 
 COPIES_BYTES = 2**30
 """About how many bytes copies of a case, and the outputs on them, may take at once."""
-
-
-@attrs.frozen(kw_only=True)
-class MismatchedJob:
-    """An artifact that is not what its manifest, a signature or an original says: it fails everywhere without a run."""
-
-    path: Path
-    runtimes: Mapping[str, Runtime]
-    error: MismatchError
-    memory: int = 0
-    held: int = 0
-
-    def verdicts(self, step: Progress = silent) -> list[Verdict]:
-        """One for each runtime that was asked for; where all were, of a plan for its builder alone, or for those that
-        could be it."""
-        error = self.error
-        names = list(self.runtimes)
-        if len(names) == len(RUNTIMES) and self.path.suffix == ".plan":
-            names = list(BUILDERS) if error.runtime is None else [error.runtime]
-        known = {"sha256": error.sha256, **of_mismatch(error.reason)}
-        return [Verdict.of(str(self.path), name, FAILED, error.reason, **known) for name in names]
 
 
 @attrs.frozen
@@ -120,8 +94,9 @@ class ArtifactJob:
     `original` is what the file was found to be an export of: the references have its weights. `run_torch`,
     `run_reference`, `reference` and `by_torch` are None where the graph breaks its contract: it then fails everywhere
     without a run. `torch_again` has torch's outputs on the cases where its error was taken again
-    (posexport.verify.rounding), `moved` the reference there.
-    `too_costly` says what the cases don't reach, `memory` is about how many bytes all `runs` may take.
+    (posexport.verify.rounding), `moved` the reference there, and `no_copies`, by runtime and case, why
+    copies are missing. `too_costly` says what the cases don't reach, `memory` is about how many bytes all `runs` may
+    take.
     """
 
     artifact: LoadedArtifact
@@ -140,6 +115,7 @@ class ArtifactJob:
     by_torch: Future[Answer] | None = None
     torch_again: dict[int, Draws] = attrs.field(factory=dict)
     moved: dict[int, Draws] = attrs.field(factory=dict)
+    no_copies: dict[tuple[str, str], Reason] = attrs.field(factory=dict)
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
     memory: int = 0
@@ -196,11 +172,13 @@ class ArtifactJob:
             return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
         comparisons = self._comparisons(row, indices, reference, by_torch, answer)
         unclear: tuple[str, ...] = ()
+        hidden = None
         if not self.given:
             comparisons, unclear = set_aside(comparisons, self._tolerances)
             hidden = self._hidden(comparisons)
-            if hidden is not None:
-                return Verdict.of(path, name, NOT_RUN, hidden, notes=notes, describe=answer.describe)
+        undecided = hidden or self._undecided(row, comparisons)
+        if undecided is not None:
+            return Verdict.of(path, name, NOT_RUN, undecided, notes=notes, describe=answer.describe)
         left_out = tuple(self._not_computed(indices, reference, by_torch, answer))
         fields = {"notes": notes, "describe": answer.describe, "not_shown": (*unclear, *left_out)}
         verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
@@ -263,6 +241,20 @@ class ArtifactJob:
         copies = self._on_copies(row, index)
         return comparisons if copies is None else medians(comparisons, reference, [outputs, *copies], draws, tolerance)
 
+    def _undecided(self, row: Runtime, comparisons: Sequence[Comparison]) -> Reason | None:
+        """Why comparisons that failed say nothing, where each may have failed for want of the copies of its case."""
+        missing = []
+        for each in comparisons:
+            if each.state == FAILED:
+                known = (self.no_copies.get((who, each.case)) for who in (TORCH_WORKER, row.name))
+                missing.append(next(filter(None, known), None) if is_near(each) else None)
+        if not missing or None in missing:
+            return None
+        text = (
+            "results on inputs that differ in their last bits, which its errors have to be compared with, could not be"
+        )
+        return Reason(REFERENCE_FAILED, f"{text} computed: {missing[0]}")
+
     def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
         """Why comparisons that failed say nothing, where that is true of each of them: the runtime is within its share
         of torch's error, and the exact result moves as far once inputs and weights differ in their last bits."""
@@ -284,7 +276,7 @@ class ArtifactJob:
         index = next(index for index, case in enumerate(self.cases) if case.name == each.case)
         exact = result(self.reference).outputs[index] if self.reference is not None else {}
         if index not in self.moved:
-            self.moved[index] = self._draws(self.run_reference, index, exact, exact, MOVES)
+            self.moved[index] = self._drawn(self.run_reference, index, exact, exact, MOVES)
         return float(abs(self.moved[index].outputs[each.output] - exact[each.output]).max(initial=0.0))
 
     def _on_copies(self, row: Runtime, index: int) -> list[Arrays] | None:
@@ -298,6 +290,8 @@ class ArtifactJob:
         while inputs := list(itertools.islice(copies, together)):
             answer = result(self.pool.submit(row, run.path, inputs, run.options))
             if answer.failure is not None:
+                if answer.failure.code in NO_REFERENCE and answer.failure.code != CRASHED:
+                    self.no_copies[row.name, self.cases[index].name] = answer.failure
                 return None
             outputs += answer.outputs
         return outputs
@@ -305,19 +299,15 @@ class ArtifactJob:
     def _torch_again(self, index: int, reference: Arrays, by_torch: Arrays) -> Draws:
         """Torch's results on a case and on copies of it that differ in their last bits."""
         if index not in self.torch_again:
-            self.torch_again[index] = self._draws(self.run_torch, index, reference, by_torch, DRAWS)
+            self.torch_again[index] = self._drawn(self.run_torch, index, reference, by_torch, DRAWS)
         return self.torch_again[index]
 
-    def _draws(self, run: Rerun | None, index: int, reference: Arrays, first: Arrays, count: int) -> Draws:
-        """The first result on a case, and those of so many copies of it that differ in their last bits."""
-        draws = Draws.of(reference, first)
-        copies = itertools.islice(last_bits_changed(self.cases[index].arrays, index), count)
-        for seed, arrays in enumerate(copies):
-            if run is None:
-                break
-            answer = result(run([arrays], {"last_bits": seed}))
-            if answer.failure is None:
-                draws = draws.with_another(reference, answer.outputs[0])
+    def _drawn(self, run: Rerun | None, index: int, reference: Arrays, first: Arrays, count: int) -> Draws:
+        """The first result on a case and those on copies of it; why one is missing is kept."""
+        case = self.cases[index]
+        draws = drawn(run, case.arrays, index, reference, first, count)
+        if draws.failure is not None:
+            self.no_copies[TORCH_WORKER, case.name] = draws.failure
         return draws
 
     def expected(self, index: int) -> list[Expected]:

@@ -7,14 +7,18 @@ runtime may have bad luck too; the error of a wrong graph is there in every draw
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import attrs
 import numpy as np
 
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Answer, result
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
@@ -28,6 +32,9 @@ DRAWS = 8
 NEAR = 64.0
 """Torch's error is taken again for errors up to this multiple of their limit: where tokens have logits of hundreds, one
 draw of it was 70 times smaller than the error of a sound runtime."""
+
+Rerun = Callable[[Sequence[Arrays], dict[str, Any]], "Future[Answer]"]
+"""Runs sets of inputs with further options."""
 
 _LARGEST = 1e30
 """The error of a number that is not finite."""
@@ -67,11 +74,13 @@ def _changed(array: Array, rng: np.random.Generator) -> Array:
 class Draws:
     """Several of torch's results on one case: of each output the one that is farthest from the reference and finite,
     that which is farthest in values of ordinary size (posexport.verify.ordinary), and the errors of each token (the
-    largest along the last axis; infinite where one is not finite) in all of them."""
+    largest along the last axis; infinite where one is not finite) in all of them. `failure` is why there are fewer than
+    were asked for."""
 
     outputs: Arrays
     usual: Arrays
     errors: Mapping[str, tuple[Array, ...]]
+    failure: Reason | None = None
 
     @classmethod
     def of(cls, reference: Arrays, outputs: Arrays) -> Draws:
@@ -89,7 +98,21 @@ class Draws:
             known, new = (_usual_error(array, reference[name], where) for array in (self.usual[name], outputs[name]))
             usual[name] = outputs[name] if known < new else self.usual[name]
             errors[name] = (*before, more)
-        return Draws(farthest, usual, errors)
+        return Draws(farthest, usual, errors, self.failure)
+
+
+def drawn(run: Rerun | None, arrays: Arrays, seed: int, reference: Arrays, first: Arrays, count: int) -> Draws:
+    """The first result on a case's inputs, and those of so many copies of them that differ in their last bits."""
+    draws = Draws.of(reference, first)
+    for number, copy in enumerate(itertools.islice(last_bits_changed(arrays, seed), count)):
+        if run is None:
+            break
+        answer = result(run([copy], {"last_bits": number}))
+        if answer.failure is None:
+            draws = draws.with_another(reference, answer.outputs[0])
+        else:
+            draws = attrs.evolve(draws, failure=answer.failure)
+    return draws
 
 
 def _usual_error(array: Array, reference: Array, where: Array | None) -> float:

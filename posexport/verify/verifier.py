@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from posexport.artifact.original import Original
     from posexport.artifact.signing import TrustedKey
     from posexport.verify.graph.job import GraphJob
-    from posexport.verify.judge import ArtifactJob, MismatchedJob
+    from posexport.verify.judge import ArtifactJob
+    from posexport.verify.mismatched import MismatchedJob
 
 TIME_LIMIT = 300.0
 """Seconds that one runtime may take for one artifact, its loading included."""
@@ -83,7 +84,7 @@ def verify(
         from posexport.runtimes.npz import read_arrays
         from posexport.verify import eligibility
         from posexport.verify.jobs import JobMaker, submit, weight_bytes
-        from posexport.verify.judge import MismatchedJob
+        from posexport.verify.mismatched import MismatchedJob
 
         files = find_artifacts(paths)
         queue: deque[ArtifactJob | GraphJob | MismatchedJob] = deque()

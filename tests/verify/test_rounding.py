@@ -19,8 +19,8 @@ from mutation.surgery import Logits, change_visibility
 from verify_helpers import plant, write
 
 from posexport.errors import Reason
-from posexport.processes import CRASHED
-from posexport.runtimes import RUNTIMES
+from posexport.processes import CRASHED, MEMORY
+from posexport.runtimes import RUNTIMES, TORCH_WORKER
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -29,8 +29,8 @@ from posexport.verify import judge, verify
 from posexport.verify.cases import Case
 from posexport.verify.judge import ArtifactJob, Run
 from posexport.verify.parity import TOLERANCES, compare, is_unclear
-from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, Comparison, VerifyOverrides
-from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians, of_encodings
+from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, REFERENCE_FAILED, Comparison, VerifyOverrides
+from posexport.verify.rounding import DRAWS, NEAR, Draws, drawn, last_bits_changed, medians, of_encodings
 
 TRUTH = np.random.default_rng(3).standard_normal((2, 5, 8))
 FLOOR, MULTIPLE = 2.0**-20 * float(np.sqrt(np.mean(TRUTH**2))), 8
@@ -135,6 +135,21 @@ def test_what_is_over_the_ceiling_is_judged_by_the_middle_error_and_on_its_token
         assert f"the limit is {found.limit:.3g}" in found.reason
 
 
+def test_torch_results_that_are_missing_are_noted() -> None:
+    """Where one of torch's runs on copies ends, the others still count."""
+    arrays, seen = {"hidden_states": np.ones((2, 5, 8), np.float32)}, []
+
+    def run(inputs: Sequence[Arrays], options: dict[str, Any]) -> Future[Answer]:
+        seen.append(options["last_bits"])
+        if len(seen) == 2:
+            return answered(failure=Reason(MEMORY, "memory ran out"))
+        return answered(off(LUCKY))
+
+    draws = drawn(run, arrays, 0, off(0), off(LUCKY), DRAWS)
+    assert seen == list(range(DRAWS)) and len(draws.errors["output"]) == DRAWS
+    assert draws.failure is not None and draws.failure.code == MEMORY
+
+
 def test_a_runtime_that_fails_on_a_copy_is_judged_by_its_first_run() -> None:
     errors = [0.4 * CEILING] * DRAWS
     found, _ = judged(1.5 * CEILING, errors, 0.15 * CEILING, failure=Reason(CRASHED, "it crashed"))
@@ -166,7 +181,7 @@ def _job(moved: float | None, sizes: int = 5, exact: Arrays | None = None) -> Ar
         (1.5, 0.4, 0.5, True),
         (1.5, 0.2, 0.5, True),  # torch is within the ceiling, and a runtime's share of its error is not
         (1.5, 0.4, 0.1, False),  # torch is wrong where the reference is sure of the result
-        (1.5, 0.4, None, False),
+        (1.5, 0.4, None, False),  # the reference can't be computed again: see below
         (1.5, 0.1, 0.5, False),  # torch is right
         (4.0, 0.4, 0.5, False),  # a fault of the runtime beside its share of torch's error
     ],
@@ -183,6 +198,37 @@ def test_nothing_is_shown_where_the_exact_result_moves_as_far(
         assert f"'output' moves by {0.5 * CEILING:.3g} in float64" in hidden.text and "(inputs: c)" in hidden.text
     assert _job(moved)._hidden([*found, attrs.evolve(found[0], torch_error=0.0)]) is None, "one that says something"
     assert _job(moved)._hidden(compare("c", off(0), off(0), off(0), {"output": "fp64"}, tolerance)) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "who", "undecided"),
+    [
+        (1.5, TORCH_WORKER, True),
+        (1.5, "ort-cpu", True),
+        (1.5, "ort-cuda", False),  # copies on another runtime
+        (1.5, None, False),
+        (1.1 * NEAR, TORCH_WORKER, False),  # a fault, whatever is computed on copies
+    ],
+)
+def test_no_verdict_hangs_on_copies_that_could_not_be_computed(error: float, who: str | None, undecided: bool) -> None:
+    job, runtime = _job(None), RUNTIMES["ort-cpu"]
+    found = compare("c", off(0), off(0), off(error * LIMIT), {"output": "fp64"}, TOLERANCES["fp32"])
+    if who is not None:
+        job.no_copies[who, "c"] = Reason(MEMORY, "memory ran out")
+    reason = job._undecided(runtime, found)
+    assert (reason is not None) == undecided
+    if reason is not None:
+        assert reason.code == REFERENCE_FAILED and reason.text.endswith("could not be computed: memory ran out")
+        assert job._undecided(runtime, [*found, attrs.evolve(found[0], case="d")]) is None, "another says something"
+    passed = compare("c", off(0), off(0), off(0), {"output": "fp64"}, TOLERANCES["fp32"])
+    assert job._undecided(runtime, passed) is None
+
+
+def test_a_reference_that_can_not_be_computed_again_decides_nothing() -> None:
+    job = _job(None)
+    found = compare("c", off(0), off(0.4 * CEILING), off(1.5 * CEILING), {"output": "fp64"}, TOLERANCES["fp32"])
+    assert job._hidden(found) is None
+    assert job._undecided(RUNTIMES["ort-cpu"], found) is not None
 
 
 def test_sums_of_alike_values_may_be_rounded_in_one_direction() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from posexport.custom_ops.differences import difference_bias
     from posexport.custom_ops.disentangled import disentangled_score
     from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
+    from posexport.custom_ops.linear_attention import linear_attention
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
@@ -47,9 +48,9 @@ __all__ = [
     "contextual_score", "cosine_bias", "cosine_heads", "difference_bias", "difference_disentangled_score",
     "difference_relative_score", "difference_score", "difference_values", "disentangled_score", "exact_sinusoids",
     "fire_bias", "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions",
-    "length_frequencies", "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers",
-    "position_temperature", "relative_bias", "relative_score", "relative_table_score", "rotate", "rotate_features",
-    "sinusoids", "window_bias", "window_order_bias", "window_table",
+    "length_frequencies", "linear_attention", "ntk_frequencies", "offset_score", "offset_values", "pair_features",
+    "position_powers", "position_temperature", "relative_bias", "relative_score", "relative_table_score", "rotate",
+    "rotate_features", "sinusoids", "window_bias", "window_order_bias", "window_table",
 ]
 # fmt: on
 
@@ -57,8 +58,8 @@ __all__ = [
 # fmt: off
 _FILES = (
     "angles", "attention", "bias", "cache", "contextual", "difference_disentangled", "difference_relative",
-    "difference_scores", "difference_values", "differences", "disentangled", "frequencies", "norm", "relative",
-    "rotary", "scores", "windows",
+    "difference_scores", "difference_values", "differences", "disentangled", "frequencies", "linear_attention", "norm",
+    "relative", "rotary", "scores", "windows",
 )
 # fmt: on
 """The files that define operators."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -24,7 +25,15 @@ _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attentio
 """The kinds of layers, as configurations list them, whose caches are keys and values."""
 
 Caches = list[dict[str, Tensor]]
-"""A table of `key` and `value` [batch, key heads, tokens, size] for each layer that has a cache."""
+"""A table for each layer, of what it remembers: `key` and `value` [batch, key heads, tokens, size], and states of a
+fixed size, `conv_state` [batch, channels, size] and `recurrent_state` [batch, heads, ...], with `_1` behind the name of
+a second one. Of a layer that remembers nothing it is empty."""
+
+KEYS = ("key", "value")
+"""The names of caches that grow with the tokens."""
+
+_STATES = {"conv_state": "conv_states", "recurrent_state": "recurrent_states"}
+"""States of linear attention by name, and transformers' attribute of them."""
 
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
 """Names of dimensions that vary: rows, new tokens, cached ones, and both."""
@@ -74,11 +83,33 @@ def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-class Decoder(nn.Module):
-    """A causal language model with its caches as inputs and outputs; `cached` are the layers that have one, and
-    `hidden` asks for the hidden states that enter the head too."""
+@attrs.frozen
+class Cached:
+    """A cache or a state of a layer: its shape, with names of sizes that vary, and its dtype, None for the model's."""
 
-    def __init__(self, model: nn.Module, cached: Sequence[int] | None = None, hidden: bool = False) -> None:
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype | None = None
+
+    def example(self, dtype: torch.dtype) -> Tensor:
+        """Zeros of the sizes that a model is traced with; `dtype` is the model's."""
+        sizes = [TRACED[size] if isinstance(size, str) else size for size in self.shape]
+        return torch.zeros(sizes, dtype=self.dtype or dtype)
+
+
+Layers = Mapping[int, Mapping[str, Cached]]
+"""What layers remember, by layer and name; those that remember nothing are not in it."""
+
+
+def _count(layers: Layers) -> int:
+    """How many layers there are up to the last that remembers something."""
+    return max(layers) + 1
+
+
+class Decoder(nn.Module):
+    """A causal language model with its caches as inputs and outputs; `cached` is what its layers remember, None without
+    caches, and `hidden` asks for the hidden states that enter the head too."""
+
+    def __init__(self, model: nn.Module, cached: Layers | None = None, hidden: bool = False) -> None:
         super().__init__()
         self.model, self.cached, self.hidden = model, cached, hidden
         self.takes_positions = takes(model, "position_ids")
@@ -92,72 +123,140 @@ class Decoder(nn.Module):
     ) -> dict[str, Any]:
         """`logits` [batch, sequence, vocabulary], `last_hidden_state` [batch, sequence, size] if it is asked for, and
         `present` where the model has caches."""
-        from transformers import DynamicCache
-
         options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
             options["position_ids"] = position_ids
-        cache = DynamicCache()
+        cache = _empty_cache(self.model)
         if self.cached is not None:
-            for layer, past in zip(self.cached, past_key_values or [], strict=True):
-                fill(cache, layer, past)
+            for layer in self.cached:
+                fill(cache, layer, (past_key_values or [])[layer])
             options["past_key_values"] = cache
         with last_hidden_states(self.model) as hidden:
             made: dict[str, Any] = {"logits": self.model(**options, use_cache=self.cached is not None).logits}
         if self.hidden:
             made["last_hidden_state"] = hidden[-1]
         if self.cached is not None:
-            layers = cache.layers
-            made["present"] = [{"key": layers[at].keys, "value": layers[at].values} for at in self.cached]
+            made["present"] = [
+                _remembered(layer) if at in self.cached else {}
+                for at, layer in enumerate(cache.layers[: _count(self.cached)])
+            ]
         return made
 
 
-def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
-    """Give an empty cache the keys and values of a layer. They are its own afterwards, not a concatenation of them and
-    of nothing, which is what `update` leaves in the graph."""
-    cache.update(past["key"], past["value"], layer)
-    cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
+def _empty_cache(model: Any) -> Any:
+    """A cache of transformers whose layers keep all keys; those of linear attention keep states. RequestError where a
+    layer remembers something else."""
+    from transformers import DynamicCache, cache_utils
+
+    if not _has_states(model):
+        return DynamicCache()
+    allowed = {
+        "DynamicLayer": cache_utils.DynamicLayer,
+        "DynamicSlidingWindowLayer": cache_utils.DynamicLayer,
+        "LinearAttentionLayer": cache_utils.LinearAttentionLayer,
+        "LinearAttentionAndFullAttentionLayer": cache_utils.LinearAttentionAndFullAttentionLayer,
+        "LinearAttentionAndSlidingWindowAttentionLayer": cache_utils.LinearAttentionAndFullAttentionLayer,
+        "DummyLayer": cache_utils.DummyLayer,
+    }
+    cache = DynamicCache(config=model.config)
+    for index, layer in enumerate(cache.layers):
+        kind: Any = allowed.get(type(layer).__name__)
+        if kind is None:
+            raise _refusal(model)
+        cache.layers[index] = kind(number_of_states=getattr(layer, "number_of_states", 1))
+    return cache
 
 
-def cache_sizes(model: nn.Module, input_ids: Tensor) -> dict[int, tuple[int, int, int]]:
-    """Key heads, size of keys and size of values of the cache of each layer, by its index.
+def _has_states(model: Any) -> bool:
+    """Whether some layers remember states in place of all keys and values."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return bool(getattr(model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
 
-    RequestError for a model whose layers remember something else than keys and values.
-    """
-    from transformers import DynamicCache
 
-    name = type(model).__name__
-    refusal = RequestError(
-        f"{name} doesn't remember keys and values alone, as caches of a file do: give --kv-cache none for the model "
-        "without caches."
+def _refusal(model: nn.Module) -> RequestError:
+    return RequestError(
+        f"{type(model).__name__} remembers something else than keys and values, and states that every token goes "
+        "through, as caches of a file do: give --kv-cache none for the model without caches."
     )
-    config: Any = model.config
-    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    stateful = getattr(model, "_is_stateful", False)
+
+
+def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
+    """Give an empty cache what a layer remembers. Keys and values are its own afterwards, not a concatenation of them
+    and of nothing, which is what `update` leaves in the graph; states are copied, since layers write over them."""
+    if "key" in past:
+        cache.update(past["key"], past["value"], layer)
+        cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
+    held = cache.layers[layer]
+    for name, state in past.items():
+        kind, index = _state(name)
+        if kind is not None:
+            getattr(held, _STATES[kind])[index] = state.clone()
+            getattr(held, f"is_{_STATES[kind]}_initialized")[index] = held.has_previous_state[index] = True
+            held.dtype, held.device = state.dtype, state.device
+            if kind == "conv_state":
+                held.conv_kernel_size[index] = state.shape[-1]
+
+
+def _state(name: str) -> tuple[str | None, int]:
+    """The kind of state that a name stands for, None for keys and values, and its number in the layer."""
+    for kind in _STATES:
+        if name.startswith(kind):
+            return kind, int(name.removeprefix(kind).lstrip("_") or 0)
+    return None, 0
+
+
+def _remembered(layer: Any) -> dict[str, Tensor]:
+    """What a layer of a cache holds, by name."""
+    held = {"key": getattr(layer, "keys", None), "value": getattr(layer, "values", None)}
+    for kind, attribute in _STATES.items():
+        for index, state in getattr(layer, attribute, {}).items():
+            held[f"{kind}_{index}" if index else kind] = state
+    return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+
+
+def cached_by_layer(model: nn.Module, input_ids: Tensor) -> dict[int, dict[str, Cached]]:
+    """What each layer of a model remembers, by its index; the model runs for it.
+
+    RequestError for a model without caches, and for one whose layers remember something that can't be handed on.
+    """
+    name = type(model).__name__
     uncached = RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
-    if not stateful and not takes(model, "past_key_values"):
-        raise uncached
-    if stateful or not takes(model, "past_key_values") or not _ATTENTION.issuperset(kinds):
-        raise refusal
-    cache = DynamicCache()
+    if not takes(model, "past_key_values"):
+        raise _refusal(model) if getattr(model, "_is_stateful", False) else uncached
+    if _has_states(model) and any(hasattr(sys.modules[type(each).__module__], FORGETS) for each in model.modules()):
+        raise RequestError(
+            f"{name} forgets its state in transformers where several tokens follow others, so nothing says what a file "
+            "with caches must compute: give --kv-cache none for the model without caches."
+        )
+    cache = _empty_cache(model)
     with torch.no_grad(), unchanged(model):
         made = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
     if getattr(made, "past_key_values", None) is None:  # as with BERT whose config has no is_decoder
         raise uncached
-    sizes = {}
+    cached: dict[int, dict[str, Cached]] = {}
     for index, layer in enumerate(cache.layers):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None:
-            continue
-        if keys.dim() != 4 or values.dim() != 4 or keys.shape[2] != input_ids.shape[1]:
-            raise RequestError(
-                f"{name} has caches of the shape {list(keys.shape)}: only those of keys and values [batch, heads, "
-                "tokens, size] are exported, so give --kv-cache none for the model without caches."
-            )
-        sizes[index] = (keys.shape[1], keys.shape[3], values.shape[3])
-    if not sizes:
-        raise refusal
-    return sizes
+        held = _remembered(layer)
+        for kind, tensor in held.items():
+            shape = tuple(tensor.shape)
+            if kind in KEYS and (len(shape) != 4 or shape[2] != input_ids.shape[1]):
+                raise RequestError(
+                    f"{name} has caches of the shape {list(shape)}: only those of keys and values [batch, heads, "
+                    "tokens, size] are exported, so give --kv-cache none for the model without caches."
+                )
+        if held:
+            cached[index] = {
+                kind: Cached((BATCH, tensor.shape[1], PAST, tensor.shape[3]))
+                if kind in KEYS
+                else Cached((BATCH, *tensor.shape[1:]), tensor.dtype if kind.startswith("recurrent") else None)
+                for kind, tensor in held.items()
+            }
+    if not cached:
+        raise _refusal(model)
+    return cached
+
+
+FORGETS = "mamba_selective_scan"
+"""transformers' function that has no state of the tokens before."""
 
 
 @attrs.frozen(kw_only=True)
@@ -171,40 +270,40 @@ class Signature:
     shapes: Mapping[str, Any]
 
 
-def decoder_signature(
-    module: Decoder, sizes: Mapping[int, tuple[int, int, int]], vocabulary: int, dtype: torch.dtype
-) -> Signature:
+def decoder_signature(module: Decoder, cached: Layers, vocabulary: int, dtype: torch.dtype) -> Signature:
     """The inputs and outputs of a decoder."""
-    tokens, total = (BATCH, SEQUENCE), TOTAL if sizes else SEQUENCE
+    tokens, total = (BATCH, SEQUENCE), TOTAL if cached else SEQUENCE
     inputs: dict[str, tuple[int | str, ...]] = {"input_ids": tokens, "attention_mask": (BATCH, total)}
     if module.takes_positions:
         inputs["position_ids"] = tokens
     outputs: dict[str, tuple[int | str, ...] | None] = {"logits": (*tokens, vocabulary)}
     if module.hidden:
         outputs["last_hidden_state"] = None
-    rows, new, past = TRACED[BATCH], TRACED[SEQUENCE], TRACED[PAST]
-    length = TRACED[total]
+    for layer, held in cached.items():
+        for kind, one in held.items():
+            inputs[f"past_key_values.{layer}.{kind}"] = one.shape
+            outputs[f"present.{layer}.{kind}"] = tuple(TOTAL if size == PAST else size for size in one.shape)
+    rows, new, length = TRACED[BATCH], TRACED[SEQUENCE], TRACED[total]
     example: dict[str, Any] = {
         "input_ids": torch.zeros(rows, new, dtype=torch.int64),
         "attention_mask": torch.ones(rows, length, dtype=torch.int64),
         "position_ids": torch.arange(length - new, length).expand(rows, new).contiguous(),
     }
     example = {name: value for name, value in example.items() if name in inputs}
-    dynamic = torch.export.Dim.DYNAMIC
-    shapes: dict[str, Any] = {name: {0: dynamic, 1: dynamic} for name in inputs}
-    if sizes:
-        example["past_key_values"], shapes["past_key_values"] = [], []
-    for index, (heads, *widths) in sizes.items():
-        for kind, width in zip(("key", "value"), widths, strict=True):
-            inputs[f"past_key_values.{index}.{kind}"] = (BATCH, heads, PAST, width)
-            outputs[f"present.{index}.{kind}"] = (BATCH, heads, TOTAL, width)
-        made = [torch.zeros(rows, heads, past, width, dtype=dtype) for width in widths]
-        example["past_key_values"].append(dict(zip(("key", "value"), made, strict=True)))
-        shapes["past_key_values"].append({kind: {0: dynamic, 2: dynamic} for kind in ("key", "value")})
+    shapes: dict[str, Any] = {name: _varying(inputs[name]) for name in example}
+    if cached:
+        by_layer = [cached.get(layer, {}) for layer in range(_count(cached))]
+        example["past_key_values"] = [{kind: one.example(dtype) for kind, one in held.items()} for held in by_layer]
+        shapes["past_key_values"] = [{kind: _varying(one.shape) for kind, one in held.items()} for held in by_layer]
     return Signature(inputs=inputs, outputs=outputs, example=example, shapes=shapes)
 
 
-_CACHE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)")
+def _varying(shape: tuple[int | str, ...]) -> dict[int, Any]:
+    """The axes whose sizes vary."""
+    return {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+_CACHE = re.compile(r"past_key_values\.(\d+)\.(?:key|value|(?:conv|recurrent)_state(?:_\d+)?)")
 
 
 def cached_layers(names: Iterable[str]) -> list[int]:

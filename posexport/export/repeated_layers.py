@@ -242,7 +242,7 @@ class _Copier:
                     node.domain,
                     node.op_type,
                     [copies.get(value, value) if value is not None else None for value in node.inputs],
-                    node.attributes.values(),
+                    [_copied(attribute) for attribute in node.attributes.values()],
                     overload=node.overload,
                     outputs=made,
                     version=node.version,
@@ -272,12 +272,22 @@ def _is_size(node: ir.Node) -> bool:
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:
-    """The inputs of a node; LayersDifferError for one with graphs of its own, which are not copied."""
-    if any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
-    ):
-        raise LayersDifferError(f"{node.name} holds a graph")
+    """The inputs of a node; LayersDifferError for one whose own graph reads values around it, which is not copied."""
+    for attribute in node.attributes.values():
+        try:
+            _copied(attribute)
+        except ValueError:
+            raise LayersDifferError(f"{node.name} holds a graph that reads values around it") from None
     yield from (value for value in node.inputs if value is not None)
+
+
+def _copied(attribute: ir.Attr) -> ir.Attr:
+    """An attribute for another node; ValueError for a graph that reads values around it."""
+    if attribute.type == ir.AttributeType.GRAPH:
+        return ir.AttrGraph(attribute.name, attribute.as_graph().clone())
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return ir.AttrGraphs(attribute.name, [graph.clone() for graph in attribute.as_graphs()])
+    return attribute
 
 
 def _replace(node: ir.Node, old: ir.Value, new: ir.Value) -> None:

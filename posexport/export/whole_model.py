@@ -26,7 +26,9 @@ from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
+from posexport.export.known_sizes import with_known_sizes
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
+from posexport.export.linear_attention import linear_attention_as_operator
 from posexport.export.model_errors import exporting
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.subtraction import with_converted_tensors
@@ -34,7 +36,7 @@ from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
-from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cache_sizes, decoder_signature, unchanged
+from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cached_by_layer, decoder_signature, unchanged
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
@@ -128,11 +130,11 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
             padded["attention_mask"] = padded["attention_mask"].clone()
             padded["attention_mask"][0, -1] = 0
         return [_Part(module=encoder, signature=signature, layers=layers, run=lambda: encoder(**padded))]
-    sizes: dict[int, tuple[int, int, int]] = {}
+    cached = {}
     if how.kv_cache != "none":
-        sizes = cache_sizes(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
-    module = Decoder(model, tuple(sizes) if sizes else None, how.hidden_states)
-    signature = decoder_signature(module, sizes, config.vocab_size, dtype)
+        cached = cached_by_layer(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
+    module = Decoder(model, cached or None, how.hidden_states)
+    signature = decoder_signature(module, cached, config.vocab_size, dtype)
     layers = find_layers(model, config.num_hidden_layers, configs)
     return [_Part(module=module, signature=signature, layers=layers, run=lambda: model(**_PADDED, use_cache=False))]
 
@@ -205,7 +207,7 @@ class _Export:
         alone = nullcontext() if layers is None else only_traced(model, layers)
         with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
-            with ClampsAlways():
+            with ClampsAlways(), linear_attention_as_operator(model):
                 program = torch.export.export(
                     self.part.module,
                     (),
@@ -216,7 +218,7 @@ class _Export:
                 )
             _check_sizes(program, signature, self.pretrained.architecture)
             program = complex_numbers.without_complex_operators(program)
-            program = with_converted_tensors(with_equal_heads(program))
+            program = with_known_sizes(with_converted_tensors(with_equal_heads(program)))
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
 

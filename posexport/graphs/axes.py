@@ -44,6 +44,7 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "encoder_past": {
         rank: tuple(ENCODER if axis == PAST else axis for axis in layout) for rank, layout in _CACHE.items()
     },
+    "state": {rank: (BATCH, *[None] * (rank - 1)) for rank in (2, 3, 4, 5)},
     "cache_position": {1: (SEQ,)},
     "write_indices": {1: (BATCH,)},
     "past_length": {0: (), 1: (BATCH,), 2: (BATCH, None)},

@@ -189,7 +189,7 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
     yield from (corner for corner in _PROMPTS if numbers or corner.label not in _ALIKE_VALUES)
     if "position_ids" in kinds:
         yield from _POSITIONS
-    if {"past", "write_indices"} & kinds:
+    if {"past", "state", "write_indices"} & kinds:
         yield from (*_CACHED, *(_CACHED_SCORES if scored else ()))
     if rows_begin_apart(roles):
         yield from _APART
@@ -263,7 +263,7 @@ def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> o
         kinds.positions if "position_ids" in have else "",
         kinds.padding if padded else "",
         kinds.apart,
-        kinds.values if {"features", "past", "images", "audio", "encoder_features"} & have else "",
+        kinds.values if {"features", "past", "state", "images", "audio", "encoder_features"} & have else "",
     )
 
 

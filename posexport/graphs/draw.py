@@ -221,7 +221,7 @@ def _floats(draw: _Draw) -> Array:
     values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
     if kind == "zeros" and values.ndim > 1:
         values[draw.rng.random(values.shape[:-1]) < 0.3] = 0.0
-    if kind == "outlier" and values.ndim > 1 and draw.role.kind not in ("past", "encoder_past"):
+    if kind == "outlier" and values.ndim > 1 and draw.role.kind not in ("past", "encoder_past", "state"):
         values[..., int(draw.rng.integers(values.shape[-1]))] *= HALF_OUTLIER if half else OUTLIER
     if SLOTS in draw.role.axes and kind == "zeros":
         at = draw.role.axes.index(SLOTS)
@@ -274,6 +274,7 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "bias": lambda draw: BIASES * draw.rng.standard_normal(draw.shape),
     "past": _floats,
     "encoder_past": _floats,
+    "state": lambda draw: _floats(draw) if draw.sizes[PAST] else np.zeros(draw.shape),
     "cache_position": lambda draw: draw.sizes[PAST] + np.arange(draw.shape[0]),
     "write_indices": _begins,
     "past_length": _begins,

@@ -25,7 +25,7 @@ from posexport.runtimes.tensors import to_tensors
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
 """Roles of inputs that are looked up in tables of features."""
 
-CONTENT = {"past", "encoder_past", "features", "encoder_features", "images", "audio"}
+CONTENT = {"past", "encoder_past", "state", "features", "encoder_features", "images", "audio"}
 """Roles of inputs that hold features."""
 
 

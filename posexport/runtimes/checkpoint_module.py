@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, constants_of, main_dtype, open_pretrained
-from posexport.models.whole import Caches, Decoder, Signature, cache_sizes, cached_layers, decoder_signature
+from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_by_layer, cached_layers, decoder_signature
 from posexport.models.whole_encoder import HIDDEN, encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.runtimes.generation import BUFFER
@@ -65,10 +65,12 @@ class BufferDecoder(nn.Module):
         """As the decoder's, with `present` of the size of `past_key_values`."""
         pasts = past_key_values or []
         length = attention_mask.shape[1] - input_ids.shape[1]
-        held: Caches = [{kind: cache[:, :, :length] for kind, cache in past.items()} for past in pasts]
+        held: Caches = [
+            {kind: cache[:, :, :length] if kind in KEYS else cache for kind, cache in past.items()} for past in pasts
+        ]
         made: dict[str, Any] = self.decoder(input_ids, attention_mask, position_ids, held)
         for present, past in zip(made["present"], pasts, strict=True):
-            for kind, cache in present.items():
+            for kind, cache in [(kind, present[kind]) for kind in KEYS if kind in present]:
                 present[kind] = nn.functional.pad(cache, (0, 0, 0, past[kind].shape[2] - cache.shape[2]))
         return made
 
@@ -104,10 +106,9 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
     if pretrained.kind != DECODER:
         parts = translator_of(model, dtype)
         return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]
-    cached = bool(cached_layers(inputs))
-    sizes = cache_sizes(model, torch.zeros(1, 1, dtype=torch.int64)) if cached else {}
-    decoder = Decoder(model, tuple(sizes) if cached else None, HIDDEN in outputs)
-    signature = decoder_signature(decoder, sizes, pretrained.text_config.vocab_size, dtype)
+    cached = cached_by_layer(model, torch.zeros(1, 1, dtype=torch.int64)) if cached_layers(inputs) else {}
+    decoder = Decoder(model, cached or None, HIDDEN in outputs)
+    signature = decoder_signature(decoder, cached, pretrained.text_config.vocab_size, dtype)
     buffers = any(BUFFER in shape for shape, _ in inputs.values())
     return BufferDecoder(decoder) if buffers else decoder, signature
 

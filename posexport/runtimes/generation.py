@@ -2,6 +2,7 @@
 
 The file has the inputs and outputs of posexport.models.whole, which are those of optimum's decoders too. Its caches are
 grown, or buffers of a fixed length that are written in place; without caches, each step computes all tokens again.
+States of linear attention have a fixed size.
 Rows of a batch may have prompts of different lengths: shorter ones are padded on the left.
 """
 
@@ -110,7 +111,9 @@ class Decoder:
                 raise RequestError(f"{shown(value.name)} is {value.type}: give a decoder in fp32 or fp16.")
         width = outputs["logits"].shape[-1]
         self.vocabulary: int | None = width if isinstance(width, int) else None
-        lengths = [self._inputs[name].shape[2] for name in self._present]
+        # others are states of a fixed size, which each step gives anew
+        self._grow = [name for name in self._present if name.endswith((".key", ".value"))]
+        lengths = [self._inputs[name].shape[2] for name in self._grow]
         self._has_buffers = any(length == BUFFER or isinstance(length, int) for length in lengths)
         self._capacity = min((length for length in lengths if isinstance(length, int)), default=None)
         self._caches: dict[str, Any] = {}
@@ -119,7 +122,7 @@ class Decoder:
     @property
     def cache(self) -> str:
         """Which caches the file has: "grown", "buffers" or "none"."""
-        return "none" if not self._present else "buffers" if self._has_buffers else "grown"
+        return "none" if not self._grow else "buffers" if self._has_buffers else "grown"
 
     def start(self, rows: int, room: int) -> None:
         """Begin sequences of at most `room` tokens with their padding."""
@@ -131,11 +134,12 @@ class Decoder:
         self._tokens = self._mask = np.zeros((rows, 0), np.int64)
         for name in self._present:
             value = self._inputs[name]
-            _, heads, length, size = value.shape
-            if not isinstance(heads, int) or not isinstance(size, int):
+            sizes = list(value.shape[1:])
+            if name in self._grow and not isinstance(sizes[1], int):
+                sizes[1] = room if self._has_buffers else 0
+            if not all(isinstance(size, int) for size in sizes):
                 raise RequestError(f"{shown(name)} has the shape {value.shape}: heads and their size must be numbers.")
-            slots = length if isinstance(length, int) else room if self._has_buffers else 0
-            empty = np.zeros((rows, heads, slots, size), _DTYPES[value.type])
+            empty = np.zeros((rows, *sizes), _DTYPES[value.type])
             self._caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty, self._device, 0)
 
     def step(self, input_ids: Array, mask: Array) -> Array:
@@ -170,7 +174,7 @@ class Decoder:
                 binding.bind_ortvalue_input(name, self._caches.get(name) or self._encoded[name])
             else:
                 binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(_DTYPES[value.type])))
-        buffers = {present: self._caches[past] for past, present in self._present.items()} if self._has_buffers else {}
+        buffers = {self._present[past]: self._caches[past] for past in self._grow} if self._has_buffers else {}
         for name in self._outputs:
             if name in buffers:
                 binding.bind_ortvalue_output(name, buffers[name])
@@ -178,8 +182,7 @@ class Decoder:
                 binding.bind_output(name, self._device if name.startswith(_PRESENT) else "cpu")
         self._session.run_with_iobinding(binding)
         results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
-        if not self._has_buffers:
-            self._caches = {past: results[present] for past, present in self._present.items()}
+        self._caches |= {past: results[present] for past, present in self._present.items() if present not in buffers}
         return results
 
 

@@ -24,6 +24,9 @@ def whole(low: int, high: int, *shape: int) -> torch.Tensor:
 # operator: (arguments with tensors of batch B, queries S and keys T; which dimensions of each input vary)
 Q, K, ONE = {0: "batch", 1: "seq"}, {0: "batch", 1: "total"}, {0: "batch"}
 MASKS: list[tuple[bool, int]] = [(False, 0), (True, 0), (False, 2), (True, 3)]
+TOKENS = [normal(B, S, N * H), normal(B, S, N * H) / H, normal(B, S, N * 3)]
+STATE = normal(B, N, H, 3)
+DECAYS, SHARES = normal(B, S, N).abs(), normal(B, S, N).sigmoid()
 CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     "sinusoids": (custom_ops.sinusoids, [whole(-99, 99, B, S), torch.tensor([1.0, 0.1]), 1.5], [Q, {}]),
     "sinusoids-2-axes": (custom_ops.sinusoids, [whole(0, 99, B, S, 2), normal(2, 3), 1.0], [Q, {}]),
@@ -348,6 +351,14 @@ CALLS |= {
         [*NEW, *BUFFERS, torch.tensor([0, 2]), normal(B, N, S, T), None, normal(N), N, 2, 0.3, True, 3, 0, 0.0],
         [Q, Q, Q, PAST, PAST, FIRST, {0: "batch", 2: "seq", 3: "total"}, {}],
     ),
+    "linear-gated-delta": (custom_ops.linear_attention, [*TOKENS, STATE, -DECAYS, SHARES], [Q, Q, Q, ONE, Q, Q]),
+    "linear-delta": (custom_ops.linear_attention, [*TOKENS, STATE, None, SHARES], [Q, Q, Q, ONE, Q]),
+    "linear-gated": (
+        custom_ops.linear_attention,
+        [*TOKENS, STATE, -normal(B, S, N * H).abs(), None],
+        [Q, Q, Q, ONE, Q],
+    ),
+    "linear": (custom_ops.linear_attention, [*TOKENS, STATE, None, None], [Q, Q, Q, ONE]),
     "head_norm": (custom_ops.head_norm, [normal(B, S, N * H), normal(H), H, 1e-3], [Q, {}]),
 }
 PLACES = whole(0, 99, B, S)

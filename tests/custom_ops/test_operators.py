@@ -241,6 +241,50 @@ def test_relative_is_as_exact_far_out_as_near(queries: int) -> None:
     np.testing.assert_allclose(made, truth, atol=2e-4)
 
 
+LINEAR = [name for name in CALLS if name.startswith("linear")]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_attention_is_that_of_the_papers(name: str) -> None:
+    """In float64, from the formulas: S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t k_t v_t^T, o_t = S_t q_t."""
+    operator, arguments, _ = CALLS[name]
+    q, k, v, state, decay, beta = (None if a is None else a.double().numpy() for a in arguments)
+    kept = np.ones((B, S, N)) if decay is None else np.exp(decay)
+    kept = np.broadcast_to(kept.reshape(B, S, N, -1), (B, S, N, H))
+    read = np.zeros((B, S, N, 3))
+    for row, head in np.ndindex(B, N):
+        known = state[row, head].T  # [value_dim, head_dim], as papers write it
+        for at in range(S):
+            query, key, value = (x.reshape(B, S, N, -1)[row, at, head] for x in (q, k, v))
+            known = known @ np.diag(kept[row, at, head])
+            if beta is None:
+                known = known + np.outer(value, key)
+            else:
+                share = beta[row, at, head]
+                known = known @ (np.eye(H) - share * np.outer(key, key)) + share * np.outer(value, key)
+            read[row, at, head] = known @ query
+        state[row, head] = known.T
+    attended, present = operator(*arguments)
+    np.testing.assert_allclose(attended.numpy(), read.reshape(B, S, -1), atol=1e-5)
+    np.testing.assert_allclose(present.numpy(), state, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("form", ["decomposed", "contrib"])
+def test_linear_attention_takes_one_token_and_many(name: str, form: str) -> None:
+    operator, arguments, dims = CALLS[name]
+    model = graph_of(operator, arguments, dims, form)
+    expected = {"Scan"} if form == "decomposed" else {"LinearAttention"}
+    assert {node.op_type for node in model.graph} & {"Scan", "LinearAttention"} == expected
+    for count in (1, 70):
+        more = [
+            torch.cat([x] * count, 1)[:, :count] if isinstance(x, torch.Tensor) and x.dim() == 3 else x
+            for x in arguments
+        ]
+        for output, tensor in zip(outputs_on_ort(model, more), operator(*more), strict=True):
+            np.testing.assert_allclose(output, tensor.numpy(), atol=2e-5 * max(1.0, float(tensor.abs().max())), rtol=0)
+
+
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 def test_which_keys_a_query_sees(causal: bool, window: int) -> None:
     """Uniform weights over one-hot values show the mask itself."""

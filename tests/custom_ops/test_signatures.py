@@ -107,6 +107,10 @@ LEFT_OUT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "cached_keys": (lambda: ops.cached_keys(PAST, NEW), lambda: ops.cached_keys(PAST, NEW, None, 2)),
     "key_positions": (lambda: ops.key_positions(AT, PAST), lambda: ops.key_positions(AT, PAST, None, None)),
     "rotate": (lambda: ops.rotate(QS, COS, COS, H), lambda: ops.rotate(QS, COS, COS, H, False, [3])),
+    "linear_attention": (
+        lambda: ops.linear_attention(QS, QS, QS, normal(B, N, H, H)),
+        lambda: ops.linear_attention(QS, QS, QS, normal(B, N, H, H), None, None),
+    ),
     "head_norm": (lambda: ops.head_norm(QS, normal(H)), lambda: ops.head_norm(QS, normal(H), H, 1e-6)),
     "cosine_heads": (lambda: ops.cosine_heads(QS, head_dim=H), lambda: ops.cosine_heads(QS, None, H)),
     "sinusoids": (lambda: ops.sinusoids(AT, COS[0, 0]), lambda: ops.sinusoids(AT, COS[0, 0], 1.0)),

@@ -1,0 +1,23 @@
+"""Sizes of a traced module that torch knows and its graph leaves to be computed: `x.view(batch, tokens, -1, 16)`.
+
+Nothing behind such a view says how many heads there are, where the number of tokens came by another way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
+
+
+def with_known_sizes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program, whose views have the sizes that torch knows in place of -1; it is changed in place."""
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target not in _VIEWS or -1 not in node.args[1]:
+            continue
+        at = list(node.args[1]).index(-1)
+        size = node.meta["val"].shape[at]
+        if isinstance(size, int):
+            node.update_arg(1, [*node.args[1][:at], size, *node.args[1][at + 1 :]])
+    program.graph_module.recompile()
+    return program

@@ -164,6 +164,8 @@ def _empty_cache(model: Any) -> Any:
         if kind is None:
             raise _refusal(model)
         cache.layers[index] = kind(number_of_states=getattr(layer, "number_of_states", 1))
+    if getattr(model, "_is_stateful", False) and not any(hasattr(layer, "conv_states") for layer in cache.layers):
+        raise _refusal(model)
     return cache
 
 
@@ -175,8 +177,8 @@ def _has_states(model: Any) -> bool:
 
 def _refusal(model: nn.Module) -> RequestError:
     return RequestError(
-        f"{type(model).__name__} remembers something else than keys and values, and states that every token goes "
-        "through, as caches of a file do: give --kv-cache none for the model without caches."
+        f"{type(model).__name__} remembers something that can't be handed on by name, other than keys, values and "
+        "states of a fixed size: give --kv-cache none for the model without caches."
     )
 
 
@@ -229,8 +231,13 @@ def cached_by_layer(model: nn.Module, input_ids: Tensor) -> dict[int, dict[str, 
             "with caches must compute: give --kv-cache none for the model without caches."
         )
     cache = _empty_cache(model)
-    with torch.no_grad(), unchanged(model):
-        made = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+    try:
+        with torch.no_grad(), unchanged(model):
+            made = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+    except (ValueError, TypeError, AttributeError):
+        if _has_states(model):  # which a class of caches of its own holds
+            raise _refusal(model) from None
+        raise
     if getattr(made, "past_key_values", None) is None:  # as with BERT whose config has no is_decoder
         raise uncached
     cached: dict[int, dict[str, Cached]] = {}

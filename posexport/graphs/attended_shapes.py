@@ -54,6 +54,14 @@ def attended_by_groups(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     return None if size is None else (*q[:2], size * Size(heads))
 
 
+def attended_linearly(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """LinearAttention: queries [B, S, N*D], values [B, S, K*V], the output [B, S, max(N, K)*V]."""
+    v = shapes.of_input(node, 2)
+    heads, kv_heads = (node.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads"))
+    size = shapes.symbols.quotient(v[2], Size(kv_heads)) if v and len(v) == 3 and kv_heads else None
+    return None if size is None or not v else (*v[:2], size * Size(max(heads, kv_heads)))
+
+
 def multiplied_by_bits(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     """com.microsoft MatMulNBits: [..., K] times weights of a few bits [N, blocks, bytes]."""
     x = shapes.of_input(node, 0)
@@ -76,6 +84,7 @@ RULES: dict[str, Callable[[SymbolicShapes, ir.Node], Shape | None]] = {
     "Attention": attended,
     "EmbedLayerNormalization": embedded,
     "GroupQueryAttention": attended_by_groups,
+    "LinearAttention": attended_linearly,
     "MatMulNBits": multiplied_by_bits,
     "MultiHeadAttention": attended_by_heads,
     "QLinearMatMul": multiplied_by_scales,

@@ -301,6 +301,7 @@ _LIKE_FIRST = (
     *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BatchNormalization", "InstanceNormalization"),
     *("GroupNormalization", "LpNormalization", "LRN", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     *("ScatterElements", "ScatterND", "Scatter", "TensorScatter", "RotaryEmbedding", "EyeLike", "ReverseSequence"),
+    "CausalConvWithState",
 )
 _REDUCTIONS = (
     *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),

@@ -45,6 +45,9 @@ ROLES: dict[str, str] = {
 }
 """The roles that an input may have, with what they hold."""
 
+STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(conv|recurrent|ssm)"
+"""The pattern of names of states, which inputs and outputs have."""
+
 NAMES: tuple[tuple[str, str, str], ...] = (
     # pattern, role, kinds of dtype: f floating, i integer, b bool
     (r"cache_position", "cache_position", "i"),
@@ -58,7 +61,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"beam_idx", "rows", "i"),
     (r"cache_indirection", "zeros", "i"),
     (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "f"),
-    (r"(conv|recurrent|ssm)_?states?(_|$)|past_(conv|recurrent|ssm)", "state", "f"),
+    (STATE, "state", "f"),
     (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "f"),
     (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
     (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),

@@ -33,6 +33,15 @@ LATENT = {
     "v_head_dim": 16,
     **ROUTED,
 }
+HALF_LINEAR = ["linear_attention", "full_attention"]
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": HALF_LINEAR,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 SOUND = {**BART, "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 64}
 
 MORE = [
@@ -86,19 +95,64 @@ MORE = [
     ),
     decoder("lfm2", "Lfm2", "rope", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
     decoder("mamba", "Mamba", "none", {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}),
+    decoder("qwen3_next", "Qwen3Next", "rope", {**HEADED, **EXPERTS, "shared_expert_intermediate_size": 32, **DELTA}),
+    decoder("qwen3_5", "Qwen3_5Text", "rope", {**HEADED, **DELTA}, model="Qwen3_5ForCausalLM"),
+    decoder("olmo_hybrid", "OlmoHybrid", "rope", {**GROUPED, **DELTA}),
     decoder(
-        "qwen3_next",
-        "Qwen3Next",
+        "kimi_linear",
+        "KimiLinear",
         "rope",
         {
+            **LATENT,
+            "q_lora_rank": None,
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "num_experts": 4,
+            "layer_types": HALF_LINEAR,
+        },
+    ),
+    decoder("bamba", "Bamba", "rope", {**GROUPED, **MAMBA, "attn_layer_indices": [1, 3]}),
+    decoder("falcon_h1", "FalconH1", "rope", {**HEADED, **MAMBA, "mamba_d_ssm": 128}),
+    decoder(
+        "granitemoehybrid",
+        "GraniteMoeHybrid",
+        "rope",
+        {
+            **GROUPED,
+            **MAMBA,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+            "layer_types": HALF_LINEAR,
+        },
+    ),
+    decoder(
+        "nemotron_h",
+        "NemotronH",
+        "none",
+        {
             **HEADED,
-            **EXPERTS,
-            "shared_expert_intermediate_size": 32,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "time_step_min": 1e-30,
+            "n_groups": 2,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+        },
+    ),
+    decoder(
+        "zamba2",
+        "Zamba2",
+        "none",
+        {
+            **COMMON,
+            "mamba_d_state": 8,
+            "mamba_headdim": 16,
+            "time_step_min": 1e-30,
+            "n_mamba_heads": 8,
+            "attention_head_dim": 32,
+            "num_mem_blocks": 1,
+            "layers_block_type": ["linear_attention", "hybrid"],
         },
     ),
     decoder("olmo3", "Olmo3", "rope", {**GROUPED, "sliding_window": 5, "layer_types": HALF_LAYERS}),
@@ -323,7 +377,7 @@ MORE = [
 ]
 
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
-_LISTS = ("layer_types", "no_rope_layers", "block_types", "activation_sparsity_pattern")
+_LISTS = ("layer_types", "no_rope_layers", "block_types", "activation_sparsity_pattern", "layers_block_type")
 
 
 def deeper(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_memories_that_are_no_keys_and_values() -> None:
-    with pytest.raises(RequestError, match="MambaForCausalLM doesn't remember keys and values alone"):
+    with pytest.raises(RequestError, match="MambaForCausalLM remembers something that can't be handed on by name"):
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport())
 
 

@@ -46,6 +46,19 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "two kinds of layers": ("gemma3", {"form": "native"}, {"Attention": 4}),
     "experts": ("qwen3_moe", {"form": "native"}, {"Attention": 4}),
     "no positions": ("bloom", {}, {"Softmax": 4}),
+    "delta rule": ("qwen3_next", {}, {"Scan": 2}),
+    "delta rule, buffers": (
+        "qwen3_next",
+        {"form": "native", "opset": 24, "kv_cache": "shared"},
+        {"Attention": 2, "Scan": 2},
+    ),
+    "a decay of each feature": ("kimi_linear", {}, {"Softmax": 2, "Scan": 2}),
+    "convolutions": ("lfm2", {"form": "native", "opset": 24, "kv_cache": "shared"}, {"Attention": 2}),
+    "state space": ("bamba", ORT, {"LinearAttention": 2}),
+    "state space without caches": ("bamba", {"kv_cache": "none"}, {"Softmax": 2, "Scan": 2}),
+    "states and keys in each layer": ("falcon_h1", {"form": "native"}, {"Attention": 4, "Scan": 4}),
+    "layers without caches": ("nemotron_h", {"form": "native"}, {"Attention": 2, "Scan": 2}),
+    "limits of steps": ("zamba2", {}, {"Softmax": 2, "Scan": 4}),
     "one head of keys": ("falcon_mqa", {"form": "native"}, {"Attention": 4}),
 }
 

@@ -268,6 +268,7 @@ def test_products_with_weights_of_few_bits(width: int, block: int, zeros: str) -
 def test_every_kernel_of_the_runtime_is_tried() -> None:
     tried = {entry[0] for entry in FUSED.values()} | {"MatMulNBits", "MultiHeadAttention", "Attention"}
     tried |= {"RotaryEmbedding", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"}
+    tried |= {"LinearAttention", "CausalConvWithState"}  # test_evaluate_linear.py
     assert {name for domain, name in KERNELS if domain == MICROSOFT} <= tried
 
 

@@ -72,6 +72,11 @@ def error(made: Array, wanted: Array, real: Array | None = None) -> float:
     )
 
 
+def _sizes(shape: list[int | str], tokens: int) -> list[int]:
+    """The sizes of a cache; states have no tokens."""
+    return [size if isinstance(size, int) else tokens for size in shape]
+
+
 PADDING, LENGTH = (0, 2, 4), 14
 CHUNKS = (9, 1, 3, 1)
 """A prompt behind an empty cache, a token, a chunk and a token."""
@@ -98,7 +103,7 @@ def decoder_error(path: Path, folder: Path, output: str = "logits", room: int = 
     shared = any("max_sequence_length" in value.shape for value in inputs.values())
     kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
     caches = {
-        name: np.zeros((len(PADDING), value.shape[1], room if shared else 0, value.shape[3]), kinds[value.type])
+        name: np.zeros((len(PADDING), *_sizes(value.shape[1:], room if shared else 0)), kinds[value.type])
         for name, value in inputs.items()
         if name.startswith("past_key_values.")
     }

@@ -32,7 +32,10 @@ a second one. Of a layer that remembers nothing it is empty."""
 KEYS = ("key", "value")
 """The names of caches that grow with the tokens."""
 
-_STATES = {"conv_state": "conv_states", "recurrent_state": "recurrent_states"}
+CONVOLUTION = "conv_state"
+"""The name of the state of a convolution."""
+
+STATES = {CONVOLUTION: "conv_states", "recurrent_state": "recurrent_states"}
 """States of linear attention by name, and transformers' attribute of them."""
 
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
@@ -192,16 +195,16 @@ def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
     for name, state in past.items():
         kind, index = _state(name)
         if kind is not None:
-            getattr(held, _STATES[kind])[index] = state.clone()
-            getattr(held, f"is_{_STATES[kind]}_initialized")[index] = held.has_previous_state[index] = True
+            getattr(held, STATES[kind])[index] = state.clone()
+            getattr(held, f"is_{STATES[kind]}_initialized")[index] = held.has_previous_state[index] = True
             held.dtype, held.device = state.dtype, state.device
-            if kind == "conv_state":
+            if kind == CONVOLUTION:
                 held.conv_kernel_size[index] = state.shape[-1]
 
 
 def _state(name: str) -> tuple[str | None, int]:
     """The kind of state that a name stands for, None for keys and values, and its number in the layer."""
-    for kind in _STATES:
+    for kind in STATES:
         if name.startswith(kind):
             return kind, int(name.removeprefix(kind).lstrip("_") or 0)
     return None, 0
@@ -210,7 +213,7 @@ def _state(name: str) -> tuple[str | None, int]:
 def _remembered(layer: Any) -> dict[str, Tensor]:
     """What a layer of a cache holds, by name."""
     held = {"key": getattr(layer, "keys", None), "value": getattr(layer, "values", None)}
-    for kind, attribute in _STATES.items():
+    for kind, attribute in STATES.items():
         for index, state in getattr(layer, attribute, {}).items():
             held[f"{kind}_{index}" if index else kind] = state
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}

@@ -25,7 +25,7 @@ from posexport.errors import RequestError, shown
 from posexport.export.triton.reading import read_served
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, copy_file
 from posexport.files import TEXT_LIMIT, check_name, is_there, read_bytes, write_folder
-from posexport.models.whole import cached_layers
+from posexport.models.whole import CONVOLUTION, STATES, cached_layers
 from posexport.progress import Progress, silent
 from posexport.runtimes import tokens
 
@@ -123,7 +123,7 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
     text = config.get("text_config")
     values = {**config, **(text if isinstance(text, dict) else {})}
     generation = tokens.read_config(path.with_name("generation_config.json")) or {}
-    layers, heads, size, is_shared = _caches(path, served)
+    caches = _caches(path, served)
     numbers = {name: _number(path, values, name) for name in _NAMES}
     ends = tokens.stop_tokens(path.parent)
     if not ends:
@@ -133,7 +133,8 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
         )
     begin, pad = (_token(name, generation, values) for name in ("bos_token_id", "pad_token_id"))
     inputs = {name: name for name in ("input_ids", "attention_mask", "position_ids") if name in served.inputs}
-    kinds = ("key", "value")
+    kinds = ("key", "value", *(kind.removesuffix("_state") for kind in caches.states))
+    names = dict(zip(kinds, ("key", "value", *caches.states), strict=True))
     return {
         "model": {
             "type": "decoder",
@@ -145,25 +146,41 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
             "decoder": {
                 "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{"cuda": {}}] if gpu else []},
                 "filename": _MODEL,
-                "head_size": size,
+                "head_size": caches.size,
                 "hidden_size": numbers["hidden_size"],
                 "num_attention_heads": numbers["num_attention_heads"],
-                "num_hidden_layers": layers,
-                "num_key_value_heads": heads,
-                "inputs": inputs | {f"past_{kind}_names": f"past_key_values.%d.{kind}" for kind in kinds},
-                "outputs": {"logits": "logits"} | {f"present_{kind}_names": f"present.%d.{kind}" for kind in kinds},
+                "num_hidden_layers": caches.layers,
+                "num_key_value_heads": caches.heads,
+                "inputs": inputs | {f"past_{kind}_names": f"past_key_values.%d.{name}" for kind, name in names.items()},
+                "outputs": {"logits": "logits"}
+                | {f"present_{kind}_names": f"present.%d.{name}" for kind, name in names.items()},
+                **caches.of_convolutions,
             },
         },
         "search": {
             "max_length": numbers["context_length"],
-            "past_present_share_buffer": is_shared,
+            "past_present_share_buffer": caches.are_buffers,
             **{name: generation[name] for name in _SEARCH if isinstance(generation.get(name), bool | int | float)},
         },
     }
 
 
-def _caches(path: Path, served: ServedArtifact) -> tuple[int, int, int, bool]:
-    """Layers, key heads, their size, and whether caches are buffers; RequestError for others than genai can bind."""
+@attrs.frozen(kw_only=True)
+class _Caches:
+    """The caches of a decoder: the count of its layers, key heads and their size, whether keys are kept in buffers, and
+    the `states` that some layers have. `of_convolutions` are settings for states of convolutions alone, which
+    onnxruntime-genai doesn't look for by itself."""
+
+    layers: int
+    heads: int
+    size: int
+    are_buffers: bool
+    states: tuple[str, ...]
+    of_convolutions: Mapping[str, Any]
+
+
+def _caches(path: Path, served: ServedArtifact) -> _Caches:
+    """RequestError for caches that genai can't bind."""
 
     def refused(text: str) -> RequestError:
         return RequestError(f"{str(path)!r} {text}: give a decoder that 'posexport export --model' made.")
@@ -171,12 +188,19 @@ def _caches(path: Path, served: ServedArtifact) -> tuple[int, int, int, bool]:
     layers = cached_layers(served.inputs)
     if any(".encoder." in name for name in served.inputs):
         raise refused("is of an encoder-decoder, which is not packaged for onnxruntime-genai")
-    if not layers:
+    found = {
+        kind: [layer for layer in layers if f"past_key_values.{layer}.{kind}" in served.inputs]
+        for kind in ("key", "value", *STATES)
+    }
+    states = tuple(kind for kind in STATES if found[kind])
+    keyed = sorted({*found["key"], *found["value"]})
+    if not keyed:
         raise refused("has no caches past_key_values.N.key and past_key_values.N.value, which onnxruntime-genai needs")
-    if layers != list(range(len(layers))):
+    if not states and layers != list(range(len(layers))):
         missing = next(at for at, layer in enumerate(layers) if at != layer)
         raise refused(f"has no cache for layer {missing}, and onnxruntime-genai gives one to each")
-    pasts = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
+    keys = {f"past_key_values.{layer}.{kind}" for layer in keyed for kind in ("key", "value")}
+    pasts = keys | {f"past_key_values.{layer}.{kind}" for kind in states for layer in found[kind]}
     known = {"input_ids", "attention_mask", "position_ids", *pasts}
     unknown = sorted(served.inputs.keys() - known)
     if unknown:
@@ -186,14 +210,27 @@ def _caches(path: Path, served: ServedArtifact) -> tuple[int, int, int, bool]:
     lacking += sorted({"logits", *presents} - served.outputs.keys())
     if lacking:
         raise refused(f"lacks {shown(lacking[0])}")
-    kinds = {(served.inputs[name][0][1], served.inputs[name][0][3], served.inputs[name][1]) for name in sorted(pasts)}
+    kinds = {(served.inputs[name][0][1], served.inputs[name][0][3], served.inputs[name][1]) for name in sorted(keys)}
     if len(kinds) > 1:
         raise refused("has caches of several sizes, and onnxruntime-genai has one for all layers")
     heads, size, dtype = kinds.pop()
     if not isinstance(heads, int) or not isinstance(size, int) or dtype not in _CACHE_DTYPES:
         raise refused(f"has caches of {shown([heads, size])} {dtype}, not of fixed heads and sizes in a float dtype")
-    past, present = served.inputs["past_key_values.0.key"][0], served.outputs["present.0.key"][0]
-    return len(layers), heads, size, past[2] == present[2]
+    past, present = served.inputs[f"past_key_values.{keyed[0]}.key"][0], served.outputs[f"present.{keyed[0]}.key"][0]
+    of_convolutions: dict[str, Any] = {}
+    if states == (CONVOLUTION,):
+        of_convolutions["layer_types"] = ["full_attention" if at in keyed else "conv" for at in range(max(layers) + 1)]
+        of_convolutions["conv_cache_size"] = served.inputs[f"past_key_values.{found[CONVOLUTION][0]}.{CONVOLUTION}"][0][
+            -1
+        ]
+    return _Caches(
+        layers=max(layers) + 1,
+        heads=heads,
+        size=size,
+        are_buffers=past[2] == present[2],
+        states=states,
+        of_convolutions=of_convolutions,
+    )
 
 
 def _vocabulary(path: Path, served: ServedArtifact) -> int:

@@ -13,7 +13,14 @@ import onnx
 import pytest
 import torch
 from helpers import cli, refused, tree
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+)
 
 pytestmark = pytest.mark.few_inputs
 
@@ -104,9 +111,9 @@ def generated(genai: Path, folder: Path, count: int = 32) -> Any:
     return json.loads(made.stdout)
 
 
-def of_transformers(checkpoint: Path, count: int = 32) -> Any:
+def of_transformers(checkpoint: Path, count: int = 32, model_class: Any = LlamaForCausalLM) -> Any:
     """Greedy tokens; rows that end are filled with the token that ends them, as onnxruntime-genai does."""
-    model = LlamaForCausalLM.from_pretrained(checkpoint).eval()
+    model = model_class.from_pretrained(checkpoint).eval()
     rows = model.generate(torch.tensor(PROMPTS), max_new_tokens=count, do_sample=False, pad_token_id=2)
     return rows.tolist()
 
@@ -121,6 +128,47 @@ def test_it_generates_what_transformers_does(
     expected = of_transformers(checkpoint)
     assert generated(genai, tmp_path / "packaged") == expected
     assert len({*expected[0][5:]}) > 4  # of one token again and again nothing would be seen
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+HYBRIDS: dict[str, tuple[Any, Any]] = {
+    "convolutions": (Lfm2ForCausalLM, Lfm2Config(**SMALL, num_hidden_layers=2, layer_types=["conv", "full_attention"])),
+    "states": (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **SMALL,
+            head_dim=16,
+            layers_block_type=["linear_attention", "mlp", "full_attention"],
+            mamba_num_heads=4,
+            mamba_head_dim=16,
+            ssm_state_size=8,
+            n_groups=2,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_it_hands_on_states_of_linear_attention(kind: str, genai: Path, tmp_path: Path) -> None:
+    model_class, config = HYBRIDS[kind]
+    torch.manual_seed(4)
+    checkpoint = tmp_path / "checkpoint"
+    model_class(config).save_pretrained(checkpoint)
+    packaged(exported(checkpoint, tmp_path), tmp_path / "packaged")
+    expected = of_transformers(checkpoint, 16, model_class)
+    assert generated(genai, tmp_path / "packaged", 16) == expected
+    assert len({*expected[0][5:]}) > 4
 
 
 def test_a_faulty_model_generates_other_tokens(genai: Path, checkpoint: Path, decoder: Path, tmp_path: Path) -> None:

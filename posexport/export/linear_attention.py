@@ -84,6 +84,39 @@ def _state_space(
     return (read, present.transpose(2, 3)) if return_final_states else read
 
 
+def _selective_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **_: Any,
+) -> Any:
+    """Mamba, of hidden states and steps [B, channels, S], A [channels, size], and B and C [B, size, S]: each channel is
+    a head with values of one number. It begins with an empty state."""
+    channels, size = A.shape
+    if delta_bias is not None:
+        dt = dt + delta_bias.to(dt.dtype)[..., None]
+    if delta_softplus:
+        dt = nn.functional.softplus(dt)
+    steps, values = dt.float().transpose(1, 2), hidden_states.float().transpose(1, 2)
+    keys, queries = (x.float().transpose(1, 2)[:, :, None].expand(-1, -1, channels, -1).flatten(2) for x in (B, C))
+    state = values.new_zeros(values.shape[0], channels, size, 1)
+    decay = (steps[..., None] * A.float()).flatten(2)
+    read, present = linear_attention(queries, keys, values * steps, state, decay)
+    read = read.transpose(1, 2).to(hidden_states.dtype)
+    if D is not None:
+        read = read + hidden_states * D[:, None]
+    if z is not None:
+        read = read * nn.functional.silu(z)
+    return (read, present.squeeze(-1)) if return_last_state else read
+
+
 def _repeated(x: Tensor, heads: int) -> Tensor:
     """[B, S, heads, size] of fewer heads, each of which serves several."""
     groups = x.shape[2]
@@ -99,6 +132,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
     "mamba2_chunk_scan": _state_space,
+    "mamba_selective_scan": _selective_scan,
 }
 """What takes the place of transformers' functions, by their names."""
 

@@ -44,6 +44,7 @@ from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, site_record
 from posexport.rewrite.rewriter import Rewritten, rewrite_as
+from posexport.runtimes.tokens import trained_length
 
 _PADDED = {
     "input_ids": torch.zeros(2, 4, dtype=torch.int64),
@@ -216,7 +217,7 @@ class _Export:
                     strict=False,
                     prefer_deferred_runtime_asserts_over_guards=True,
                 )
-            _check_sizes(program, signature, self.pretrained.architecture)
+            _check_sizes(program, signature, self.pretrained)
             program = complex_numbers.without_complex_operators(program)
             program = with_known_sizes(with_converted_tensors(with_equal_heads(program)))
             self.progress("writing the graph")
@@ -254,8 +255,10 @@ class _Export:
         return onnx_file.lazy(name, tuple(weight.shape), dtype, make)
 
 
-def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, architecture: str) -> None:
-    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges."""
+def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pretrained: Pretrained) -> None:
+    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges, and where a
+    loop over chunks ended early: half of the tokens is far from a table with a few rows that none reads."""
+    architecture, length = pretrained.architecture, trained_length(pretrained.folder)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     for given, (name, shape) in zip(program.graph_signature.user_inputs, signature.inputs.items(), strict=True):
         for size, traced in zip(shape, values[str(given)].shape, strict=True):
@@ -265,6 +268,13 @@ def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, ar
                 raise RequestError(
                     f"{architecture} is not exported as a whole: its code fixes the size {size!r} of {shown(name)}, as "
                     "a loop over rows or tokens does. Give --layer in place of --model for one layer of it."
+                )
+            most = None if limits is None or not limits.upper.is_Integer else int(limits.upper)
+            if size == SEQUENCE and most is not None and length is not None and most < length // 2:
+                raise RequestError(
+                    f"{architecture} is not exported as a whole: its code, traced once, takes at most {most} tokens, as "
+                    f"a loop over chunks does, and the model was trained for {length}. Give --layer in place of --model "
+                    "for one layer of it."
                 )
 
 

@@ -14,6 +14,7 @@ from posexport.export.linear_attention import _FUNCTIONS, linear_attention_as_op
 pytest.importorskip("transformers")
 
 from transformers.models.bamba import modeling_bamba as bamba
+from transformers.models.jamba import modeling_jamba as jamba
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from transformers.models.zamba2 import modeling_zamba2 as zamba
@@ -81,6 +82,31 @@ KEPT = normal(BATCH, HEADS, WIDE, SIZE)
 @pytest.mark.parametrize("limits", [(0.0, float("inf")), LIMITS])
 def test_state_space(state: Tensor | None, limits: tuple[float, float]) -> None:
     check(bamba.mamba2_chunk_scan, mamba(TOKENS) | {"initial_states": state, "dt_limit": limits})
+
+
+def selective(tokens: int) -> dict[str, Any]:
+    """Arguments of Mamba."""
+    return {
+        "hidden_states": normal(BATCH, WIDE, tokens),
+        "dt": normal(BATCH, WIDE, tokens),
+        "A": -normal(WIDE, SIZE).exp(),
+        "B": normal(BATCH, SIZE, tokens),
+        "C": normal(BATCH, SIZE, tokens),
+        "D": normal(WIDE),
+        "z": normal(BATCH, WIDE, tokens),
+        "delta_bias": normal(WIDE),
+        "delta_softplus": True,
+        "return_last_state": True,
+    }
+
+
+def test_selective_scan() -> None:
+    given = selective(TOKENS)
+    check(jamba.mamba_selective_scan, given)
+    plain = {name: given[name] for name in ("hidden_states", "A", "B", "C")} | {"dt": given["dt"].abs()}
+    torch.testing.assert_close(
+        _FUNCTIONS["mamba_selective_scan"](**plain), jamba.mamba_selective_scan(**plain), atol=1e-4, rtol=0
+    )
 
 
 def test_states_are_given_only_where_they_are_asked_for() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from helpers import cli, refused, tree
-from tiny_models import checkpoint
+from tiny_models import ROWS, checkpoint
 
 from posexport.artifact import read_manifest
 from posexport.artifact.manifest import OnnxManifest
 from posexport.errors import RequestError
-from posexport.export import whole_model
+from posexport.export import linear_attention, whole_model
 from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
 from posexport.files import sha256_of
 from posexport.models.pretrained import open_pretrained
@@ -272,9 +272,20 @@ def test_experts_that_are_looked_for_by_values_are_a_sentence() -> None:
         export_whole(open_pretrained(checkpoint("dbrx")), HowToExport())
 
 
-def test_loops_over_tokens_are_a_sentence() -> None:
+def test_loops_over_tokens_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_attention, "_FUNCTIONS", {})
     with pytest.raises(RequestError, match=r"MambaForCausalLM as a whole \(its code fixes a size that is to vary"):
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport(kv_cache="none"))
+
+
+def test_loops_over_chunks_are_a_sentence(tmp_path: Path) -> None:
+    """A trace of a few tokens has one chunk, and would be wrong for more than it holds."""
+    from transformers import MiniMaxConfig, MiniMaxForCausalLM
+
+    config = MiniMaxConfig(**{**ROWS["minimax"].options, "max_position_embeddings": 1024})
+    MiniMaxForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match=r"takes at most 256 tokens, as a loop over chunks does, .* trained for 1024"):
+        export_whole(open_pretrained(tmp_path), HowToExport(kv_cache="none"))
 
 
 def test_a_model_without_caches_says_how_it_is_exported() -> None:

@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "state space": ("bamba", ORT, {"LinearAttention": 2}),
     "state space without caches": ("bamba", {"kv_cache": "none"}, {"Softmax": 2, "Scan": 2}),
     "states and keys in each layer": ("falcon_h1", {"form": "native"}, {"Attention": 4, "Scan": 4}),
+    "channels of their own, without caches": ("jamba", {"kv_cache": "none"}, {"Scan": 2}),
     "layers without caches": ("nemotron_h", {"form": "native"}, {"Attention": 2, "Scan": 2}),
     "limits of steps": ("zamba2", {}, {"Softmax": 2, "Scan": 4}),
     "one head of keys": ("falcon_mqa", {"form": "native"}, {"Attention": 4}),

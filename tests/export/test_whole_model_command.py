@@ -284,7 +284,9 @@ def test_loops_over_chunks_are_a_sentence(tmp_path: Path) -> None:
 
     config = MiniMaxConfig(**{**ROWS["minimax"].options, "max_position_embeddings": 1024})
     MiniMaxForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(RequestError, match=r"takes at most 256 tokens, as a loop over chunks does, .* trained for 1024"):
+    with pytest.raises(
+        RequestError, match=r"takes at most 256 tokens, as a loop over chunks does, .* trained for 1024"
+    ):
         export_whole(open_pretrained(tmp_path), HowToExport(kv_cache="none"))
 
 

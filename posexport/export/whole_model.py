@@ -272,9 +272,9 @@ def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pr
             most = None if limits is None or not limits.upper.is_Integer else int(limits.upper)
             if size == SEQUENCE and most is not None and length is not None and most < length // 2:
                 raise RequestError(
-                    f"{architecture} is not exported as a whole: its code, traced once, takes at most {most} tokens, as "
-                    f"a loop over chunks does, and the model was trained for {length}. Give --layer in place of --model "
-                    "for one layer of it."
+                    f"{architecture} is not exported as a whole: its code, traced once, takes at most {most} tokens, "
+                    f"as a loop over chunks does, and the model was trained for {length}: give --layer in place of "
+                    "--model for one layer of it."
                 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,8 @@ def _linear_attention_onnx(
     inputs = [ir.Value(name=f"{name}_of_token", type=ir.TensorType(dtype)) for name in ("state", *parts)]
     outputs = [ir.Value(name="state_after"), ir.Value(name="read_by_token")]
     body = op.builder.subgraph(one, inputs, outputs, name="token")
-    present, read = op.Scan(state, *parts.values(), body=body, num_scan_inputs=len(parts), _outputs=2)
+    made: Any = op.Scan(state, *parts.values(), body=body, num_scan_inputs=len(parts), _outputs=2)
+    present, read = made
     return op.Reshape(op.Transpose(read, perm=[1, 0, 2, 3, 4]), [0, 0, -1]), present
 
 
@@ -99,7 +102,7 @@ def _linear_attention_contrib(
     rule = ("gated_" if decay is not None else "") + ("delta" if beta is not None else "")
     heads = size_of(state, 1)
     given = [q, k, v, state, decay, beta] if beta is not None else [q, k, v, state, decay]
-    attended, present = op.LinearAttention(
+    made: Any = op.LinearAttention(
         *given[: 4 if decay is None and beta is None else None],
         q_num_heads=heads,
         kv_num_heads=heads,
@@ -108,4 +111,5 @@ def _linear_attention_contrib(
         _outputs=2,
         **MICROSOFT,
     )
+    attended, present = made
     return attended, present

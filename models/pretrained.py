@@ -95,6 +95,8 @@ def open_pretrained(folder: Path) -> Pretrained:
         )
     stored = sum((folder / name).stat().st_size for name in files)
     known = _known_class(folder, transformers)
+    # it names packages with kernels for GPUs when a model first runs
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     model, problem = None, ""
     with quiet(transformers), limited_to(folder, len(tensors), stored):
         for kernel in KERNELS:

@@ -8,6 +8,7 @@ Rows of a batch may have prompts of different lengths: shorter ones are padded o
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import onnxruntime
 
 from posexport.errors import RequestError, shown
 from posexport.spec.fields import integer, number
+from posexport.spec.input_roles import STATE, plain_name
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +29,7 @@ BUFFER = "max_sequence_length"
 LENGTH = "past_sequence_length"
 """The input that says how many tokens buffers hold, where nothing else does."""
 
-_PAST, _PRESENT = "past_key_values.", "present."
+_PAST = "past_key_values."
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -95,8 +97,12 @@ class Decoder:
         self._inputs = {value.name: value for value in session.get_inputs()}
         outputs = {value.name: value for value in session.get_outputs()}
         self._outputs = list(outputs)
-        pasts = [name for name in self._inputs if name.startswith(_PAST) and name not in self._encoded]
-        self._present = {name: _PRESENT + name[len(_PAST) :] for name in pasts}
+        pasts = [
+            name
+            for name in self._inputs
+            if name not in self._encoded and (name.startswith(_PAST) or re.search(STATE, plain_name(name)))
+        ]
+        self._present = {name: _present_of(name) for name in pasts}
         for name in self._inputs:
             if name not in (*self._present, *self._encoded, *_NEEDED, "position_ids", LENGTH):
                 text = _UNKNOWN.get(name, "decoders that can be run here have no such input: give one without it")
@@ -174,16 +180,22 @@ class Decoder:
                 binding.bind_ortvalue_input(name, self._caches.get(name) or self._encoded[name])
             else:
                 binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(_DTYPES[value.type])))
+        presents = {*self._present.values()}
         buffers = {self._present[past]: self._caches[past] for past in self._grow} if self._has_buffers else {}
         for name in self._outputs:
             if name in buffers:
                 binding.bind_ortvalue_output(name, buffers[name])
             else:
-                binding.bind_output(name, self._device if name.startswith(_PRESENT) else "cpu")
+                binding.bind_output(name, self._device if name in presents else "cpu")
         self._session.run_with_iobinding(binding)
         results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         self._caches |= {past: results[present] for past, present in self._present.items() if present not in buffers}
         return results
+
+
+def _present_of(past: str) -> str:
+    """The output that gives what an input holds: transformers.js has `past_conv.N` and `present_conv.N`."""
+    return f"present.{past.removeprefix(_PAST)}" if past.startswith(_PAST) else f"present{past.removeprefix('past')}"
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Array, Array]:

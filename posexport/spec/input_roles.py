@@ -45,7 +45,7 @@ ROLES: dict[str, str] = {
 }
 """The roles that an input may have, with what they hold."""
 
-STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(conv|recurrent|ssm)"
+STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurrent|ssm)"
 """The pattern of names of states, which inputs and outputs have."""
 
 NAMES: tuple[tuple[str, str, str], ...] = (

@@ -218,6 +218,43 @@ def decoder(
     return path
 
 
+COUNTER = """<ir_version: 10, opset_import: ["": 18]>
+decoder (int64[b, s] input_ids, int64[b, t] attention_mask, float[b, 1] IN)
+    => (float[b, s, 9] logits, float[b, 1] OUT)
+    <float nine = {9}, int64 width = {9}, float[2] ends = {0, 1}, int64[1] last = {1}, int64[1] nine_ = {9}> {
+    numbers = Cast<to = 1>(input_ids)
+    sum = ReduceSum(numbers, last)
+    OUT = Add(IN, sum)
+    rest = Mod<fmod = 1>(OUT, nine)
+    token = Cast<to = 7>(rest)
+    one = OneHot<axis = -1>(token, width, ends)
+    tokens = Shape(input_ids)
+    shape = Concat<axis = 0>(tokens, nine_)
+    logits = Expand(one, shape)
+}"""
+"""The next token is the sum of all before, which a state holds, modulo 9."""
+
+
+@pytest.mark.parametrize(
+    ("past", "present"),
+    [
+        ("past_key_values.0.recurrent_state", "present.0.recurrent_state"),
+        ("past_ssm.0", "present_ssm.0"),
+        ("past.0.conv", "present.0.conv"),
+    ],
+)
+def test_states_are_handed_on(past: str, present: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(COUNTER)
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = {"IN": past, "OUT": present}.get(value.name, value.name)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [{"IN": past, "OUT": present}.get(name, name) for name in names]
+    onnx.save(model, tmp_path / "x.onnx")
+    made = run(tmp_path / "x.onnx", [[3, 4], [1, 1]], max_new_tokens=4)
+    assert made.tokens == ((7, 5, 1, 2), (2, 4, 8, 7))
+
+
 NO_DECODERS: dict[str, tuple[dict[str, Any], str]] = {
     "merged": ({"more": ("use_cache_branch",)}, "'use_cache_branch', it is a merged decoder"),
     "encoder-decoder": ({"more": ("encoder_hidden_states",)}, "it computes keys and values of an encoder"),

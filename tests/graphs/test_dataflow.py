@@ -65,3 +65,31 @@ def test_what_a_softmax_weights_is_features_or_is_named(name: str) -> None:
     found = view_of(ir.from_proto(onnx.parser.parse_model(text))).attentions
     assert [one.reason.code for one in found if isinstance(one, UnknownAttention)] == ([code] if code else [])
     assert len(found) == bool(code)
+
+
+COMBINED = {
+    "two softmaxes, as differential transformers have them": (
+        "a = Softmax<axis = -1>(scores) more = Mul(scores, half) b = Softmax<axis = -1>(more) w = Sub(a, b)",
+        ["weights", "weights"],
+    ),
+    "one more in the sum": ("e = Exp(scores) sum = ReduceSum(e, last) all = Add(sum, half) w = Div(e, all)", ["sinks"]),
+    "one softmax": ("w = Softmax<axis = -1>(scores)", []),
+    "experts, whose parts are added": (
+        "chosen = MatMul(x, weights) gates = Softmax<axis = -1>(chosen) more = Add(gates, half) "
+        "twice = MatMul(more, weights) two = MatMul(twice, t) w = Add(two, scores)",
+        [],
+    ),
+}
+"""How weights are made of scores of features, and with what reason attention is left there."""
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_weights_that_are_combined_are_named(name: str) -> None:
+    made, codes = COMBINED[name]
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[batch, tokens, 4] x) => (float[a, b, 4] y)
+      <float half = {{0.5}}, int64[1] last = {{-1}},
+       float[4, 4] weights = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}}> {{
+        t = Transpose<perm = [0, 2, 1]>(x) scores = MatMul(x, t) {made} y = MatMul(w, x)
+    }}"""
+    found = view_of(ir.from_proto(onnx.parser.parse_model(text)), {"x": "features"}).attentions
+    assert [one.reason.code for one in found if isinstance(one, UnknownAttention)] == codes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -22,11 +22,8 @@ from posexport.graphs.attention.score_axes import USUAL, score_axes
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
+from posexport.graphs.attention.unweighted import COMBINING, WEIGHT_OPS, leads_to, reason_without_product
 from posexport.graphs.attention.weights import check_weights
-
-_WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
-_WEIGHT_OPS |= {"Div"}
-"""What may stand between a softmax and the product with values."""
 
 _OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Flatten"}
 
@@ -49,12 +46,13 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
         if softmax is None:
             continue
         products = _weighted(flow, node)
-        if not products and _meets_content(flow, node.outputs[0]):
-            text = f"{shown(name)} meets the values in an Einsum that is no product of matrices"
-            found.append(UnknownAttention(name=name, layer=layer, reason=Reason("einsum", text)))
-        elif not products and _weighs_others(flow, node.outputs[0]):
-            text = f"{shown(name)} weights values that follow from no input that is known to have ids or features"
-            found.append(UnknownAttention(name=name, layer=layer, reason=Reason("features-unknown", text)))
+        if softmax.has_more and (products or _leads_to_product(node.outputs[0])):
+            text = f"the sum of {shown(name)} has a number beside those of the keys"
+            found.append(UnknownAttention(name=name, layer=layer, reason=Reason("sinks", text)))
+            continue
+        reason = None if products else reason_without_product(flow, softmax, name)
+        if reason is not None:
+            found.append(UnknownAttention(name=name, layer=layer, reason=reason))
         for weighted in products:
             product, layer = weighted[0], len(found)
             at = name if weighted is products[0] else product.node.name or product.result.name or ""
@@ -100,7 +98,7 @@ def _operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason | 
     name = shown(node.name or node.outputs[0].name or "")
     if node.op_type in _ATTENTION_OPS:
         return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, 'it is not known')}")
-    if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*_WEIGHT_OPS, "DynamicQuantizeLinear"}):
+    if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*WEIGHT_OPS, "DynamicQuantizeLinear"}):
         return Reason("quantised", f"the weights of {name} are quantised before they meet the values")
     return None
 
@@ -131,16 +129,9 @@ def _may_be_attention(node: ir.Node) -> bool:
 
 def _leads_to_product(value: ir.Value) -> bool:
     return leads_to(
-        value, {"MatMul", "FusedMatMul", "Einsum", "Gemm", *_QUANTISED}, {*_WEIGHT_OPS, "Flatten", *_TO_WHOLE}
-    )
-
-
-def leads_to(value: ir.Value, goals: Collection[str], through: Collection[str], depth: int = 8) -> bool:
-    """Whether an operator of `goals` reads a value, behind operators of `through` alone."""
-    return depth > 0 and any(
-        use.node.op_type in goals
-        or (use.node.op_type in through and leads_to(use.node.outputs[0], goals, through, depth - 1))
-        for use in value.uses()
+        value,
+        {"MatMul", "FusedMatMul", "Einsum", "Gemm", *_QUANTISED},
+        {*WEIGHT_OPS, *COMBINING, "Flatten", *_TO_WHOLE},
     )
 
 
@@ -160,31 +151,13 @@ def _weighted(flow: Dataflow, softmax: ir.Node) -> list[tuple[Product, list[ir.N
             product = product_of(node, WEIGHTED, weights=value)
             if product is not None and product.right in flow.content:
                 found.append((product, passed))
-            elif node.op_type in _WEIGHT_OPS and node.outputs[0] in flow.content:
+            elif node.op_type in WEIGHT_OPS and node.outputs[0] in flow.content:
                 onward.append(node)
         if found or not onward:
             return found
         passed.append(onward[-1])
         value = onward[-1].outputs[0]
     return []
-
-
-def _weighs_others(flow: Dataflow, value: ir.Value, depth: int = 8) -> bool:
-    """Whether a product has a value as weights of something that is neither constant nor known to be features."""
-    for node in dict.fromkeys(use.node for use in value.uses()):
-        product = product_of(node, WEIGHTED, weights=value)
-        if product is not None and product.right not in flow.constant and product.right not in flow.content:
-            return True
-        if depth and node.op_type in _WEIGHT_OPS and _weighs_others(flow, node.outputs[0], depth - 1):
-            return True
-    return False
-
-
-def _meets_content(flow: Dataflow, value: ir.Value) -> bool:
-    """Whether an Einsum multiplies a value with features."""
-    return any(
-        use.node.op_type == "Einsum" and sum(one in flow.content for one in use.node.inputs) > 1 for use in value.uses()
-    )
 
 
 def _attention(

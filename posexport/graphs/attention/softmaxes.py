@@ -12,11 +12,13 @@ _PASSED = ("Cast", "Identity")
 
 @attrs.frozen(kw_only=True)
 class Softmax:
-    """A softmax of `logits` whose last node is `node`; `axis` is None where the operator names none."""
+    """A softmax of `logits` whose last node is `node`; `axis` is None where the operator names none. `has_more` says
+    that something is added to its sum, as if there were a key more whose value is zero."""
 
     node: ir.Node
     logits: ir.Value
     axis: int | None
+    has_more: bool = False
 
 
 def softmax_of(node: ir.Node) -> Softmax | None:
@@ -37,12 +39,23 @@ def _written_out(node: ir.Node) -> Softmax | None:
     if node.op_type == "Mul":
         operands = [(one, _inverse(other)) for one, other in (operands[0], operands[0][::-1])]
     for exponent, total in operands:
-        source, sums = _maker(exponent, "Exp"), _maker(total, "ReduceSum")
+        source, sums, has_more = _maker(exponent, "Exp"), _maker(total, "ReduceSum"), False
+        if sums is None:
+            sums, has_more = _sum_and_more(total), True
         if source is None or sums is None or _maker(sums.inputs[0], "Exp") is not source:
             continue
         axis, logits = _summed(sums), source.inputs[0]
-        return None if axis is None or logits is None else Softmax(node=node, logits=logits, axis=axis)
+        if axis is None or logits is None:
+            return None
+        return Softmax(node=node, logits=logits, axis=axis, has_more=has_more)
     return None
+
+
+def _sum_and_more(total: ir.Value | None) -> ir.Node | None:
+    """The sum that something is added to."""
+    added = _maker(total, "Add")
+    sums = [] if added is None else [_maker(one, "ReduceSum") for one in added.inputs]
+    return next(filter(None, sums), None)
 
 
 def _inverse(value: ir.Value | None) -> ir.Value | None:

@@ -1,0 +1,86 @@
+"""Softmaxes whose weights meet no values in a product: why they are left, where they are those of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from posexport.errors import Reason, shown
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.products import WEIGHTED, product_of
+from posexport.graphs.attention.scores import Declined, scores_of
+from posexport.graphs.attention.softmaxes import Softmax
+
+WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
+WEIGHT_OPS |= {"Div"}
+"""What may stand between a softmax and the product with values."""
+
+COMBINING = {"Add", "Sub", "Sum", "Concat", "Split", "Gather", "Expand"}
+"""What combines the weights of several softmaxes, or of several heads."""
+
+
+def reason_without_product(flow: Dataflow, softmax: Softmax, name: str) -> Reason | None:
+    """Why a softmax that no product has as weights of features is left; None where it is no attention."""
+    weights, shown_name = softmax.node.outputs[0], shown(name)
+    if _meets_content(flow, weights):
+        return Reason("einsum", f"{shown_name} meets the values in an Einsum that is no product of matrices")
+    if _weighs_others(flow, weights):
+        text = "weights values that follow from no input that is known to have ids or features"
+        return Reason("features-unknown", f"{shown_name} {text}")
+    if _is_combined(flow, softmax):
+        text = "are combined with others before they meet the values"
+        return Reason("weights", f"the weights of {shown_name} {text}")
+    return None
+
+
+def leads_to(value: ir.Value, goals: Collection[str], through: Collection[str], depth: int = 8) -> bool:
+    """Whether an operator of `goals` reads a value, behind operators of `through` alone."""
+    return depth > 0 and any(
+        use.node.op_type in goals
+        or (use.node.op_type in through and leads_to(use.node.outputs[0], goals, through, depth - 1))
+        for use in value.uses()
+    )
+
+
+def _weighs_others(flow: Dataflow, value: ir.Value, depth: int = 8) -> bool:
+    """Whether a product has a value as weights of something that is neither constant nor known to be features."""
+    for node in dict.fromkeys(use.node for use in value.uses()):
+        product = product_of(node, WEIGHTED, weights=value)
+        if product is not None and product.right not in flow.constant and product.right not in flow.content:
+            return True
+        if depth and node.op_type in WEIGHT_OPS and _weighs_others(flow, node.outputs[0], depth - 1):
+            return True
+    return False
+
+
+def _meets_content(flow: Dataflow, value: ir.Value) -> bool:
+    """Whether an Einsum multiplies a value with features."""
+    return any(
+        use.node.op_type == "Einsum" and sum(one in flow.content for one in use.node.inputs) > 1 for use in value.uses()
+    )
+
+
+def _is_combined(flow: Dataflow, softmax: Softmax) -> bool:
+    """Whether a softmax of products of features weights features behind operators that combine it with others, as the
+    difference of two softmaxes."""
+    try:
+        product = scores_of(flow, softmax.logits).product
+    except Declined:
+        return False
+    return {product.left, product.right} <= flow.content and _weighs_features(flow, softmax.node.outputs[0], False)
+
+
+def _weighs_features(flow: Dataflow, value: ir.Value, combined: bool, depth: int = 8) -> bool:
+    for node in dict.fromkeys(use.node for use in value.uses()):
+        product = product_of(node, WEIGHTED, weights=value)
+        if combined and ((product is not None and product.right in flow.content) or _meets_content(flow, value)):
+            return True
+        onward = combined or node.op_type in COMBINING
+        if (
+            depth
+            and node.op_type in WEIGHT_OPS | COMBINING
+            and any(_weighs_features(flow, output, onward, depth - 1) for output in node.outputs)
+        ):
+            return True
+    return False

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.arguments import CallError
 from posexport.custom_ops.operator import MICROSOFT, Ops, dtype_of, operator, size_of
 
 
@@ -41,7 +42,12 @@ def linear_attention(
         >>> linear_attention(one, one, one, state)[0].flatten()
         tensor([1., 2.])
     """
-    batch, heads = state.shape[:2]
+    batch, heads, head_dim = state.shape[:3]
+    if decay is not None and decay.shape[2] not in (heads, heads * head_dim):
+        raise CallError(
+            f"linear_attention: decay has {decay.shape[2]} rates: give one for each of {heads} heads, or of "
+            f"{heads * head_dim} features of keys."
+        )
     queries, keys, values = (x.unflatten(2, (heads, -1)).to(state.dtype) for x in (q, k, v))
     kept = None if decay is None else decay.to(state.dtype).exp().unflatten(2, (heads, -1)).unsqueeze(-1)
     attended = []

@@ -38,6 +38,9 @@ CONVOLUTION = "conv_state"
 STATES = {CONVOLUTION: "conv_states", "recurrent_state": "recurrent_states"}
 """States of linear attention by name, and transformers' attribute of them."""
 
+SCAN_WITHOUT_STATE = "mamba_selective_scan"
+"""transformers' function of linear attention that takes no state of the tokens before."""
+
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
 """Names of dimensions that vary: rows, new tokens, cached ones, and both."""
 
@@ -228,7 +231,9 @@ def cached_by_layer(model: nn.Module, input_ids: Tensor) -> dict[int, dict[str, 
     uncached = RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
     if not takes(model, "past_key_values"):
         raise _refusal(model) if getattr(model, "_is_stateful", False) else uncached
-    if _has_states(model) and any(hasattr(sys.modules[type(each).__module__], FORGETS) for each in model.modules()):
+    if _has_states(model) and any(
+        hasattr(sys.modules[type(each).__module__], SCAN_WITHOUT_STATE) for each in model.modules()
+    ):
         raise RequestError(
             f"{name} forgets its state in transformers where several tokens follow others, so nothing says what a file "
             "with caches must compute: give --kv-cache none for the model without caches."
@@ -263,10 +268,6 @@ def cached_by_layer(model: nn.Module, input_ids: Tensor) -> dict[int, dict[str, 
     if not cached:
         raise _refusal(model)
     return cached
-
-
-FORGETS = "mamba_selective_scan"
-"""transformers' function that has no state of the tokens before."""
 
 
 @attrs.frozen(kw_only=True)

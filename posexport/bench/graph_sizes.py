@@ -14,7 +14,7 @@ from posexport.bench.scenarios import Scenario
 from posexport.bench.shapes import BUFFER, ENCODER_TOKENS, Sizes, pairs_of
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, check_known
-from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ, SLOTS, TOTAL
+from posexport.graphs.axes import BATCH, CACHED, ENCODER, PAST, SEQ, SLOTS, TOTAL
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, fixed_sizes
 from posexport.spec.fields import whole_number
@@ -37,7 +37,7 @@ class GraphSizes:
     def axes(self) -> list[str]:
         """The meanings of its dimensions, but for the sum of others."""
         axes = dict.fromkeys(axis for role in self.roles.values() for axis in role.axes if isinstance(axis, str))
-        counted = {"past_length", "write_indices", "cache_position"} & {role.kind for role in self.roles.values()}
+        counted = {*CACHED} - {"past"} & {role.kind for role in self.roles.values()}
         if counted or SLOTS in axes:  # a buffer is full up to there
             axes[PAST] = None
         return [axis for axis in axes if axis != TOTAL]

@@ -180,7 +180,7 @@ class _Caches:
 
 
 def _caches(path: Path, served: ServedArtifact) -> _Caches:
-    """RequestError for caches that genai can't bind."""
+    """Those of a file; RequestError where genai can't bind them."""
 
     def refused(text: str) -> RequestError:
         return RequestError(f"{str(path)!r} {text}: give a decoder that 'posexport export --model' made.")
@@ -219,6 +219,10 @@ def _caches(path: Path, served: ServedArtifact) -> _Caches:
     past, present = served.inputs[f"past_key_values.{keyed[0]}.key"][0], served.outputs[f"present.{keyed[0]}.key"][0]
     of_convolutions: dict[str, Any] = {}
     if states == (CONVOLUTION,):
+        alone = [at for at in range(max(layers) + 1) if (at in keyed) == (at in found[CONVOLUTION])]
+        if alone:
+            kinds_of = "both keys and a state" if alone[0] in keyed else "neither keys nor a state"
+            raise refused(f"has {kinds_of} in layer {alone[0]}, and onnxruntime-genai takes one beside convolutions")
         of_convolutions["layer_types"] = ["full_attention" if at in keyed else "conv" for at in range(max(layers) + 1)]
         of_convolutions["conv_cache_size"] = served.inputs[f"past_key_values.{found[CONVOLUTION][0]}.{CONVOLUTION}"][0][
             -1

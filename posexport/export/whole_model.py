@@ -255,9 +255,13 @@ class _Export:
         return onnx_file.lazy(name, tuple(weight.shape), dtype, make)
 
 
+UNREAD = 8
+"""Rows at the beginning of a table of positions that no token reads: RoBERTa has 2."""
+
+
 def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pretrained: Pretrained) -> None:
-    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges, and where a
-    loop over chunks ended early: half of the tokens is far from a table with a few rows that none reads."""
+    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges, and where
+    the trace takes fewer tokens than the model was trained for, but for a few: tables may have rows that none reads."""
     architecture, length = pretrained.architecture, trained_length(pretrained.folder)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     for given, (name, shape) in zip(program.graph_signature.user_inputs, signature.inputs.items(), strict=True):
@@ -270,7 +274,7 @@ def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pr
                     "a loop over rows or tokens does. Give --layer in place of --model for one layer of it."
                 )
             most = None if limits is None or not limits.upper.is_Integer else int(limits.upper)
-            if size == SEQUENCE and most is not None and length is not None and most < length // 2:
+            if size == SEQUENCE and most is not None and length is not None and most < length - UNREAD:
                 raise RequestError(
                     f"{architecture} is not exported as a whole: its code, traced once, takes at most {most} tokens, "
                     f"as a loop over chunks does, and the model was trained for {length}: give --layer in place of "

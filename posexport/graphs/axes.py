@@ -69,6 +69,9 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
 }
 """The meaning of axes by role and rank."""
 
+CACHED = ("past", "state", "past_length", "write_indices", "cache_position")
+"""Roles of inputs without which there are no tokens before the given ones."""
+
 MASKS = ("attention_mask", "encoder_attention_mask")
 """Roles of masks, which may be of tokens and keys."""
 

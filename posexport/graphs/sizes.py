@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, multiple_of
+from posexport.graphs.axes import BATCH, CACHED, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, multiple_of
 from posexport.graphs.roles import Role
 
 _SPARE = 5
@@ -58,7 +58,7 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
         asked = {**asked, BATCH: 1}
     sizes = {BATCH: 2, SEQ: 8, PAST: 0, ENCODER: 11, **asked}
     sizes |= {axis: size for axis, size in fixed.items() if axis in (BATCH, SEQ, PAST, ENCODER)}
-    if not {"past", "state", "past_length", "write_indices", "cache_position"} & kinds:
+    if not kinds.intersection(CACHED):
         sizes[PAST] = 0
     if SLOTS in fixed:
         sizes[PAST] = max(min(sizes[PAST], fixed[SLOTS] - sizes[SEQ]), 0)

@@ -68,7 +68,7 @@ class GenerationOptions:
 class Generated:
     """The new tokens of each row, up to and with the one that stopped it; seconds of the prompt and of each step.
 
-    `cache` is "grown", "buffers" or "none".
+    `cache` is "grown", "buffers", "states" or "none".
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -100,7 +100,7 @@ class Decoder:
         pasts = [
             name
             for name in self._inputs
-            if name not in self._encoded and (name.startswith(_PAST) or re.search(STATE, plain_name(name)))
+            if name not in self._encoded and (name.startswith(_PAST) or _is_past_state(name))
         ]
         self._present = {name: _present_of(name) for name in pasts}
         for name in self._inputs:
@@ -117,7 +117,7 @@ class Decoder:
                 raise RequestError(f"{shown(value.name)} is {value.type}: give a decoder in fp32 or fp16.")
         width = outputs["logits"].shape[-1]
         self.vocabulary: int | None = width if isinstance(width, int) else None
-        # others are states of a fixed size, which each step gives anew
+        # others are states of a fixed size, and each step returns the new ones
         self._grow = [name for name in self._present if name.endswith((".key", ".value"))]
         lengths = [self._inputs[name].shape[2] for name in self._grow]
         self._has_buffers = any(length == BUFFER or isinstance(length, int) for length in lengths)
@@ -127,8 +127,10 @@ class Decoder:
 
     @property
     def cache(self) -> str:
-        """Which caches the file has: "grown", "buffers" or "none"."""
-        return "none" if not self._grow else "buffers" if self._has_buffers else "grown"
+        """Which caches the file has: "grown", "buffers", "states" alone or "none"."""
+        if not self._grow:
+            return "states" if self._present else "none"
+        return "buffers" if self._has_buffers else "grown"
 
     def start(self, rows: int, room: int) -> None:
         """Begin sequences of at most `room` tokens with their padding."""
@@ -191,6 +193,10 @@ class Decoder:
         results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         self._caches |= {past: results[present] for past, present in self._present.items() if present not in buffers}
         return results
+
+
+def _is_past_state(name: str) -> bool:
+    return name.startswith("past") and re.search(STATE, plain_name(name)) is not None
 
 
 def _present_of(past: str) -> str:

@@ -45,8 +45,8 @@ ROLES: dict[str, str] = {
 }
 """The roles that an input may have, with what they hold."""
 
-STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurrent|ssm)"
-"""The pattern of names of states, which inputs and outputs have."""
+STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurrent|ssm)(_|$)"
+"""The pattern of plain names of states, which inputs and outputs have."""
 
 NAMES: tuple[tuple[str, str, str], ...] = (
     # pattern, role, kinds of dtype: f floating, i integer, b bool

@@ -58,7 +58,17 @@ from posexport.verify.result import (
     Verdict,
     VerifyOverrides,
 )
-from posexport.verify.rounding import DRAWS, Draws, Rerun, drawn, is_near, last_bits_changed, medians, of_encodings
+from posexport.verify.rounding import (
+    DRAWS,
+    LOST,
+    Draws,
+    Rerun,
+    drawn,
+    is_near,
+    last_bits_changed,
+    medians,
+    of_encodings,
+)
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -74,6 +84,11 @@ MOVES = 2
 
 COPIES_BYTES = 2**30
 """About how many bytes copies of a case, and the outputs on them, may take at once."""
+
+
+def _without_copies(why: Reason) -> Reason:
+    text = "results on inputs that differ in their last bits, which decide here, could not be computed"
+    return Reason(REFERENCE_FAILED, f"{text}: {why}")
 
 
 @attrs.frozen
@@ -94,9 +109,9 @@ class ArtifactJob:
     `original` is what the file was found to be an export of: the references have its weights. `run_torch`,
     `run_reference`, `reference` and `by_torch` are None where the graph breaks its contract: it then fails everywhere
     without a run. `torch_again` has torch's outputs on the cases where its error was taken again
-    (posexport.verify.rounding), `moved` the reference there, and `no_copies`, by runtime and case, why
-    copies are missing. `too_costly` says what the cases don't reach, `memory` is about how many bytes all `runs` may
-    take.
+    (posexport.verify.rounding), `moved` the reference there; `no_copies` says, by runtime and case, why a runtime has
+    no outputs on copies of it. `too_costly` says what the cases don't reach, `memory` is about how many bytes all
+    `runs` may take.
     """
 
     artifact: LoadedArtifact
@@ -115,7 +130,7 @@ class ArtifactJob:
     by_torch: Future[Answer] | None = None
     torch_again: dict[int, Draws] = attrs.field(factory=dict)
     moved: dict[int, Draws] = attrs.field(factory=dict)
-    no_copies: dict[tuple[str, str], Reason] = attrs.field(factory=dict)
+    no_copies: dict[tuple[str, int], Reason] = attrs.field(factory=dict)
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
     memory: int = 0
@@ -243,17 +258,15 @@ class ArtifactJob:
 
     def _undecided(self, row: Runtime, comparisons: Sequence[Comparison]) -> Reason | None:
         """Why comparisons that failed say nothing, where each may have failed for want of the copies of its case."""
-        missing = []
-        for each in comparisons:
-            if each.state == FAILED:
-                known = (self.no_copies.get((who, each.case)) for who in (TORCH_WORKER, row.name))
-                missing.append(next(filter(None, known), None) if is_near(each) else None)
-        if not missing or None in missing:
-            return None
-        text = (
-            "results on inputs that differ in their last bits, which its errors have to be compared with, could not be"
-        )
-        return Reason(REFERENCE_FAILED, f"{text} computed: {missing[0]}")
+        missing = [self._missing(row, each) for each in comparisons if each.state == FAILED]
+        return _without_copies(missing[0]) if missing and missing[0] is not None and None not in missing else None
+
+    def _missing(self, row: Runtime, each: Comparison) -> Reason | None:
+        """Why copies are missing on which a comparison is judged again."""
+        index = next(index for index, case in enumerate(self.cases) if case.name == each.case)
+        if is_unclear(each, self._tolerances[each.case]) and (row.name, index) in self.no_copies:
+            return self.no_copies[row.name, index]
+        return self.torch_again[index].failure if is_near(each) and index in self.torch_again else None
 
     def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
         """Why comparisons that failed say nothing, where that is true of each of them: the runtime is within its share
@@ -261,23 +274,29 @@ class ArtifactJob:
         failed, moved = [each for each in comparisons if each.state == FAILED], dict[str, float]()
         if not failed or not all(is_unclear(each, self._tolerances[each.case]) for each in failed):
             return None
+        lost: Reason | None = None
         for each in failed:
-            moved[each.case] = self._moved(each)
+            draws, exact = self._moved(each)
+            moved[each.case] = float(abs(draws.outputs[each.output] - exact[each.output]).max(initial=0.0))
             tolerance = self._tolerances[each.case]
             if tolerance.multiple * moved[each.case] <= tolerance.ceiling * (each.reference_rms or 0.0):
-                return None
+                if draws.failure is None:
+                    return None
+                lost = draws.failure
+        if lost is not None:
+            return _without_copies(lost)
         worst = worst_of(failed)
         text = f"{INCONCLUSIVE}: where inputs and weights differ in their last bits, {worst.output!r} moves by "
         text += f"{moved[worst.case]:.3g} in float64, and the runtime is off by {worst.max_error:.3g}: rounding errors "
         return Reason(INCONCLUSIVE, f"{text}hide what the block computes (inputs: {worst.case})")
 
-    def _moved(self, each: Comparison) -> float:
-        """By how much the reference of an output moves on copies of the case; 0 where it can't be computed there."""
+    def _moved(self, each: Comparison) -> tuple[Draws, Arrays]:
+        """The reference on copies of a case, and on the case itself."""
         index = next(index for index, case in enumerate(self.cases) if case.name == each.case)
         exact = result(self.reference).outputs[index] if self.reference is not None else {}
         if index not in self.moved:
-            self.moved[index] = self._drawn(self.run_reference, index, exact, exact, MOVES)
-        return float(abs(self.moved[index].outputs[each.output] - exact[each.output]).max(initial=0.0))
+            self.moved[index] = drawn(self.run_reference, self.cases[index].arrays, index, exact, exact, MOVES)
+        return self.moved[index], exact
 
     def _on_copies(self, row: Runtime, index: int) -> list[Arrays] | None:
         """A runtime's outputs on copies of a case that differ in their last bits; None where it fails on one.
@@ -290,8 +309,8 @@ class ArtifactJob:
         while inputs := list(itertools.islice(copies, together)):
             answer = result(self.pool.submit(row, run.path, inputs, run.options))
             if answer.failure is not None:
-                if answer.failure.code in NO_REFERENCE and answer.failure.code != CRASHED:
-                    self.no_copies[row.name, self.cases[index].name] = answer.failure
+                if answer.failure.code in LOST:
+                    self.no_copies[row.name, index] = answer.failure
                 return None
             outputs += answer.outputs
         return outputs
@@ -299,16 +318,8 @@ class ArtifactJob:
     def _torch_again(self, index: int, reference: Arrays, by_torch: Arrays) -> Draws:
         """Torch's results on a case and on copies of it that differ in their last bits."""
         if index not in self.torch_again:
-            self.torch_again[index] = self._drawn(self.run_torch, index, reference, by_torch, DRAWS)
+            self.torch_again[index] = drawn(self.run_torch, self.cases[index].arrays, index, reference, by_torch, DRAWS)
         return self.torch_again[index]
-
-    def _drawn(self, run: Rerun | None, index: int, reference: Arrays, first: Arrays, count: int) -> Draws:
-        """The first result on a case and those on copies of it; why one is missing is kept."""
-        case = self.cases[index]
-        draws = drawn(run, case.arrays, index, reference, first, count)
-        if draws.failure is not None:
-            self.no_copies[TORCH_WORKER, case.name] = draws.failure
-        return draws
 
     def expected(self, index: int) -> list[Expected]:
         """What each output must be on a case: the reference, and the farthest of several of torch's results."""

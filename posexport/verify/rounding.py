@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from posexport.errors import Reason
+from posexport.processes import KILLED, LIMITED, MEMORY, STOPPED, TIMED_OUT
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -32,6 +33,9 @@ DRAWS = 8
 NEAR = 64.0
 """Torch's error is taken again for errors up to this multiple of their limit: where tokens have logits of hundreds, one
 draw of it was 70 times smaller than the error of a sound runtime."""
+
+LOST = (TIMED_OUT, MEMORY, LIMITED, KILLED, STOPPED)
+"""Failures that say nothing of what was to be computed: a machine that was too slow or too small for it."""
 
 Rerun = Callable[[Sequence[Arrays], dict[str, Any]], "Future[Answer]"]
 """Runs sets of inputs with further options."""
@@ -74,8 +78,8 @@ def _changed(array: Array, rng: np.random.Generator) -> Array:
 class Draws:
     """Several of torch's results on one case: of each output the one that is farthest from the reference and finite,
     that which is farthest in values of ordinary size (posexport.verify.ordinary), and the errors of each token (the
-    largest along the last axis; infinite where one is not finite) in all of them. `failure` is why there are fewer than
-    were asked for."""
+    largest along the last axis; infinite where one is not finite) in all of them. `failure` is why most of those that
+    were asked for are missing."""
 
     outputs: Arrays
     usual: Arrays
@@ -104,15 +108,16 @@ class Draws:
 def drawn(run: Rerun | None, arrays: Arrays, seed: int, reference: Arrays, first: Arrays, count: int) -> Draws:
     """The first result on a case's inputs, and those of so many copies of them that differ in their last bits."""
     draws = Draws.of(reference, first)
+    lost = []
     for number, copy in enumerate(itertools.islice(last_bits_changed(arrays, seed), count)):
         if run is None:
             break
         answer = result(run([copy], {"last_bits": number}))
         if answer.failure is None:
             draws = draws.with_another(reference, answer.outputs[0])
-        else:
-            draws = attrs.evolve(draws, failure=answer.failure)
-    return draws
+        elif answer.failure.code in LOST:
+            lost.append(answer.failure)
+    return attrs.evolve(draws, failure=lost[0]) if 2 * len(lost) > count else draws
 
 
 def _usual_error(array: Array, reference: Array, where: Array | None) -> float:

@@ -211,6 +211,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ops.head_norm(QS, 1.5),  # type: ignore[arg-type]
         "head_norm: weight is 1.5: it must be a tensor [head_dim].",
     ),
+    "rates": (
+        lambda: ops.linear_attention(QS, QS, QS, normal(B, N, H, H), normal(B, S, 3)),
+        f"linear_attention: decay has 3 rates: give one for each of {N} heads, or of {N * H} features of keys.",
+    ),
     "no number": (
         lambda: ops.attend(QS, KS, KS, num_heads="4"),  # type: ignore[arg-type]
         "attend: num_heads is '4': it must be a whole number.",

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 }
 
 
-QUICK = ("llama, grown caches", "llama, buffers", "tied embeddings, learned positions")
+QUICK = ("llama, grown caches", "llama, buffers", "tied embeddings, learned positions", "layers without caches")
 """The others take as long, and run by `scripts/test slow`."""
 
 

@@ -253,6 +253,7 @@ def test_states_are_handed_on(past: str, present: str, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "x.onnx")
     made = run(tmp_path / "x.onnx", [[3, 4], [1, 1]], max_new_tokens=4)
     assert made.tokens == ((7, 5, 1, 2), (2, 4, 8, 7))
+    assert made.cache == "states"
 
 
 NO_DECODERS: dict[str, tuple[dict[str, Any], str]] = {

@@ -177,6 +177,8 @@ def cases() -> list[GraphCase]:
         ("present.0.key", lambda s: (s["batch"], 2, s["total"], 4), (0, 2, "total")),
         ("pooled", lambda s: (s["batch"], 8), None),
         ("one", lambda s: (), None),
+        ("present.0.recurrent_state", lambda s: (s["batch"], 2, s["total"], 4), None),  # features, as many by chance
+        ("present_conv.0", lambda s: (s["batch"], s["total"], s["seq"]), None),
     ],
 )
 def test_the_axes_of_tokens_are_told_by_their_sizes(name: str, shape: Any, axes: object) -> None:

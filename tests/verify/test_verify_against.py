@@ -293,3 +293,19 @@ def test_tokens_on_the_first_axis_are_counted_as_tokens(tmp_path: Path) -> None:
     reach = verdict_of(path, path).reach
     assert reach is not None
     assert (reach.keys, reach.batch) == (600, 40)
+
+
+FLAG = """<ir_version: 10, opset_import: ["": 18]>
+g (float[batch, seq, 16] hidden_states, float[batch, seq] input_mask) => (float[batch, seq, 16] output)
+ <float one = {1.0}, float scale = {SCALE}, int64[1] last = {2}> {
+  seen = Equal(input_mask, one) number = Cast<to = 1>(seen) wide = Unsqueeze(number, last)
+  y = Add(hidden_states, wide) output = Mul(y, scale)
+}"""
+"""On copies of its inputs no number is 1: rounding errors seem to be as large as the flag."""
+
+
+def test_a_fault_is_no_rounding_error_of_an_unstable_file(tmp_path: Path) -> None:
+    for name, scale in (("truth", "1.0"), ("wrong", "1.005")):
+        onnx.save(onnx.parser.parse_model(FLAG.replace("SCALE", scale)), tmp_path / f"{name}.onnx")
+    assert verdict_of(tmp_path / "wrong.onnx", tmp_path / "truth.onnx").state == FAILED
+    assert verdict_of(tmp_path / "truth.onnx", tmp_path / "truth.onnx").state == PASSED

@@ -14,7 +14,7 @@ import torch
 
 from posexport.graphs.attention.dataflow import outer_values
 from posexport.graphs.attention.rotary import AngleSource
-from posexport.graphs.axes import AXES, BATCH, ENCODER, HEIGHT, PAST, SEQ, WIDTH, Axes, is_token_first
+from posexport.graphs.axes import AXES, BATCH, CACHED, ENCODER, HEIGHT, PAST, SEQ, WIDTH, Axes, is_token_first
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.roles import Role
@@ -30,9 +30,6 @@ Rows = Sequence[Positions]
 
 POSITIONS = "position_ids"
 """The role of inputs with positions."""
-
-_CACHED = ("past", "past_length", "write_indices", "cache_position")
-"""Roles of inputs without which nothing is cached."""
 
 
 class Measure:
@@ -115,8 +112,8 @@ class Measure:
 
     def _sized(self, roles: Mapping[str, Role]) -> dict[str, Role]:
         """The roles, and that of a cache of the graph, without which nothing would be cached, as a small input."""
-        caches = [role for role in self._view.roles.values() if role.kind in _CACHED]
-        if not caches or any(role.kind in _CACHED for role in roles.values()):
+        caches = [role for role in self._view.roles.values() if role.kind in CACHED]
+        if not caches or any(role.kind in CACHED for role in roles.values()):
             return dict(roles)
         one = caches[0]
         pairs = [

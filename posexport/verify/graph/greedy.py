@@ -52,7 +52,7 @@ def is_decoder(subject: GraphSubject) -> bool:
     """Whether a file of a whole model decodes tokens by itself: it has caches or positions, unlike an encoder."""
     named = {*subject.inputs}
     needed = {"input_ids", "attention_mask"} <= named and "logits" in subject.outputs
-    return needed and bool(named & {"position_ids", "past_key_values.0.key"})
+    return needed and ("position_ids" in named or any(name.startswith("past_key_values.") for name in named))
 
 
 @attrs.frozen(kw_only=True)

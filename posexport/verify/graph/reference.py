@@ -70,6 +70,7 @@ class Reference:
         self._exact = self._submit_groups({})
         self._own = self._submit_groups(self._own_options) if own else []
         self._known: dict[int, Evaluation] = {}
+        self._draws: dict[int, list[Arrays]] = {}
 
     def _submit_groups(self, options: Mapping[str, Any]) -> list[Future[Answer]]:
         starts = range(0, len(self._arrays), self._group)
@@ -116,13 +117,16 @@ class Reference:
     def draw_again(self, index: int) -> None:
         """Evaluate copies of a case, whose inputs and weights differ in their last bits, in the own dtypes too."""
         known = self.evaluation(index)
-        if len(known.own) > 1:
-            return
-        futures = [
-            self._submit([arrays], {**self._own_options, "last_bits": seed})
-            for seed, arrays in enumerate(last_bits_changed(self._arrays[index], index))
-        ]
-        for future in futures[:DRAWS]:
-            answer = result(future)
-            if answer.failure is None:
-                known.own.append(answer.outputs[0])
+        if len(known.own) < 2:
+            known.own += self.draws(index)
+
+    def draws(self, index: int) -> list[Arrays]:
+        """The evaluations of such copies."""
+        if index not in self._draws:
+            futures = [
+                self._submit([arrays], {**self._own_options, "last_bits": seed})
+                for seed, arrays in enumerate(last_bits_changed(self._arrays[index], index))
+            ]
+            answers = [result(future) for future in futures[:DRAWS]]
+            self._draws[index] = [answer.outputs[0] for answer in answers if answer.failure is None]
+        return self._draws[index]

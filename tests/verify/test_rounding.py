@@ -19,8 +19,8 @@ from mutation.surgery import Logits, change_visibility
 from verify_helpers import plant, write
 
 from posexport.errors import Reason
-from posexport.processes import CRASHED, MEMORY
-from posexport.runtimes import RUNTIMES, TORCH_WORKER
+from posexport.processes import CRASHED
+from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -29,8 +29,8 @@ from posexport.verify import judge, verify
 from posexport.verify.cases import Case
 from posexport.verify.judge import ArtifactJob, Run
 from posexport.verify.parity import TOLERANCES, compare, is_unclear
-from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, REFERENCE_FAILED, Comparison, VerifyOverrides
-from posexport.verify.rounding import DRAWS, NEAR, Draws, drawn, last_bits_changed, medians, of_encodings
+from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, Comparison, VerifyOverrides
+from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians, of_encodings
 
 TRUTH = np.random.default_rng(3).standard_normal((2, 5, 8))
 FLOOR, MULTIPLE = 2.0**-20 * float(np.sqrt(np.mean(TRUTH**2))), 8
@@ -135,29 +135,6 @@ def test_what_is_over_the_ceiling_is_judged_by_the_middle_error_and_on_its_token
         assert f"the limit is {found.limit:.3g}" in found.reason
 
 
-@pytest.mark.parametrize(("count", "code", "missing"), [(1, MEMORY, False), (5, MEMORY, True), (5, CRASHED, False)])
-def test_torch_results_are_missing_where_most_could_not_be_computed(count: int, code: str, missing: bool) -> None:
-    """Where some of torch's runs on copies end, the others still count."""
-    arrays, seen = {"hidden_states": np.ones((2, 5, 8), np.float32)}, []
-
-    def run(inputs: Sequence[Arrays], options: dict[str, Any]) -> Future[Answer]:
-        seen.append(options["last_bits"])
-        return answered(failure=Reason(code, "it ended")) if len(seen) <= count else answered(off(LUCKY))
-
-    draws = drawn(run, arrays, 0, off(0), off(LUCKY), DRAWS)
-    assert seen == list(range(DRAWS)) and len(draws.errors["output"]) == DRAWS + 1 - count
-    assert (draws.failure is not None) == missing
-
-
-@pytest.mark.parametrize(("code", "kept"), [(MEMORY, True), (CRASHED, False)])
-def test_a_runtime_that_crashes_on_a_copy_is_judged_by_its_first_run(code: str, kept: bool) -> None:
-    job = _job(0.0)
-    job.runs["ort-cpu"] = Run(answered(off(0)), [0], Path("a.onnx"), OPTIONS)
-    job.pool.submit.return_value = answered(failure=Reason(code, "it ended"))  # type: ignore[attr-defined]
-    assert job._on_copies(RUNTIMES["ort-cpu"], 0) is None
-    assert (("ort-cpu", 0) in job.no_copies) == kept
-
-
 def test_a_runtime_that_fails_on_a_copy_is_judged_by_its_first_run() -> None:
     errors = [0.4 * CEILING] * DRAWS
     found, _ = judged(1.5 * CEILING, errors, 0.15 * CEILING, failure=Reason(CRASHED, "it crashed"))
@@ -165,7 +142,7 @@ def test_a_runtime_that_fails_on_a_copy_is_judged_by_its_first_run() -> None:
     assert is_unclear(found, TOLERANCES["fp32"])
 
 
-def _job(moved: float | None, sizes: int = 5, exact: Arrays | None = None, code: str = CRASHED) -> ArtifactJob:
+def job_of(moved: float | None, sizes: int = 5, exact: Arrays | None = None, code: str = CRASHED) -> ArtifactJob:
     """A job whose reference moves by so much of the ceiling on copies, or can't be computed there."""
     artifact: Any = SimpleNamespace(spec=case("none"), outputs={"output": (TRUTH.shape, "fp64")}, path=Path("a.onnx"))
     failure = Reason(code, "it ended") if moved is None else None
@@ -199,60 +176,18 @@ def test_nothing_is_shown_where_the_exact_result_moves_as_far(
 ) -> None:
     outputs, tolerance = (off(error * CEILING), off(by_torch * CEILING)), TOLERANCES["fp32"]
     found = compare("c", off(0), outputs[1], outputs[0], {"output": "fp64"}, tolerance)
-    hidden = _job(moved)._hidden(found)
+    hidden = job_of(moved)._hidden(found)
     assert (hidden is not None) == is_hidden
     if hidden is not None:
         assert hidden.code == INCONCLUSIVE
         assert f"'output' moves by {0.5 * CEILING:.3g} in float64" in hidden.text and "(inputs: c)" in hidden.text
-    assert _job(moved)._hidden([*found, attrs.evolve(found[0], torch_error=0.0)]) is None, "one that says something"
-    assert _job(moved)._hidden(compare("c", off(0), off(0), off(0), {"output": "fp64"}, tolerance)) is None
-
-
-OUT_OF_MEMORY = Reason(MEMORY, "memory ran out")
-
-
-@pytest.mark.parametrize(
-    ("error", "by_torch", "who", "undecided"),
-    [
-        (1.5 * LIMIT, 0.0, TORCH_WORKER, True),
-        (1.1 * NEAR * LIMIT, 0.0, TORCH_WORKER, False),  # a fault, whatever is computed on copies
-        (1.5 * LIMIT, 0.0, "ort-cpu", False),  # whose copies are for what torch's errors may hide
-        (1.5 * CEILING, 0.4 * CEILING, "ort-cpu", True),
-        (1.5 * CEILING, 0.4 * CEILING, "ort-cuda", False),  # copies on another runtime
-        (1.5 * LIMIT, 0.0, None, False),
-    ],
-)
-def test_no_verdict_hangs_on_copies_that_could_not_be_computed(
-    error: float, by_torch: float, who: str | None, undecided: bool
-) -> None:
-    job, runtime = _job(0.0), RUNTIMES["ort-cpu"]
-    job.cases.append(attrs.evolve(job.cases[0], name="d"))
-    found = compare("c", off(0), off(by_torch), off(error), {"output": "fp64"}, TOLERANCES["fp32"])
-    if who == TORCH_WORKER:
-        job.torch_again[0] = attrs.evolve(Draws.of(off(0), off(by_torch)), failure=OUT_OF_MEMORY)
-    elif who is not None:
-        job.no_copies[who, 0] = OUT_OF_MEMORY
-    reason = job._undecided(runtime, found)
-    assert (reason is not None) == undecided
-    if reason is not None:
-        assert reason.code == REFERENCE_FAILED and reason.text.endswith("could not be computed: memory ran out")
-        assert job._undecided(runtime, [*found, attrs.evolve(found[0], case="d")]) is None, "another says something"
-    passed = compare("c", off(0), off(0), off(0), {"output": "fp64"}, TOLERANCES["fp32"])
-    assert job._undecided(runtime, passed) is None
-
-
-@pytest.mark.parametrize(("code", "undecided"), [(MEMORY, True), (CRASHED, False)])
-def test_a_reference_that_can_not_be_computed_again_decides_nothing(code: str, undecided: bool) -> None:
-    found = compare("c", off(0), off(0.4 * CEILING), off(1.5 * CEILING), {"output": "fp64"}, TOLERANCES["fp32"])
-    hidden = _job(None, code=code)._hidden(found)
-    assert (hidden is not None and hidden.code == REFERENCE_FAILED) == undecided
-    plain = compare("c", off(0), off(0), off(1.5 * LIMIT), {"output": "fp64"}, TOLERANCES["fp32"])
-    assert _job(None, code=code)._hidden(plain) is None, "what needs no such copies"
+    assert job_of(moved)._hidden([*found, attrs.evolve(found[0], torch_error=0.0)]) is None, "one that says something"
+    assert job_of(moved)._hidden(compare("c", off(0), off(0), off(0), {"output": "fp64"}, tolerance)) is None
 
 
 def test_sums_of_alike_values_may_be_rounded_in_one_direction() -> None:
     alike = {"output": np.broadcast_to(TRUTH[:, :1], TRUTH.shape)}
-    floors = [_job(0.0, 1000, exact)._tolerances["c"].floor for exact in (alike, {"output": TRUTH})]
+    floors = [job_of(0.0, 1000, exact)._tolerances["c"].floor for exact in (alike, {"output": TRUTH})]
     usual = TOLERANCES["fp32"].floor
     assert floors == [usual + 1000 * 2.0**-25, usual]
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from posexport.spec.contract import Shape
-from posexport.spec.input_roles import STATE, plain_name
+from posexport.spec.input_roles import is_state
 
 BATCH, SEQ, PAST, TOTAL, SLOTS, ENCODER = "batch", "seq", "past", "total", "slots", "encoder"
 """`total` is past + seq. A cache of `slots` places is written into (`past` of them are full)."""
@@ -306,9 +306,7 @@ def _is_written_into(kinds: Mapping[str, str], shapes: Mapping[str, Shape], outp
     places = [(name, (_layout("past", shapes[name]) or ()).index(PAST)) for name in caches]
     lengths = {(at, shapes[name][at]) for name, at in places if shapes[name][at] != "?"}
     present: list[Shape] = [
-        shape
-        for name, shape in outputs.items()
-        if "present" in name.lower() and len(shape) == 4 and not re.search(STATE, plain_name(name))
+        shape for name, shape in outputs.items() if "present" in name.lower() and len(shape) == 4 and not is_state(name)
     ]
     present = present or [
         shape

@@ -8,7 +8,6 @@ Rows of a batch may have prompts of different lengths: shorter ones are padded o
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import onnxruntime
 
 from posexport.errors import RequestError, shown
 from posexport.spec.fields import integer, number
-from posexport.spec.input_roles import STATE, plain_name
+from posexport.spec.input_roles import is_state
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +99,7 @@ class Decoder:
         pasts = [
             name
             for name in self._inputs
-            if name not in self._encoded and (name.startswith(_PAST) or _is_past_state(name))
+            if name not in self._encoded and (name.startswith(_PAST) or (name.startswith("past") and is_state(name)))
         ]
         self._present = {name: _present_of(name) for name in pasts}
         for name in self._inputs:
@@ -193,10 +192,6 @@ class Decoder:
         results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         self._caches |= {past: results[present] for past, present in self._present.items() if present not in buffers}
         return results
-
-
-def _is_past_state(name: str) -> bool:
-    return name.startswith("past") and re.search(STATE, plain_name(name)) is not None
 
 
 def _present_of(past: str) -> str:

@@ -46,7 +46,7 @@ ROLES: dict[str, str] = {
 """The roles that an input may have, with what they hold."""
 
 STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurrent|ssm)(_|$)"
-"""The pattern of plain names of states, which inputs and outputs have."""
+"""The pattern of plain names of states."""
 
 NAMES: tuple[tuple[str, str, str], ...] = (
     # pattern, role, kinds of dtype: f floating, i integer, b bool
@@ -91,6 +91,11 @@ _SHOWN = 8  # names of inputs in a message
 def plain_name(name: str) -> str:
     """The name of an input as the patterns of NAMES read it: in small letters, with one sign between words."""
     return re.sub(r"[/:.\s]+", "_", name.lower()).strip("_")
+
+
+def is_state(name: str) -> bool:
+    """Whether an input or an output of this name holds a state, which has no tokens."""
+    return re.search(STATE, plain_name(name)) is not None
 
 
 def check_role(name: str, role: str) -> None:

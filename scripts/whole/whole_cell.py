@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 from whole_rows import ROWS
 
+from posexport.verify.result import INCONCLUSIVE
+
 EQUAL, DIFFERENT, NOT_VERIFIED, REFUSED, CRASHED = "equal", "different", "not verified", "refused", "crashed"
 """What came of a cell: the file is the model; it is not; no verdict; one sentence that it can't be; a traceback."""
 
@@ -88,6 +90,8 @@ def _verdict(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
         raise FailedError(REFUSED, str(made["unreadable"] or "no verdict"))
     if bad is not None:
         what = f"{Path(bad['artifact']).stem} on {bad['worst']['case']}: " if bad["worst"] else ""
+        if bad["reason_code"] == INCONCLUSIVE:  # torch itself is off by more than a runtime may be
+            return {"state": NOT_VERIFIED, "reason": f"{what}{bad['where'] or bad['reason']}"}
         state = DIFFERENT if bad["state"] == "failed" else NOT_VERIFIED
         return {"state": state, "reason": f"{what}{bad['reason']}"}
     return {"state": EQUAL, "of_limit": max(shares, default=0.0)}

@@ -6,14 +6,13 @@ An axis of tokens is told by its size, which is that of the tokens in every case
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from posexport.graphs.axes import BATCH, ENCODER, KEPT, SEQ, SLOTS, TOTAL
-from posexport.spec.input_roles import STATE, plain_name
+from posexport.spec.input_roles import is_state
 from posexport.verify.graph.cases import GraphCase
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +25,7 @@ _MEANINGS = (SEQ, TOTAL, SLOTS, ENCODER, KEPT)
 
 def token_axes(name: str, cases: Sequence[GraphCase], shapes: Sequence[tuple[int, ...]]) -> TokenAxes | None:
     """The axes of rows and tokens of an output with these shapes on these cases; None where it has none."""
-    if re.search(STATE, plain_name(name)):
+    if is_state(name):
         return None
     known = [(case, shape) for case, shape in zip(cases, shapes, strict=True) if case.visible]
     if not known or len({len(shape) for _, shape in known}) > 1:

@@ -22,6 +22,7 @@ from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.runtimes.wide_outputs import columns_of
+from posexport.spec.input_roles import is_state
 from posexport.verify.graph.cases import GraphCase
 from posexport.verify.graph.outputs import TokenAxes, selected, token_axes
 from posexport.verify.graph.parity import Expected, coarser, own_error_share, tolerance_of
@@ -200,9 +201,10 @@ class Truth:
         return found
 
     def _least_scale(self, name: str, exact: Array) -> float:
-        """The least scale of an output's errors: 1 of parts of 1, and of those of a softmax the largest."""
+        """The least scale of an output's errors: 1 of parts of 1, and the largest value of those of a softmax and of
+        states, whose heads decay in their own ways and differ in size by orders of magnitude."""
         kind = self.subject.bounded.get(name, "")
-        if kind == "Softmax":
+        if kind == "Softmax" or is_state(name):
             return float(np.abs(exact).max(initial=0.0))
         return 1.0 if kind else 0.0
 

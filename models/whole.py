@@ -183,8 +183,8 @@ def _has_states(model: Any) -> bool:
 
 def _refusal(model: nn.Module) -> RequestError:
     return RequestError(
-        f"{type(model).__name__} remembers something that can't be handed on by name, other than keys, values and "
-        "states of a fixed size: give --kv-cache none for the model without caches."
+        f"{type(model).__name__} has no attention with caches, or remembers something that can't be handed on by name: "
+        "give --kv-cache none for the model without caches."
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import attrs
 import onnx_ir as ir
 import torch
+from onnx.checker import ValidationError
+from onnx.shape_inference import InferenceError
 from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 from torch import Tensor, nn
 
@@ -186,11 +188,24 @@ class _Export:
         if rewritten.changed and how.target != "portable":
             model.metadata_props["posexport.target"] = how.target
         model.producer_name, model.producer_version = "posexport", __version__
-        onnx_file.check(model)
+        self._check(model)
         records = attention_records(rewritten, layers, owned)
         return ExportedModel(
             model=model, architecture=self.pretrained.architecture, attentions=tuple(records), part=self.part.name
         )
+
+    def _check(self, model: ir.Model) -> None:
+        """RequestError for bfloat16 at an opset in which an operator, such as Conv before 22, doesn't take it."""
+        try:
+            onnx_file.check(model)
+        except (InferenceError, ValidationError) as error:
+            if torch.bfloat16 not in (self.how.dtype, main_dtype(self.pretrained)):
+                raise
+            said = shown(" ".join(str(error).split())[-200:])
+            raise RequestError(
+                f"{self.pretrained.architecture} can't be written in bf16 at opset {self.functions.opset}, since "
+                f"ONNX says {said}: give --opset 22, or --dtype fp32 or fp16."
+            ) from None
 
     def _rewritten(self, model: ir.Model) -> Rewritten:
         how = self.how

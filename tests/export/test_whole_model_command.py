@@ -262,7 +262,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_memories_that_are_no_keys_and_values() -> None:
-    with pytest.raises(RequestError, match="MambaForCausalLM remembers something that can't be handed on by name"):
+    with pytest.raises(RequestError, match="MambaForCausalLM has no attention with caches, or remembers something"):
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport())
 
 

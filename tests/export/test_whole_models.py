@@ -12,6 +12,7 @@ import torch
 from tiny_models import checkpoint, decoder_error
 
 from posexport.artifact.onnx_artifact import write_onnx
+from posexport.errors import RequestError
 from posexport.export import whole_model
 from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
 from posexport.models.pretrained import open_pretrained
@@ -77,6 +78,14 @@ def test_a_decoder_is_the_model_of_transformers(case: str, tmp_path: Path) -> No
     assert {kind: kinds.count(kind) for kind in operators} == operators
     path = written(model, tmp_path)
     assert decoder_error(path, checkpoint(name)) < BOUND["fp32"]
+
+
+def test_bfloat16_where_an_operator_does_not_take_it_is_a_sentence() -> None:
+    with pytest.raises(
+        RequestError, match=r"Lfm2ForCausalLM can't be written in bf16 at opset 18, .*: give --opset 22"
+    ):
+        exported("lfm2", "bfloat16")
+    assert exported("lfm2", "bfloat16", opset=22).model.graph.opset_imports[""] == 22
 
 
 def test_names_are_those_that_loaders_expect() -> None:

@@ -372,7 +372,15 @@ def test_every_reason_is_on_the_page() -> None:
     root = Path(rewriter.__file__).parents[1]
     sources = [
         root / "graphs" / "attention" / name
-        for name in ("recognise.py", "scores.py", "heads.py", "products.py", "weights.py", "operands.py")
+        for name in (
+            "recognise.py",
+            "unweighted.py",
+            "scores.py",
+            "heads.py",
+            "products.py",
+            "weights.py",
+            "operands.py",
+        )
     ]
     text = "".join(path.read_text() for path in (*sources, *(root / "rewrite").glob("*.py")))
     codes = set(re.findall(r"(?:Declined|Reason)\(\s*\"([a-z-]+)\"", text)) | {ALREADY, DIFFERS, NOT_CHOSEN, NOT_TESTED}

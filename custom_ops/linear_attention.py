@@ -107,9 +107,13 @@ def _linear_attention_contrib(
 ) -> tuple[ir.Value, ir.Value]:
     rule = ("gated_" if decay is not None else "") + ("delta" if beta is not None else "")
     heads = size_of(state, 1)
-    given = [q, k, v, state, decay, beta] if beta is not None else [q, k, v, state, decay]
     made: Any = op.LinearAttention(
-        *given[: 4 if decay is None and beta is None else None],
+        q,
+        k,
+        v,
+        state,
+        decay,
+        beta,
         q_num_heads=heads,
         kv_num_heads=heads,
         scale=1.0,

@@ -314,7 +314,7 @@ def _varying(shape: tuple[int | str, ...]) -> dict[int, Any]:
     return {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if isinstance(size, str)}
 
 
-_CACHE = re.compile(r"past_key_values\.(\d+)\.(?:key|value|(?:conv|recurrent)_state(?:_\d+)?)")
+_CACHE = re.compile(rf"past_key_values\.(\d+)\.(?:{'|'.join(KEYS)}|(?:{'|'.join(STATES)})(?:_\d+)?)")
 
 
 def cached_layers(names: Iterable[str]) -> list[int]:

@@ -68,6 +68,7 @@ from posexport.verify.rounding import (
     last_bits_changed,
     medians,
     of_encodings,
+    without_copies,
 )
 
 if TYPE_CHECKING:
@@ -84,11 +85,6 @@ MOVES = 2
 
 COPIES_BYTES = 2**30
 """About how many bytes copies of a case, and the outputs on them, may take at once."""
-
-
-def _without_copies(why: Reason) -> Reason:
-    text = "results on inputs that differ in their last bits, which decide here, could not be computed"
-    return Reason(REFERENCE_FAILED, f"{text}: {why}")
 
 
 @attrs.frozen
@@ -259,11 +255,14 @@ class ArtifactJob:
     def _undecided(self, row: Runtime, comparisons: Sequence[Comparison]) -> Reason | None:
         """Why comparisons that failed say nothing, where each may have failed for want of the copies of its case."""
         missing = [self._missing(row, each) for each in comparisons if each.state == FAILED]
-        return _without_copies(missing[0]) if missing and missing[0] is not None and None not in missing else None
+        return without_copies(missing[0]) if missing and missing[0] is not None and None not in missing else None
+
+    def _index_of(self, each: Comparison) -> int:
+        return next(index for index, case in enumerate(self.cases) if case.name == each.case)
 
     def _missing(self, row: Runtime, each: Comparison) -> Reason | None:
         """Why copies are missing on which a comparison is judged again."""
-        index = next(index for index, case in enumerate(self.cases) if case.name == each.case)
+        index = self._index_of(each)
         if is_unclear(each, self._tolerances[each.case]) and (row.name, index) in self.no_copies:
             return self.no_copies[row.name, index]
         return self.torch_again[index].failure if is_near(each) and index in self.torch_again else None
@@ -284,7 +283,7 @@ class ArtifactJob:
                     return None
                 lost = draws.failure
         if lost is not None:
-            return _without_copies(lost)
+            return without_copies(lost)
         worst = worst_of(failed)
         text = f"{INCONCLUSIVE}: where inputs and weights differ in their last bits, {worst.output!r} moves by "
         text += f"{moved[worst.case]:.3g} in float64, and the runtime is off by {worst.max_error:.3g}: rounding errors "
@@ -292,7 +291,7 @@ class ArtifactJob:
 
     def _moved(self, each: Comparison) -> tuple[Draws, Arrays]:
         """The reference on copies of a case, and on the case itself."""
-        index = next(index for index, case in enumerate(self.cases) if case.name == each.case)
+        index = self._index_of(each)
         exact = result(self.reference).outputs[index] if self.reference is not None else {}
         if index not in self.moved:
             self.moved[index] = drawn(self.run_reference, self.cases[index].arrays, index, exact, exact, MOVES)

@@ -25,7 +25,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
 from posexport.verify.ordinary import ordinary
 from posexport.verify.parity import is_unclear, over_limit
-from posexport.verify.result import FAILED, OVER_LIMIT, Comparison, Tolerance
+from posexport.verify.result import FAILED, OVER_LIMIT, REFERENCE_FAILED, Comparison, Tolerance
 
 DRAWS = 8
 """Copies of a case on which errors are taken again."""
@@ -118,6 +118,12 @@ def drawn(run: Rerun | None, arrays: Arrays, seed: int, reference: Arrays, first
         elif answer.failure.code in LOST:
             lost.append(answer.failure)
     return attrs.evolve(draws, failure=lost[0]) if 2 * len(lost) > count else draws
+
+
+def without_copies(why: Reason) -> Reason:
+    """Why a verdict that hangs on copies is open where most of them are missing."""
+    text = "results on inputs that differ in their last bits, which decide here, could not be computed"
+    return Reason(REFERENCE_FAILED, f"{text}: {why}")
 
 
 def _usual_error(array: Array, reference: Array, where: Array | None) -> float:

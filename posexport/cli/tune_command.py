@@ -46,7 +46,7 @@ _COUNTED = ("kernels", "attention")
 @click.option("--form", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(FORMS)}")
 @click.option("--target", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(TARGETS)}")
 @click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
-@click.option("--allow", metavar="NAME", multiple=True, help=f"try a promise too, of: {', '.join(ALLOWED)}")
+@click.option("--allow", metavar="NAME", multiple=True, help=f"try this too, repeatable, of: {', '.join(ALLOWED)}")
 @field_options([field.name for field in attrs.fields(Spec) if field.name != "dtype"])
 @block_options
 @roles_option

@@ -4,8 +4,10 @@ Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtim
 that this process is kept to), `cuda_graph` (capture the run once and replay it), `disabled_optimizers` (names of graph
 optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `new_lengths` (each run has other ones:
 on CUDA, attention by kernels that plan nothing for them), `io_binding` (false: timed by plain
-calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16), `shared`
-({output: input} of caches that a bound run writes in place; default: those of posexport's own files).
+calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16),
+`denormal_as_zero` (true: results below the smallest normal number, 1.2e-38 in fp32, are zeros; ONNX Runtime takes it
+for the process's main thread from the first session alone), `shared` ({output: input} of caches that a bound run writes
+in place; default: those of posexport's own files).
 
 ONNX Runtime falls back to the CPU without an error where its CUDA provider can't load; here that is an error.
 """
@@ -42,10 +44,14 @@ _OPTIONS = (
     "graph_level",
     "new_lengths",
     "io_binding",
+    "denormal_as_zero",
     "shared",
 )
 GRAPH_LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 """onnxruntime's GraphOptimizationLevel, `ORT_` left out, by the name that the option has."""
+
+DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
+"""The entry of a session's configuration that `denormal_as_zero` sets."""
 
 _NO_PLANS = 1 | 2 | 16
 """`sdpa_kernel` of flash, memory-efficient and plain attention, without cuDNN's, which plans for 40 ms at each new
@@ -183,13 +189,17 @@ def _torch_stream() -> Any:
     return torch.cuda.Stream() if torch.cuda.is_available() else None
 
 
-def session_options(threads: int | None = None, level: str = "all") -> onnxruntime.SessionOptions:
+def session_options(
+    threads: int | None = None, level: str = "all", denormal_as_zero: bool = False
+) -> onnxruntime.SessionOptions:
     """Options of a quiet session; RequestError for a `level` that is none of GRAPH_LEVELS."""
     check_known("graph_level of onnxruntime", level, GRAPH_LEVELS)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _QUIET
     settings.intra_op_num_threads = int(threads or kept_to())
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
+    if denormal_as_zero:
+        settings.add_session_config_entry(DENORMAL_AS_ZERO, "1")
     return settings
 
 
@@ -211,7 +221,8 @@ def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.In
     check_known("provider of onnxruntime", provider, _DEVICES)
     if provider == "CUDA" and (missing := gpu_missing()) is not None:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
-    settings = session_options(options.get("threads"), str(options.get("graph_level", "all")))
+    level, denormal_as_zero = str(options.get("graph_level", "all")), bool(options.get("denormal_as_zero"))
+    settings = session_options(options.get("threads"), level, denormal_as_zero)
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "CUDA":
         onnxruntime.set_default_logger_severity(_QUIET)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,8 +50,8 @@ class TransformerXL(nn.Module):
         return output
 
 
-def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray]) -> Contender:
-    """The block with the spec's seeded weights, as torch exports it for any length."""
+def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray], **options: Any) -> Contender:
+    """The block with the spec's seeded weights, as torch exports it for any length, in a session with `options`."""
     x = torch.from_numpy(inputs["hidden_states"])
     shapes = {"hidden_states": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}}
     block = TransformerXL(spec, seeded_weights(spec, 0)).eval()
@@ -66,4 +67,4 @@ def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray]) -> Conte
     )
     assert program is not None  # as torch gives it with dynamo
     program.save(path)
-    return of_file(path, {"hidden_states": inputs["hidden_states"]})
+    return of_file(path, {"hidden_states": inputs["hidden_states"]}, **options)

@@ -75,9 +75,9 @@ class Contender:
     inputs: Arrays
 
 
-def of_file(path: Path, inputs: Arrays) -> Contender:
-    """An ONNX file on ONNX Runtime's CPU provider."""
-    return Contender(lambda: ort.load(path, {"threads": THREADS}), inputs)
+def of_file(path: Path, inputs: Arrays, **options: Any) -> Contender:
+    """An ONNX file on ONNX Runtime's CPU provider, with options of posexport.runtimes.ort."""
+    return Contender(lambda: ort.load(path, {"threads": THREADS, **options}), inputs)
 
 
 def of_torch(block: Block, inputs: Arrays) -> Contender:

@@ -78,7 +78,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(Programs, "identity", lambda programs, *args: made.identity(programs, *args))
     monkeypatch.setattr(CandidateTimer, "time_rounds", lambda timer, *args: made.time_rounds(timer, *args))
     monkeypatch.setattr(stage, "verified", made.verify)
-    monkeypatch.setattr(stage, "options_of", lambda *args: OPTIONS)
+    monkeypatch.setattr(stage, "options_of", lambda *args, **more: OPTIONS)
     return made
 
 

@@ -118,10 +118,16 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
     rows: list[Any] = []
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
     monkeypatch.setattr(publish, "_verify", lambda programs, path, row: (rows.append(row), ("passed", ""))[1])
-    options = {"graph_level": "basic", "threads": 1, "io_binding": True}
+    options = {"graph_level": "basic", "threads": 1, "io_binding": True, "denormal_as_zero": True}
     won = Row.of(PROGRAM, {**options, "cuda_graph": True})
     with programs(Store(tmp_path)) as each:
         publish.verified(each, won, False)
+        told = publish.settings(each, won)
+        assert told["session.set_denormal_as_zero"] == "1"  # ONNX Runtime's own name
+        assert told.keys() - publish.settings(each, Row.of(PROGRAM, {})).keys() == {
+            "session.set_denormal_as_zero",
+            "enable_cuda_graph",
+        }
     assert rows[0].options == {"provider": "CPU", **options}
 
 

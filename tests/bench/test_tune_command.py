@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "weights": (("--encoding", "rope", "--weights", "a", "--seed", "1"), "both weights and seed were given"),
     "preset": (("--preset", "llama-2-7b", "--encoding", "rope"), "both preset and encoding were given"),
     "promise": (("--encoding", "swin", "--allow", "consecutive"), "which has no positions on one axis: drop it"),
+    "promise with denormals": (
+        ("--encoding", "swin", "--allow", "denormal-as-zero", "--allow", "consecutive"),
+        "--allow consecutive with swin, which has no positions on one axis: drop it",
+    ),
+    "unknown promise": (("--encoding", "rope", "--allow", "zeros"), "unknown allow 'zeros'"),
+    "denormals": (
+        ("--encoding", "rope", "--for", "tensorrt-rtx", "--allow", "denormal-as-zero"),
+        "--allow denormal-as-zero for tensorrt-rtx: it is an option of ONNX Runtime on a CPU, so drop it",
+    ),
     "bf16": (("--encoding", "rope", "--dtype", "bf16"), "ONNX Runtime's CPU provider has no bf16 kernels"),
 }
 
@@ -96,6 +107,26 @@ def test_graph_level_and_plain_calls_are_options_of_onnxruntime(tmp_path: Path) 
     assert runner.prepare(inputs_for(spec, 1, 3))() > 0
     with pytest.raises(RequestError, match="unknown graph_level of onnxruntime 'full'"):
         load(path, {"graph_level": "full"})
+
+
+@pytest.mark.parametrize("denormal_as_zero", [True, False])
+def test_denormal_numbers_are_zeros_where_a_session_is_asked_for_it(denormal_as_zero: bool, tmp_path: Path) -> None:
+    """In a process of its own, as candidates are timed: ONNX Runtime asks the first session of a process alone."""
+    nodes = [onnx.helper.make_node("Mul", ["x", "x"], ["y"])]
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4096]) for name in "xy")
+    graph = onnx.helper.make_graph(nodes, "square", [x], [y])
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    onnx.save(model, tmp_path / "m.onnx")
+    program = f"""
+import numpy as np
+from pathlib import Path
+from posexport.runtimes.ort import load
+runner = load(Path("m.onnx"), {{"denormal_as_zero": {denormal_as_zero}}})
+(square,) = runner.run({{"x": np.full(4096, 1e-20, np.float32)}}).values()  # 1e-40
+print((square.view(np.int32) == 0).sum())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "4096\n" if denormal_as_zero else "0\n"), done.stderr
 
 
 @pytest.mark.slow

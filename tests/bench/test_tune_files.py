@@ -118,7 +118,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FileWorld:
     monkeypatch.setattr(CandidateTimer, "time_rounds", lambda timer, *args: made.time_rounds(timer, *args))
     monkeypatch.setattr(FilePrograms, "identity", lambda programs, program, level=None: (str(program), None))
     monkeypatch.setattr(stage, "verified", made.verify)
-    monkeypatch.setattr(stage, "options_of", lambda *args: OPTIONS)
+    monkeypatch.setattr(stage, "options_of", lambda *args, **more: OPTIONS)
     return made
 
 

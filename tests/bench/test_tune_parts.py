@@ -63,6 +63,9 @@ def test_options_start_with_the_runtimes_own_choice() -> None:
     assert [each.get("threads") for each in options_of("ort-cpu", False, cpus=8)][::2][:3] == [None, 4, 1]
     assert {each.get("threads") for each in options_of("ort-cpu", False, cpus=1)} == {None}
     assert options_of("tensorrt-rtx", gpu=False) == [{}, {"profile": "scenario"}]
+    allowed = options_of("ort-cpu", gpu=False, cpus=2, allow=["denormal-as-zero"])
+    assert allowed[0] == {} and len(allowed) == 2 * len(two)
+    assert [one for one in allowed if "denormal_as_zero" not in one] == two
 
 
 def test_the_plainest_has_fewest_options_then_the_most_portable_program() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from posexport.bench.timed_graph import TimedGraph
     from posexport.bench.tune.result import Result
 
-OPTIONS = ("runtime", "scenario", "objective", "form", "target", "opset", "output")
+OPTIONS = ("runtime", "scenario", "objective", "form", "target", "opset", "allow", "output")
 """The options of a tuning that a file takes; the others describe a block, and a file is one already."""
 
 
@@ -82,7 +82,12 @@ def read_file_request(
             f"{file!r} can't be tuned for {runtime}: of a file, sessions of ONNX Runtime are tuned (--for ort-cpu or "
             "ort-cuda), so give an .onnx and one of these; 'posexport compile' makes plans."
         )
-    limits = Limits(forms=_all(given, "form"), targets=_all(given, "target"), opsets=_all(given, "opset"))
+    forms, targets, opsets, allow = (_all(given, name) for name in ("form", "target", "opset", "allow"))
+    limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
+    if "consecutive" in allow:
+        raise RequestError(
+            f"--allow consecutive was given with the file {file!r}, whose positions are as they were written: drop it."
+        )
     scenario = None if given.get("scenario") is None else one_scenario(given["scenario"])
     usual = Scenario("prefill", USUAL_TOKENS)
     checked = Request(

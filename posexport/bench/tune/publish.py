@@ -22,11 +22,11 @@ from posexport.verify.result import FAILED, PASSED
 def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
 
-    Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. Graph level, threads and I/O
-    binding are the candidate's own; CUDA graphs, which only launch the same kernels in another way, are not.
+    Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. All options of a session are
+    the candidate's own but CUDA graphs, which only launch the same kernels in another way.
     """
     runtime = RUNTIMES["tensorrt-import" if by_kernels else programs.request.runtime]
-    options = {name: value for name, value in row.options.items() if name in ("graph_level", "threads", "io_binding")}
+    options = {name: value for name, value in row.options.items() if name not in ("cuda_graph", "profile")}
     runtime = attrs.evolve(runtime, options={**runtime.options, **options})
 
     def find() -> dict[str, Any]:
@@ -57,6 +57,8 @@ def settings(programs: Programs, row: Row) -> dict[str, Any]:
         "intra_op_num_threads": options.get("threads") or kept_to(),
         "io_binding": bool(options.get("io_binding")),
     }
+    if options.get("denormal_as_zero"):
+        session["session.set_denormal_as_zero"] = "1"
     return session | ({"enable_cuda_graph": True} if options.get("cuda_graph") else {})
 
 

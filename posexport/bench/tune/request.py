@@ -128,9 +128,9 @@ def read_tune_request(
     limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
     specs = specs_of(merged, parameters)
     first = next(iter(specs.values()))
-    if limits.allow and first.position_axes != 1:
+    if "consecutive" in limits.allow and first.position_axes != 1:
         raise RequestError(
-            f"--allow {limits.allow[0]} with {first.encoding.name}, which has no positions on one axis: drop it."
+            f"--allow consecutive with {first.encoding.name}, which has no positions on one axis: drop it."
         )
     scenario = _scenario(options, first)
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)

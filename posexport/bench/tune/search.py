@@ -158,7 +158,7 @@ class Tuning:
         if opsets:
             order = self._rank([(program, plain) for program in (best, *opsets)], FEW) + order
         leading = list(dict.fromkeys([*(row.program for row in order), best]))[:BEST]
-        options = options_of(runtime, not self._by_kernels)
+        options = options_of(runtime, not self._by_kernels, allow=self.request.limits.allow)
         order = self._rank([(leading[0], options)], MAX_ROUNDS if len(leading) == 1 else FEW) or order
         if len(leading) > 1:
             best_options = [row.options for row in order[:BEST] if row.program == leading[0]]

@@ -30,8 +30,9 @@ OBJECTIVES = ("latency", "memory", "size")
 Options = Mapping[str, Any]
 """Options of a runtime, name to value; one that is left out is the runtime's own choice."""
 
-ALLOWED = ("consecutive",)
-"""Promises that a search may make only where the user allows it."""
+ALLOWED = ("consecutive", "denormal-as-zero")
+"""What a search tries only where the user allows it: a promise on positions, and numbers below the smallest normal one
+taken as zeros."""
 
 NARROW = "scenario"
 """The profile of a plan that ends at the scenario's shape and is tuned for it, not that of `posexport compile`."""
@@ -72,7 +73,8 @@ def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
 class Limits:
     """What the search is held to; empty: everything. Opsets may be text.
 
-    `allow` has what is tried beside what was asked for, of ALLOWED: `consecutive` promises such positions."""
+    `allow` has what is tried beside what was asked for, of ALLOWED: `consecutive` promises such positions, and
+    `denormal-as-zero` is an option of ONNX Runtime's sessions on a CPU."""
 
     forms: tuple[str, ...] = ()
     opsets: tuple[int, ...] = attrs.field(default=(), converter=_opsets)
@@ -101,6 +103,11 @@ class Request:
         if self.scenario.swept:
             raise RequestError(
                 f"scenario {self.scenario.kind!r} is a whole sweep: tune for one point of it, such as {self.scenario}."
+            )
+        if "denormal-as-zero" in self.limits.allow and self.runtime != "ort-cpu":
+            raise RequestError(
+                f"--allow denormal-as-zero for {self.runtime}: it is an option of ONNX Runtime on a CPU, so drop it or "
+                "tune for ort-cpu."
             )
 
 
@@ -132,8 +139,9 @@ def plain_options(runtime: str) -> Options:
     return {"io_binding": True} if runtime.startswith("ort") else {}
 
 
-def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[Options]:
-    """Every combination of the runtime's options; the first of each list is the runtime's own choice, and left out."""
+def options_of(runtime: str, gpu: bool, cpus: int | None = None, allow: Sequence[str] = ()) -> list[Options]:
+    """Every combination of the runtime's options, with those of ALLOWED that `allow` names; the first of each list is
+    the runtime's own choice, and left out."""
     cpus = cpus or usable()
     fewer = sorted({max(cpus // 2, 1), 1} - {cpus}, reverse=True)
     axes: dict[str, dict[str, list[Any]]] = {
@@ -142,6 +150,8 @@ def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[Options
     }
     plan: dict[str, list[Any]] = {"profile": [None, NARROW], **({"cuda_graph": [None, True]} if gpu else {})}
     choices: dict[str, list[Any]] = axes.get(runtime, plan)
+    if "denormal-as-zero" in allow:
+        choices["denormal_as_zero"] = [None, True]
     return [
         {name: value for name, value in zip(choices, values, strict=True) if value is not None}
         for values in product(*choices.values())

@@ -114,17 +114,17 @@ def fake_by_difference(call: Any) -> Tensor:
 
 def _bias_fake(call: Any) -> Tensor:
     numbers: Tensor = call.numbers
-    queries = call.q.shape[1]
+    queries = call.tokens.shape[1]
     return numbers.new_empty((*numbers.shape[:2], queries, keys_of(queries, numbers.shape[3], call.causal)))
 
 
 @operator("DifferenceBias", "bias", fake=_bias_fake)
-def difference_bias(numbers: Tensor, q: Tensor, causal: bool = False) -> Tensor:
+def difference_bias(numbers: Tensor, tokens: Tensor, causal: bool = False) -> Tensor:
     """A bias by the difference of consecutive positions, laid out for all queries.
 
     Args:
         numbers: float32 [B|1, num_heads, 1, L], the bias of each difference, from the key farthest behind on.
-        q: [B, S, D], of as many queries as there are rows.
+        tokens: [B, S, D], of as many queries as there are rows.
         causal: whether L is T + 1, without keys ahead of their query, and not S + T.
 
     Returns:
@@ -135,11 +135,11 @@ def difference_bias(numbers: Tensor, q: Tensor, causal: bool = False) -> Tensor:
         tensor([[[[ 0.,  1.],
                   [-1.,  0.]]]])
     """
-    return numbers[:, :, 0, places_of(q.shape[1], numbers.shape[3], causal, numbers.device)]
+    return numbers[:, :, 0, places_of(tokens.shape[1], numbers.shape[3], causal, numbers.device)]
 
 
-def _bias_onnx(op: Ops, numbers: ir.Value, q: ir.Value, causal: bool, ort: bool = False) -> ir.Value:
-    queries = op.Shape(q, start=1, end=2)
+def _bias_onnx(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, ort: bool = False) -> ir.Value:
+    queries = op.Shape(tokens, start=1, end=2)
 
     def few(op: Ops) -> ir.Value:
         return op.Expand(numbers, op.Concat([1, 1], queries, [1], axis=0))

@@ -49,10 +49,12 @@ class EncodingState(nn.Module):
 class SharedInputs:
     """The inputs that all layers share; None where the block has no such input.
 
+    `tokens` [B, S, D] is what enters the first layer: sizes that are read from it are the same value in all layers.
     `positions` int64 [B, S] or [B, S, axes], `k_positions` of the keys [B, T], `mask` int64 [B, T], `encoder` states
     [B, E, D], `write_indices` int64 [B] into shared caches.
     """
 
+    tokens: Tensor
     positions: Tensor | None = None
     k_positions: Tensor | None = None
     mask: Tensor | None = None
@@ -97,7 +99,7 @@ class Attention(nn.Module):
         if state is not None:
             context = self._context(k, shared, past)
             if positions is not None:
-                bias = self._bias(state, q, context)
+                bias = self._bias(state, q, shared.tokens, context)
             q, score = state.encoding.score(state, q, context)
             bias = score if bias is None else bias
         inputs, attributes = (bias, shared.mask, self.sinks), spec.attention_attributes()
@@ -122,29 +124,29 @@ class Attention(nn.Module):
             mask=shared.mask,
             sinks=self.sinks,
             write_indices=shared.write_indices,
-            ahead=self._ahead(k, shared, past),
+            ahead=self._ahead(shared, past),
         )
 
     def _by_difference(self) -> bool:
         """Whether the differences of consecutive positions are all that matters."""
         return self.spec.consecutive and self.spec.encoding.by_difference(self.spec)
 
-    def _ahead(self, k: Tensor, shared: SharedInputs, past: Cache | None) -> Tensor | None:
+    def _ahead(self, shared: SharedInputs, past: Cache | None) -> Tensor | None:
         """The differences for which numbers are laid out by a slide."""
         if not self._by_difference() or not self.spec.encoding.slides(self.spec):
             return None
-        seq, write_indices = k.shape[1], shared.write_indices
+        seq, write_indices = shared.tokens.shape[1], shared.write_indices
         total = (0 if past is None else past[0].shape[2]) + (seq if write_indices is None else 0)
-        return ahead(seq, total, self.spec.causal, k.device, write_indices)
+        return ahead(seq, total, self.spec.causal, shared.tokens.device, write_indices)
 
-    def _bias(self, state: EncodingState, q: Tensor, context: AttentionContext) -> Tensor | None:
+    def _bias(self, state: EncodingState, q: Tensor, tokens: Tensor, context: AttentionContext) -> Tensor | None:
         """The bias of the encoding, once for all rows where they are alike."""
         positions = context.positions()
         if self.spec.consecutive and state.encoding.in_order:
             return state.encoding.order_bias(state, q)
         if context.ahead is not None:
             numbers = state.encoding.ahead_bias(state, context.ahead)
-            return None if numbers is None else custom_ops.difference_bias(numbers, q, self.spec.causal)
+            return None if numbers is None else custom_ops.difference_bias(numbers, tokens, self.spec.causal)
         if self._by_difference() and context.write_indices is None:
             positions = (positions[0][:1], positions[1][:1])
         return state.encoding.bias(state, *positions)

@@ -50,7 +50,7 @@ class InputEmbedding(nn.Module):
         if self.encoding is not None and positions is not None:
             x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, positions)
         others = (inputs.get(name) for name in ("attention_mask", "encoder_hidden_states", "write_indices"))
-        return x_BSD, SharedInputs(positions, k_positions, *others), pairs
+        return x_BSD, SharedInputs(x_BSD, positions, k_positions, *others), pairs
 
 
 class Block(InputEmbedding):

@@ -63,14 +63,27 @@ class Pretrained:
         """ENCODER, DECODER or TRANSLATOR, as transformers lists its class."""
         from transformers.models.auto import modeling_auto as lists
 
-        decoders = lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        decoders = (
+            lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            lists.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+            lists.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        )
         translators = (
             lists.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
             lists.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         )
         if getattr(self.config, "is_encoder_decoder", False):
             return TRANSLATOR if any(self._is_among(names) for names in translators) else ENCODER
-        return DECODER if self._is_among(decoders) else ENCODER
+        reads_tokens = self.model.main_input_name == "input_ids"
+        return DECODER if reads_tokens and any(self._is_among(names) for names in decoders) else ENCODER
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What a decoder reads beside tokens, such as "vision": a file of it has nothing of this."""
+        others = getattr(self.config, "sub_configs", {}) if self.kind == DECODER else {}
+        text = self.text_config
+        found = (name for name in others if getattr(self.config, name, None) not in (None, text))
+        return tuple(sorted(name.removesuffix("_config") for name in found))
 
     def _is_among(self, names: Any) -> bool:
         """Whether the class is in one of transformers' lists, which have a name or several for each kind of config."""

@@ -164,6 +164,7 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
                 "manifests": [unstructure(manifest) for manifest in written.manifests],
                 "attentions": unstructure(written.attentions),
                 "beside": list(written.beside),
+                "left_out": list(written.left_out),
             }
         )
     for exported, manifest in zip(written.exported, () if as_json else written.manifests, strict=False):
@@ -176,6 +177,11 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
         _show_files(options.path_of(exported.part), manifest, facts)
     if written.beside and not as_json:
         console.say(f"beside it: {', '.join(written.beside)}")
+    if written.left_out:
+        console.warn(
+            f"{written.exported[0].architecture} has parts for {' and '.join(written.left_out)}, which are left out: "
+            "the file takes tokens alone."
+        )
     if written.unread:
         console.warn(
             f"{len(written.unread)} tensors of {options.checkpoint} are not in the model, such as "

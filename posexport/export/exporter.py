@@ -27,6 +27,7 @@ from posexport.custom_ops import operators
 from posexport.errors import RequestError
 from posexport.export import layer_copies, support, torchlib_cache
 from posexport.export.initializers import Initializers, name_initializers
+from posexport.export.sizes_of_inputs import read_from_inputs
 from posexport.graphs.function_bodies import DOMAIN as DOMAIN
 from posexport.graphs.function_bodies import Functions
 from posexport.models.block import build_block
@@ -70,6 +71,7 @@ def export(
         layer_copies.instantiate(model, spec, initializers.names, initializers.tensor)
     name_initializers(model, spec, initializers)
     finish(model, form)
+    read_from_inputs(model)
     _describe(model, spec, fixed)
     model.metadata_props.update(
         {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}

@@ -44,12 +44,16 @@ class Layers:
         return tuple(dict.fromkeys(self.stands_for))
 
 
-def find_layers(model: nn.Module, count: int, configs: Iterable[Any] = ()) -> Layers | None:
+def find_layers(
+    model: nn.Module, count: int, configs: Iterable[Any] = (), part: nn.Module | None = None
+) -> Layers | None:
     """The list of `count` layers of a model, by kind; None where there is no such list, or no two layers are alike.
 
-    `configs` are configurations of transformers, whose lists of `count` values say what differs by layer.
+    `configs` are configurations of transformers, whose lists of `count` values say what differs by layer. `part` is the
+    module of the model that has the list, None for the whole.
     """
-    lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+    inside = {*(model if part is None else part).modules()}
+    lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList) and each in inside]
     lists = [(path, each) for path, each in lists if len(each) == count and not path.rpartition(".")[0].isdigit()]
     if len(lists) != 1:
         return None

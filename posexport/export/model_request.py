@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +64,15 @@ class WrittenModel:
     """A whole model in one file, or two of an encoder-decoder.
 
     `manifests` is empty where nothing was written, because an attention was left and that was not allowed. `unread` are
-    the checkpoint's tensors that the model doesn't have.
+    the checkpoint's tensors that the model doesn't have, and `left_out` is what the model reads beside tokens, such as
+    "vision", and the file does not.
     """
 
     exported: tuple[ExportedModel, ...]
     manifests: tuple[OnnxManifest, ...]
     beside: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def attentions(self) -> list[Mapping[str, Any]]:
@@ -124,8 +127,9 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         hidden_states=options.hidden_states,
     )
     exported = tuple(export_whole(pretrained, how, progress))
+    written = partial(WrittenModel, exported=exported, unread=pretrained.unread, left_out=pretrained.left_out)
     if options.require_all and any(one.left() for one in exported):
-        return WrittenModel(exported=exported, manifests=(), beside=(), unread=pretrained.unread)
+        return written(manifests=(), beside=())
     progress("reading the weights")
     source = model_weights(pretrained.folder, pretrained.files)
     manifests = []
@@ -134,4 +138,4 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         progress(f"writing {path.name}")
         files = {} if number else beside
         manifests.append(write_onnx(one.model, path, weights=source, key=key, attentions=one.attentions, beside=files))
-    return WrittenModel(exported=exported, manifests=tuple(manifests), beside=tuple(beside), unread=pretrained.unread)
+    return written(manifests=tuple(manifests), beside=tuple(beside))

@@ -138,7 +138,7 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
         cached = cached_by_layer(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
     module = Decoder(model, cached or None, how.hidden_states)
     signature = decoder_signature(module, cached, config.vocab_size, dtype)
-    layers = find_layers(model, config.num_hidden_layers, configs)
+    layers = find_layers(model, config.num_hidden_layers, configs, model.get_decoder())
     return [_Part(module=module, signature=signature, layers=layers, run=lambda: model(**_PADDED, use_cache=False))]
 
 

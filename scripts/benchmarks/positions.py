@@ -56,6 +56,12 @@ GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
 """The largest ratio to `none` of each encoding in a scenario and mode."""
 
 NONE, TEXTBOOK, TOKENS = "none", "textbook", 4096
+LONGER: Mapping[str, Mapping[str, int]] = {
+    **{name: {"window_size": math.isqrt(TOKENS)} for name in ("swin", "swinv2")},  # a window of all tokens
+    "xpos": {"scale_base": 1024},  # factors in fp32 for 6 times so many positions
+}
+"""What `TOKENS` tokens need of an encoding."""
+
 SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {DECODE: 7}
 SESSION_SECONDS, ROUNDS = 2.5, (5, 20)
 
@@ -69,14 +75,18 @@ def measure(quick: bool) -> list[Row]:
     torch.set_num_threads(THREADS)
     cells, peaks, plans = [], [], []
     with temporary.folder() as folder:
-        plain = {name: _files(NONE, "data", name, Path(folder, f"none-{at}")) for at, name in enumerate(SIZES)}
+        plain = {
+            (name, causal): _files(NONE, "data", name, Path(folder, f"none-{at}-{causal}"), causal)
+            for at, name in enumerate(SIZES)
+            for causal in ((True, False) if name == PREFILL else (True,))
+        }
         for encoding in ["alibi"] if quick else [name for name in ENCODINGS if name != NONE]:
             for name in SIZES:
                 if name == PREFILL or decodes(encoding):
                     with temporary.folder() as own:
-                        cells += _measure(encoding, name, plain[name], own, quick)
+                        cells += _measure(encoding, name, plain[name, decodes(encoding)], own, quick)
         for encoding, mode in itertools.product(["alibi"] if quick else ENCODINGS, MODES):
-            if spec_of(encoding, mode, None) is not None:
+            if has_mode(encoding, mode):
                 with temporary.folder() as own:
                     peaks.append({"encoding": encoding, "mode": mode, "peaks": _peaks(encoding, mode, own)})
                 plans.append({"encoding": encoding, "mode": mode, **_kernels(encoding, mode)})
@@ -92,28 +102,24 @@ def decodes(encoding: str) -> bool:
     return encoding == "mrope" or ENCODINGS[encoding].axes < 2
 
 
-def spec_of(encoding: str, mode: str, cache: str | None) -> Spec | None:
-    """None where it has no such mode."""
-    try:
-        return timing.block_spec(
-            encoding,
-            768,
-            12,
-            causal=decodes(encoding),
-            kv_cache=cache,
-            **({"positions": mode} if mode != "data" else {}),
-        )
-    except RequestError:
-        return None
+def has_mode(encoding: str, mode: str) -> bool:
+    """Whether an encoding has positions as `mode` says."""
+    return mode == "data" or spec_of(encoding, "data", None).encoding.can_be_consecutive()
 
 
-def _files(encoding: str, mode: str, scenario: str, folder: Path) -> dict[str, Contender]:
-    """Every file of an encoding in a mode."""
-    sizes, contenders = SIZES[scenario], {}
+def spec_of(encoding: str, mode: str, cache: str | None, causal: bool | None = None) -> Spec:
+    """The block with an encoding; causal by default where this is for decoders."""
+    causal = decodes(encoding) if causal is None else causal
+    return timing.block_spec(encoding, 768, 12, causal=causal, kv_cache=cache, positions=mode)
+
+
+def _files(encoding: str, mode: str, scenario: str, folder: Path, causal: bool | None = None) -> dict[str, Contender]:
+    """Every file of an encoding in a mode; none where it has no such mode."""
+    sizes, contenders = SIZES[scenario], dict[str, Contender]()
+    if not has_mode(encoding, mode):
+        return contenders
     for cache in (None,) if scenario == PREFILL else ("concat", "shared"):
-        spec = spec_of(encoding, mode, cache)
-        if spec is None:
-            continue
+        spec = spec_of(encoding, mode, cache, causal)
         inputs = seeded_inputs(spec if cache is None else attrs.evolve(spec, kv_cache="shared"), sizes, 0)
         if cache == "concat":
             inputs = timing.grown(inputs, sizes.past_seq or 0)
@@ -137,7 +143,6 @@ def _measure(
     kinds = {NONE: plain, **{mode: _files(encoding, mode, scenario, folder) for mode in MODES}}
     if encoding == "relative" and scenario == PREFILL:
         spec = spec_of(encoding, "consecutive", None)
-        assert spec is not None
         inputs = seeded_inputs(spec, SIZES[scenario], 0)
         kinds[TEXTBOOK] = {"torch-onnx 20": textbook.contender(folder / "textbook.onnx", spec, inputs, **FLUSHED)}
     every = {(kind, form): one for kind, files in kinds.items() for form, one in files.items()}
@@ -190,12 +195,11 @@ def _check_equal(contenders: Mapping[str, Contender], what: str) -> None:
 def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
     """Megabytes of each form for `TOKENS` tokens, above what the process holds before; or why there are none."""
     spec = spec_of(encoding, mode, None)
-    assert spec is not None
-    if encoding in ("swin", "swinv2"):  # a window of all tokens
+    if encoding in LONGER:
         data = spec.to_dict()
-        spec = read_spec({**data, "encoding": {**data["encoding"], "window_size": math.isqrt(TOKENS)}})
+        spec = read_spec({**data, "encoding": {**data["encoding"], **LONGER[encoding]}})
     if (limit := spec.token_limit()) is not None and limit < TOKENS:
-        return {"every form": f"its table has {limit} rows"}
+        return {"every form": f"it takes {limit} tokens"}
     peaks: dict[str, float | str] = {}
     for form, path in timing.write_forms(spec, folder, FORMS)[0].items():
         result = memory.child(memory.of_form, argument=str(path))

@@ -74,6 +74,7 @@ SCALED: dict[str, dict[str, tuple[Any, ...]]] = {
 NEEDED = {"factor", "original_max_position_embeddings", "short_factor", "long_factor", "partial_rotary_factor"}
 
 FIELDS: dict[str, tuple[Any, ...]] = {
+    "positions": ("data", "data", "consecutive"),
     "causal": (True, True, False),
     "window": (None, None, 1, 2, 5),
     "attention_chunk_size": (None, None, None, 1, 3, 4),
@@ -174,6 +175,8 @@ def drawn_inputs(spec: Spec, seed: int, batch: int | None = None) -> dict[str, A
     seq, past, slots = int(random_.integers(1, 19)), int(random_.integers(0, 12)), int(random_.integers(0, 4))
     encoder = int(random_.integers(1, 14))
     seq = min(seq, spec.position_limit() or seq) if spec.ordered else seq
+    if spec.consecutive:
+        seq = min(seq, spec.token_limit() or seq)
     sizes = {"batch": batch, "seq": seq, "past_seq": past, "max_seq": past + seq + slots, "encoder_seq": encoder}
     sizes["total_seq"] = past + seq
     made: dict[str, Array] = {}
@@ -181,6 +184,9 @@ def drawn_inputs(spec: Spec, seed: int, batch: int | None = None) -> dict[str, A
         whole = [sizes[dim] if isinstance(dim, str) else dim for dim in shape]
         if name == "input_ids":
             made[name] = random_.integers(0, spec.vocab_size or 1, whole)
+        elif name == "position_ids" and spec.consecutive:
+            last = (spec.position_limit() or 2000) - seq
+            made[name] = random_.integers(min(past, last), last + 1, whole)
         elif name == "position_ids":
             made[name] = positions_for(spec, batch, seq, KINDS[int(random_.integers(len(KINDS)))], seed)
         elif name == "attention_mask":

@@ -31,6 +31,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "Llama": _SIZES,
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": TRAINED},
     "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Lfm2": {**_SIZES, "layer_types": ["conv", "full_attention"]},
 }
 
 
@@ -39,7 +40,16 @@ def small_checkpoint(folder: Path, kind: str = "Llama", seed: int = 0, **changes
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**{**_SHARED, **_CONFIGS[kind], **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    save_randomised(model, folder, seed)
+    return model
+
+
+def save_randomised(model: Any, folder: Path, seed: int = 0) -> None:
+    """Give a model of transformers weights that make every term show, and write its checkpoint into a folder."""
+    import transformers
+
+    model.eval().requires_grad_(False)
     random = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         scale = 1.0 if "emb" in name or "wte" in name else parameter.shape[-1] ** -0.5
@@ -48,7 +58,6 @@ def small_checkpoint(folder: Path, kind: str = "Llama", seed: int = 0, **changes
             parameter.mul_(0.3).add_(1)
     transformers.logging.disable_progress_bar()
     model.save_pretrained(folder)
-    return model
 
 
 def exported_model(folder: Path, path: Path, *options: str) -> Path:

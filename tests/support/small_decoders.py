@@ -31,7 +31,10 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "Llama": _SIZES,
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": TRAINED},
     "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "Lfm2": {**_SIZES, "layer_types": ["conv", "full_attention"]},
+    "Bamba": {
+        **{**_SIZES, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
+        "mamba_n_groups": 1,
+    },
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
-from posexport.custom_ops.differences import fake_by_difference, laid_out, slid_onnx
+from posexport.custom_ops.differences import fake_laid_out, laid_out, slid_onnx
 from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, dtype_of, operator, shape_of, size_of
 from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
 
@@ -22,7 +23,11 @@ def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:
     return coarse, torch.arange(FINE, device=ahead.device).unsqueeze(0)
 
 
-@operator("DifferenceRelativeScore", "score", fake=fake_by_difference)
+def _fake(call: Any) -> Tensor:
+    return fake_laid_out(call, call.ahead.shape[1], call.position_bias.shape[0])
+
+
+@operator("DifferenceRelativeScore", "score", fake=_fake)
 def difference_relative_score(
     q: Tensor,
     ahead: Tensor,

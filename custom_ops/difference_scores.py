@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import REQUIRED, SCALE
-from posexport.custom_ops.differences import fake_by_difference, places_of, slid_onnx
+from posexport.custom_ops.differences import fake_laid_out, places_of, slid_onnx
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of, wide
 from posexport.custom_ops.tables import picked, rows_of_onnx, turned_onnx
 
 
-@operator("DifferenceScore", "score", fake=fake_by_difference)
+def _fake(call: Any) -> Tensor:
+    return fake_laid_out(call, call.rows.shape[1], call.num_heads)
+
+
+@operator("DifferenceScore", "score", fake=_fake)
 def difference_score(
     q: Tensor, table: Tensor, rows: Tensor, num_heads: int = REQUIRED, scale: float = SCALE, causal: bool = False
 ) -> Tensor:

@@ -104,12 +104,9 @@ def laid_out(products: Tensor, causal: bool) -> Tensor:
     return made.to(wide(products.dtype))
 
 
-def fake_by_difference(call: Any) -> Tensor:
-    index, queries = getattr(call, "rows", None), call.q.shape[1]
-    length, heads = (
-        (call.ahead.shape[1], call.position_bias.shape[0]) if index is None else (index.shape[1], call.num_heads)
-    )
-    return fake_logits(call.q, keys_of(queries, length, call.causal), heads, call.q.dtype)
+def fake_laid_out(call: Any, length: int, heads: int) -> Tensor:
+    """The shape of a score of `length` columns."""
+    return fake_logits(call.q, keys_of(call.q.shape[1], length, call.causal), heads, call.q.dtype)
 
 
 def _bias_fake(call: Any) -> Tensor:

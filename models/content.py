@@ -91,7 +91,7 @@ class Relative(Encoding):
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
         # one query on ONNX Runtime has angles of distances, others those of positions: a difference of two roundings
-        rounded = self.has_angles() and spec.angles == "parity" and spec.positions == "data"
+        rounded = self.has_angles() and spec.angles == "parity" and not spec.consecutive
         return keys * 2.0**-23 if rounded else 0.0
 
     def slides(self, spec: Spec) -> bool:

@@ -24,6 +24,7 @@ try:
     import forms
     import kernels
     import memory
+    import positions
     import results
     import timing
     import tuning
@@ -51,8 +52,8 @@ def read(name: str) -> Any:
 
 def test_the_pages_are_of_the_committed_data(command: ModuleType) -> None:
     benchmarks = [line for part in read("cpu.json").values() for line in command._section(part)]
-    pages = {"alternatives": alternatives.figures, "tuning": tuning.figures}
-    lines = {"benchmarks": benchmarks, **{name: figures(read(f"{name}.json")) for name, figures in pages.items()}}
+    pages: dict[str, Any] = {"alternatives": alternatives, "tuning": tuning, "positions": positions}
+    lines = {"benchmarks": benchmarks, **{name: page.figures(read(f"{name}.json")) for name, page in pages.items()}}
     for name, expected in lines.items():
         assert figures_of(results.RESULTS / f"{name}.md") == "\n".join(expected).strip("\n") + "\n", name
 
@@ -61,7 +62,7 @@ def test_every_result_names_its_machine(command: ModuleType) -> None:
     recorded = results.record()["machine"]
     assert set(recorded) == set(results.MACHINE)
     assert recorded["logical_cpus"] and recorded["memory"]
-    committed = [read(f"{name}.json")["machine"] for name in ("alternatives", "tuning", "gate")]
+    committed = [read(f"{name}.json")["machine"] for name in ("alternatives", "tuning", "positions", "gate")]
     for facts in (*committed, *(part["machine"] for part in read("cpu.json").values())):
         assert set(facts) == set(results.MACHINE)
     unknown = dict.fromkeys(results.MACHINE) | {
@@ -84,6 +85,16 @@ def test_every_part_is_a_function_and_the_long_ones_are_asked_for(command: Modul
             assert callable(getattr(importlib.import_module(module), function))
         finally:
             sys.path.pop(0)
+
+
+def test_an_encoding_is_timed_beside_a_block_of_its_kind() -> None:
+    """Half of the products of a causal block are hidden, so that others are no measure of it."""
+    for encoding in ("alibi", "swin", "mrope", "rope2d"):
+        causal = positions.decodes(encoding)
+        assert positions.spec_of(encoding, "data", None).causal == causal == (encoding in ("alibi", "mrope"))
+        assert positions.spec_of(positions.NONE, "data", None, causal).causal == causal
+    modes = {name: positions.has_mode(name, "consecutive") for name in ENCODINGS}
+    assert modes["swin"] and modes["relative"] and not modes["rope2d"] and not modes["mrope"]
 
 
 def test_a_row_passes_or_fails_by_its_target() -> None:

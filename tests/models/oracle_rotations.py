@@ -222,8 +222,8 @@ def _temperature(spec: Any, heads: Array, positions: Array, own: dict[str, Array
 
 
 def _cosine(spec: Any, heads: Array, positions: Array, own: dict[str, Array], sign: int) -> Array:
-    """Liu et al. 2022, eq. 2: unit vectors, queries times the trained factor of their head, at most 100; zeros, behind a
-    row without keys, stay zeros."""
+    """Liu et al. 2022, eq. 2: unit vectors, queries times the trained factor of their head, at most 100. Zeros, which a
+    row without keys leaves to the next layer, stay zeros."""
     made: Array = heads / np.maximum(np.sqrt((heads**2).sum(-1, keepdims=True)), 1e-12)
     return made * np.exp(np.minimum(own["logit_scale"], math.log(100)))[:, 0] if sign > 0 else made
 

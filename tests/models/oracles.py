@@ -72,8 +72,8 @@ def key_places(positions: Array, mask: Array, first: Array) -> Array:
 
 def promised_places(spec: Any, inputs: dict[str, Array], batch: int, seq: int, first: Array, keys: int) -> Any:
     """Positions [B, S] and [B, T] where they are consecutive by promise: token i has start + i, and each key before it
-    one less than the next; a start that nobody gives is the place of the first new token. In a window they are the cells
-    in the order of reading, [..., 2]."""
+    one less than the next; a start that nobody gives is the place of the first new token. In a window they are its
+    cells in the order of reading, [..., 2]."""
     made, of_keys = np.zeros((batch, seq), np.int64), np.zeros((batch, keys), np.int64)
     for b in range(batch):
         start = int(inputs["position_ids"][b, 0]) if "position_ids" in inputs else int(first[b])

@@ -1,0 +1,81 @@
+"""Sizes come from inputs of the same dimension, so that masks and biases are one value in all layers of a stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers import exported, inputs_for, open_ort, small_spec, weights_for
+
+from posexport.export import export
+from posexport.export.sizes_of_inputs import read_from_inputs
+
+MODEL = """
+<ir_version: 9, opset_import: ["" : 18]>
+agraph (float[batch, seq, 4] x, float[batch, 2, past, 4] cache) => (int64[1] n) <float[batch, seq, 4] y> {
+    y = Neg (x)
+    n = Shape <start: int = 1, end: int = 2> (y)
+}
+"""
+
+
+@pytest.mark.parametrize("positions", ["data", "consecutive"])
+@pytest.mark.parametrize("over", [{}, {"kv_cache": "concat"}, {"vocab_size": 9}, {"padding_mask": True}])
+def test_layers_share_the_sum_of_mask_and_bias(positions: str, over: dict[str, Any]) -> None:
+    graph = exported(small_spec("alibi", layers=3, causal=True, positions=positions, **over), "native").graph
+    masks = {node.inputs[3] for node in graph if node.op_type == "Attention"}
+    assert [node.op_type for node in graph].count("Attention") == 3
+    assert len(masks) == 1
+
+
+def test_a_bias_of_a_layers_weights_stays_with_it() -> None:
+    graph = exported(small_spec("t5", layers=3, causal=True), "native").graph
+    assert len({node.inputs[3] for node in graph if node.op_type == "Attention"}) == 3
+
+
+@pytest.mark.parametrize("cache", [None, "concat", "shared"])
+def test_files_without_this_compute_the_same(cache: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec("alibi", layers=2, causal=True, padding_mask=True, kv_cache=cache)
+    made = export(spec, weights_for(spec), form="native")
+    monkeypatch.setattr("posexport.export.exporter.read_from_inputs", lambda model: None)
+    plain = export(spec, weights_for(spec), form="native")
+    assert len(list(made.graph)) < len(list(plain.graph))
+    inputs = inputs_for(spec, 2, 5)
+    one, other = (open_ort(model)(inputs) for model in (made, plain))
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name])
+
+
+def shape_of(text: str) -> ir.Node:
+    """The Shape of a model afterwards."""
+    model = ir.from_onnx_text(text)
+    read_from_inputs(model)
+    (node,) = (node for node in model.graph if node.op_type == "Shape")
+    return node
+
+
+def test_a_size_of_the_same_name_is_read_from_an_input() -> None:
+    node = shape_of(MODEL)
+    assert (node.inputs[0].name, node.attributes["start"].as_int(), node.attributes["end"].as_int()) == ("x", 1, 2)
+    moved = shape_of(MODEL.replace("float[batch, seq, 4] y", "float[batch, past, 4] y"))
+    assert (moved.inputs[0].name, moved.attributes["start"].as_int(), moved.attributes["end"].as_int()) == (
+        "cache",
+        2,
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("float[batch, seq, 4] y", "float[batch, other, 4] y"),  # no input has it
+        ("float[batch, seq, 4] y", "float[batch, 7, 4] y"),  # a number
+        ("<start: int = 1, end: int = 2>", "<start: int = 1>"),  # more than one
+        ("<start: int = 1, end: int = 2>", ""),
+    ],
+)
+def test_other_sizes_stay(before: str, after: str) -> None:
+    assert shape_of(MODEL.replace(before, after)).inputs[0].name == "y"

@@ -29,7 +29,7 @@ from timing import THREADS, Contender
 from posexport import temporary
 from posexport.bench import statistics
 from posexport.bench.shapes import Sizes, seeded_inputs
-from posexport.errors import RequestError
+from posexport.export.support import unsupported_reason
 from posexport.files import write_json
 from posexport.models import ENCODINGS, read_spec
 from posexport.runtimes.tensorrt import api
@@ -54,6 +54,9 @@ GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
     (DECODE, "data"): dict.fromkeys(ENCODINGS, 3.0),
 }
 """The largest ratio to `none` of each encoding in a scenario and mode."""
+
+PLANS = ("decomposed", "native")
+"""The forms whose plans are counted."""
 
 NONE, TEXTBOOK, TOKENS = "none", "textbook", 4096
 LONGER: Mapping[str, Mapping[str, int]] = {
@@ -89,7 +92,7 @@ def measure(quick: bool) -> list[Row]:
             if has_mode(encoding, mode):
                 with temporary.folder() as own:
                     peaks.append({"encoding": encoding, "mode": mode, "peaks": _peaks(encoding, mode, own)})
-                plans.append({"encoding": encoding, "mode": mode, **_kernels(encoding, mode)})
+                plans += plans_of(encoding, mode)
     if not quick:
         data = rounded({**record(), "cells": cells, "peaks": peaks, "plans": plans})
         write_json(RESULTS / "positions.json", data)
@@ -207,16 +210,22 @@ def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
     return peaks
 
 
-def _kernels(encoding: str, mode: str) -> dict[str, Any]:
-    """The kernels of a plan, and whether attention is one of them; or why there is none."""
-    if (missing := api.can_build("tensorrt-rtx")) is not None:
-        return {"reason": missing}
+def plans_of(encoding: str, mode: str) -> list[dict[str, Any]]:
+    """The kernels of a plan of each form that runs everywhere, and whether attention is one of them; or why there is
+    none."""
     fields: dict[str, Any] = {"positions": mode, "causal": decodes(encoding), "dtype": "fp16"}
-    try:
-        made = kernels.kernels_of(timing.block_spec(encoding, 256, 4, **fields), "native")
-    except RequestError as error:
-        return {"reason": str(error)}
-    return {"kernels": len(made.rows), "fused": made.attention_kernels == 1}
+    spec, missing = timing.block_spec(encoding, 256, 4, **fields), api.can_build("tensorrt-rtx")
+    rows = []
+    for form in PLANS:
+        row: dict[str, Any] = {"encoding": encoding, "mode": mode, "form": form}
+        reason = unsupported_reason(spec, form)
+        why = missing if reason is None else reason.text
+        if why is not None:
+            rows.append({**row, "reason": why})
+            continue
+        made = kernels.kernels_of(spec, form)
+        rows.append({**row, "kernels": len(made.rows), "fused": made.attention_kernels == 1})
+    return rows
 
 
 def _goal_rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -234,18 +243,20 @@ def figures(data: Mapping[str, Any]) -> list[str]:
     for scenario in SIZES:
         lines += ["", f"### `{scenario}`", "", *_scenario(data["cells"], scenario)]
     lines += ["", f"### Memory of {TOKENS} tokens", "", *_memory(data["peaks"])]
-    plans = [
-        (
-            plan["encoding"],
-            plan["mode"],
-            str(plan.get("kernels", "-")),
-            {True: "one kernel", False: "several kernels"}.get(plan.get("fused"), f"not run: {plan.get('reason')}"),
-        )
-        for plan in data["plans"]
-    ]
-    columns = ("encoding", "positions", "kernels", "attention")
-    lines += ["", "### Kernels of TensorRT for RTX", "", *table(columns, plans, left=("positions",))]
+    lines += ["", "### Kernels of TensorRT for RTX", "", *_plans(data["plans"])]
     return lines
+
+
+def _plans(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    by_block: dict[tuple[str, str], list[str]] = {}
+    for plan in plans:
+        count = f"not run: {plan['reason']}" if "reason" in plan else str(plan["kernels"])
+        by_block.setdefault((plan["encoding"], plan["mode"]), []).append(
+            count if plan.get("fused", True) else f"{count}, attention is several"
+        )
+    return table(
+        ("encoding", "positions", *PLANS), [(*block, *cells) for block, cells in by_block.items()], left=("positions",)
+    )
 
 
 def _scenario(cells: Sequence[Mapping[str, Any]], scenario: str) -> list[str]:

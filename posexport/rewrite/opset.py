@@ -7,10 +7,14 @@ from collections.abc import Collection, Iterator
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 from onnxscript import version_converter
 
 from posexport.errors import RequestError
 from posexport.spec.forms import FORM_OPSETS, unsupported_opset
+
+_BY_CHANNEL = 21
+"""The opset from which on GroupNormalization scales each channel."""
 
 _ASIDE = "operators-that-onnx-does-not-know"
 """The domain of operators that onnx's converter must not see."""
@@ -35,6 +39,7 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     copy = model.clone()
     if wanted == own:
         return copy
+    _check_groups(copy, own, wanted)
     problem = "onnx's converter can't"
     with _set_aside(copy):
         try:
@@ -47,6 +52,28 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
             "that is written in its own."
         )
     return copy
+
+
+def _check_groups(model: ir.Model, own: int, wanted: int) -> None:
+    """RequestError for a GroupNormalization whose scale would mean something else: one of each group before opset 21,
+    of each channel from then on. onnxscript's converter leaves it as it is where it doesn't know how many channels."""
+    groups = [node for node in model.graph.all_nodes() if (node.domain, node.op_type) == ("", "GroupNormalization")]
+    if not own < _BY_CHANNEL <= wanted or not groups:
+        return
+    if any(_channels(node) is None for node in groups):
+        ShapeInferencePass()(model)
+    for node in groups:
+        if _channels(node) is None:
+            raise RequestError(
+                f"opset {own} can't be converted to {wanted}, since GroupNormalization means something else from "
+                f"{_BY_CHANNEL} on, and the file doesn't say how many channels {node.name!r} has: give its shape, or a "
+                "form of its own opset."
+            )
+
+
+def _channels(node: ir.Node) -> int | None:
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
 
 
 @contextlib.contextmanager

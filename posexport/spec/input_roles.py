@@ -71,7 +71,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"att(entio)?n_?(mask|bias)|input_mask|^mask|_mask$", "attention_mask", "fib"),
     (r"encoder_?input_ids", "encoder_token_ids", "i"),
     (r"input_?ids|token_?ids|^tokens?$|^ids$|input_word_ids|input_tokens?", "token_ids", "i"),
-    (r"position_?ids|^positions?$|pos_ids|input_pos|^pos$", "position_ids", "i"),
+    (r"position_?ids|^positions?$|pos_ids|input_pos|^pos$", "position_ids", "fi"),
     (r"token_?type|segment", "token_type_ids", "i"),
     (r"^bbox|boxes", "boxes", "i"),
     (r"time_?step", "index", "i"),

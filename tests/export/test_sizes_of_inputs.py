@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers import exported, inputs_for, open_ort, small_spec, weights_for
+from helpers import exported, open_ort, small_spec, weights_for
 
+from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.export import export
 from posexport.export.sizes_of_inputs import read_from_inputs
 
@@ -42,7 +43,8 @@ def test_files_without_this_compute_the_same(cache: str | None, monkeypatch: pyt
     monkeypatch.setattr("posexport.export.exporter.read_from_inputs", lambda model: None)
     plain = export(spec, weights_for(spec), form="native")
     assert len(list(made.graph)) < len(list(plain.graph))
-    inputs = inputs_for(spec, 2, 5)
+    past = {None: {}, "concat": {"past_seq": 3}, "shared": {"past_seq": 3, "max_seq": 9}}[cache]
+    inputs = seeded_inputs(spec, Sizes(batch=2, seq=5, **past), 0)
     one, other = (open_ort(model)(inputs) for model in (made, plain))
     assert one.keys() == other.keys()
     for name, array in one.items():

@@ -78,6 +78,13 @@ def test_learned_positions_of_tokens_that_stand_first(tokens_first: bool, table:
     assert described(encoder(dims, tokens_first=tokens_first))["input_encoding"] is None
 
 
+def test_a_sum_adds_positions_too() -> None:
+    model = encoder(("batch", "seq"), tokens_first=False, table=3)
+    (added,) = (node for node in model.graph.node if node.op_type == "Add")
+    added.op_type = "Sum"
+    assert described(model)["input_encoding"] == {"name": "learned", "max_positions": ROWS_OF_TABLE}
+
+
 @pytest.mark.parametrize("size", [8, 96, 128])
 def test_fourth_roots_of_sizes_are_numbers(size: int) -> None:
     """torch multiplies queries and keys by the root of 1 / sqrt(size) each, and TorchScript computes it at run time."""

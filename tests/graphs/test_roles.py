@@ -103,6 +103,10 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "token_type_ids": ("token_type_ids", ("batch", "seq")),
         },
     ),
+    "positions that are no whole numbers": (
+        {"x": (["b", "s", 8], "fp32"), "position_ids": (["b", "s"], "fp32")},
+        {"x": ("features", ("batch", "seq", 8)), "position_ids": ("position_ids", ("batch", "seq"))},
+    ),
     "several axes of positions": (
         {"inputs_embeds": (["b", "s", 8], "fp32"), "position_ids": ([3, "b", "s"], "int64")},
         {"position_ids": ("position_ids", ("axes", "batch", "seq"))},

@@ -37,7 +37,7 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
         node = value.producer()
         if node is None or value in stops:
             continue
-        if node.op_type == "Add" and (added := _added(view, node)) is not None:
+        if node.op_type in ("Add", "Sum") and (added := _added(view, node)) is not None:
             return _named(measure, *added)
         sources = {one for one in node.inputs if one is not None and one in view.flow.content} - seen
         seen |= sources

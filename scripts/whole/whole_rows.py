@@ -42,6 +42,16 @@ DELTA = {
     "layer_types": HALF_LINEAR,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
+PICTURES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+"""A tower for images with as many layers as the decoder has."""
+
 SOUND = {**BART, "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 64}
 
 MORE = [
@@ -154,6 +164,37 @@ MORE = [
             "num_mem_blocks": 1,
             "layers_block_type": ["linear_attention", "hybrid"],
         },
+    ),
+    decoder(
+        "llava",
+        "Llava",
+        "rope",
+        {"text_config": {**GROUPED, "model_type": "llama"}, "vision_config": PICTURES | {"projection_dim": 64}},
+        model="LlavaForConditionalGeneration",
+    ),
+    decoder(
+        "gemma3_vision",
+        "Gemma3",
+        "rope",
+        {
+            "text_config": {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
+            "vision_config": PICTURES | {"vision_use_head": False},
+            "mm_tokens_per_image": 4,
+        },
+        model="Gemma3ForConditionalGeneration",
+    ),
+    decoder(
+        "qwen3_5_vision",
+        "Qwen3_5",
+        "rope",
+        {
+            "text_config": {**HEADED, **DELTA},
+            "vision_config": {
+                **{"hidden_size": 64, "intermediate_size": 96, "depth": 2, "num_heads": 4, "patch_size": 8},
+                **{"out_hidden_size": 64, "num_position_embeddings": 16},
+            },
+        },
+        model="Qwen3_5ForConditionalGeneration",
     ),
     decoder("olmo3", "Olmo3", "rope", {**GROUPED, "sliding_window": 5, "layer_types": HALF_LAYERS}),
     decoder("nanochat", "NanoChat", "rope", GROUPED),

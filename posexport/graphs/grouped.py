@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from posexport.graphs import folded_heads
+from posexport.graphs.attention.softmaxes import softmax_of
 from posexport.graphs.operators import Call, Unexpanded
 
 PRODUCTS = {"MatMul", "Einsum"}
@@ -27,8 +28,9 @@ _DEPTH = 12
 def around_softmaxes(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node], list[ir.Node]]]:
     """The scores of each softmax, and the products before it and behind it."""
     for node in graph:
-        if node.op_type == "Softmax" and node.inputs[0] is not None:
-            yield node.inputs[0], [*_before(node.inputs[0], _DEPTH)], [*_behind(node.outputs[0], _DEPTH)]
+        softmax = softmax_of(node)
+        if softmax is not None:
+            yield softmax.logits, [*_before(softmax.logits, _DEPTH)], [*_behind(softmax.node.outputs[0], _DEPTH)]
 
 
 def may_have_five(scores: ir.Value) -> bool:

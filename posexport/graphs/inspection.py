@@ -140,10 +140,13 @@ def _may_hold_attention(model: ir.Model) -> bool:
 
 
 def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:
-    from posexport.graphs.attention.describe import Describer
+    from posexport.graphs.attention.describe import Describer, undescribed
     from posexport.graphs.attention.origins import call_sites
+    from posexport.graphs.attention.recognise import unread
     from posexport.graphs.view import view_of
 
+    if left := unread(model):
+        return attrs.evolve(found, attentions=tuple(undescribed(one, one.reason) for one in left))
     start = time.monotonic()
     sites = call_sites(model)
     try:

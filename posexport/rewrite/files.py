@@ -22,7 +22,7 @@ from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
-from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer
+from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
@@ -37,7 +37,7 @@ from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, Block, RewriteResult, rounded, site_record
-from posexport.rewrite.rewriter import Rewritten, rewrite_as
+from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
 from posexport.rewrite.whole import whole_evidence
 
 
@@ -227,14 +227,18 @@ def _given(model: ir.Model) -> Sequence[ir.Value]:
 
 
 def _records(rewritten: Rewritten, options: RewriteOptions, progress: Progress) -> Iterator[dict[str, Any]]:
-    if rewritten.view is None:
-        return
-    describer = Describer(rewritten.view)
+    describer = None if rewritten.view is None else Describer(rewritten.view)
     for number, site in enumerate(rewritten.sites, 1):
         progress(f"describing attention {number} of {len(rewritten.sites)}")
-        description = described_one(describer, site.attention)
+        description = _description(describer, site)
         angles = site.angles if options.angles is None or site.angles is not None else _unknown(description)
         yield site_record(description, site.state, site.reason, site.evidence, angles)
+
+
+def _description(describer: Describer | None, site: SiteResult) -> dict[str, Any]:
+    if describer is not None:
+        return described_one(describer, site.attention)
+    return undescribed(site.attention, site.reason or Reason("operator", "it is not read"))
 
 
 def _unknown(description: Mapping[str, Any]) -> SiteAngles | None:

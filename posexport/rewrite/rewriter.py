@@ -13,7 +13,7 @@ import onnx_ir as ir
 from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
-from posexport.graphs.attention.recognise import may_hold_attention, narrower
+from posexport.graphs.attention.recognise import may_hold_attention, narrower, unread
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand
@@ -49,7 +49,7 @@ class Rewritten:
     """A rewritten model; `changed` is False where it is the model that was given.
 
     `original` is the model whose function it has: the one that was given, but for angles that were made exact. `view`
-    is None where the graph can hold no attention.
+    is None where the graph can hold no attention, or only operators that can't be evaluated.
     """
 
     model: ir.Model
@@ -82,8 +82,12 @@ def rewrite_model(
     shared = kv_cache == "shared"
     if kv_cache not in (None, "shared"):
         raise RequestError(f"kv_cache is {shown(kv_cache)}: give 'shared', or none to leave caches as they are.")
-    if not may_hold_attention(model):
-        return Rewritten(model=model, original=model, form=form, target=target, view=None, sites=(), changed=False)
+    left = unread(model)
+    if left or not may_hold_attention(model):
+        kept_sites = tuple(SiteResult(attention=one, state=KEPT, reason=one.reason) for one in left)
+        return Rewritten(
+            model=model, original=model, form=form, target=target, view=None, sites=kept_sites, changed=False
+        )
     before = converted(model, form, target, opset, shared)
     kept = DOMAIN if form == "function" else None
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())

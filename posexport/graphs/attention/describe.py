@@ -73,6 +73,13 @@ def describe(attention: Attention | UnknownAttention, view: View) -> Data:
     return _last.describe(attention)
 
 
+def undescribed(attention: Attention | UnknownAttention, reason: Reason) -> Data:
+    """An attention of which no more is known than its name, and why."""
+    data: Data = dict.fromkeys(KEYS)
+    data |= {"name": attention.name, "layer": attention.layer, "state": UNKNOWN}
+    return data | {"reason": {"code": reason.code, "text": reason.text}}
+
+
 class Describer:
     """Describes the attentions of one view; `sites` are the calls of functions that the model had."""
 
@@ -116,9 +123,7 @@ class Describer:
 
     def missing(self, attention: Attention | UnknownAttention, reason: Reason) -> Data:
         """What is known of an attention that was not understood: where it is, what carries it, and why."""
-        data: Data = dict.fromkeys(KEYS)
-        data |= {"name": attention.name, "layer": attention.layer, "state": UNKNOWN}
-        data["reason"] = {"code": reason.code, "text": reason.text}
+        data = undescribed(attention, reason)
         node = next((node for node in self.view.model.graph.all_nodes() if node.name == attention.name), None)
         if node is not None:
             origin = self._origins.of(node)

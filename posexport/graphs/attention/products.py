@@ -15,6 +15,10 @@ SCORES = ("bhsd", "bhdt", "bhst")
 WEIGHTED = ("bhst", "bhtd", "bhsd")
 """The axes of weights, values and results in MatMul."""
 
+_TRANSPOSING = ("FusedMatMul", "Gemm")
+"""Products that may transpose their operands. Gemm's have two axes, so its attention is always left, and what it adds
+needs no reading."""
+
 
 @attrs.frozen(kw_only=True)
 class Product:
@@ -32,11 +36,11 @@ def product_of(node: ir.Node, axes: tuple[str, str, str], *, weights: ir.Value |
 
     `weights` is that operand, wherever it stands.
     """
-    if node.op_type in ("MatMul", "FusedMatMul") and len(node.inputs) >= 2:
+    if node.op_type in ("MatMul", *_TRANSPOSING) and len(node.inputs) >= 2:
         left, right = node.inputs[0], node.inputs[1]
         if left is None or right is None:
             return None
-        if node.op_type == "FusedMatMul":
+        if node.op_type in _TRANSPOSING:
             axes = _transposed(node, axes)
         if weights is not None and left is not weights:
             return _behind(node, left, right, axes) if right is weights else None
@@ -54,7 +58,7 @@ def _behind(node: ir.Node, values: ir.Value, weights: ir.Value, axes: tuple[str,
 
 
 def _transposed(node: ir.Node, axes: tuple[str, str, str]) -> tuple[str, str, str]:
-    """The axes of com.microsoft FusedMatMul, which may transpose its operands."""
+    """The axes of a product that may transpose its operands."""
 
     def swapped(text: str, name: str) -> str:
         attribute = node.attributes.get(name)

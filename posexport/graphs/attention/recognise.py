@@ -15,19 +15,31 @@ from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
+from posexport.graphs.attention.named_operators import is_operator, is_unread, operator_reason
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.score_axes import USUAL, score_axes
-from posexport.graphs.attention.scores import Declined, Scores, scores_of
+from posexport.graphs.attention.scores import Declined, Scores, reaches_product, scores_of
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
-from posexport.graphs.attention.unweighted import COMBINING, WEIGHT_OPS, leads_to, reason_without_product
+from posexport.graphs.attention.unweighted import (
+    COMBINING,
+    MIXING,
+    WEIGHT_OPS,
+    leads_to,
+    mixed_scores,
+    reason_without_product,
+)
 from posexport.graphs.attention.weights import check_weights
+from posexport.graphs.attention.written_out import check_written_out
 
 _OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Flatten"}
 
 Found = Attention | UnknownAttention
+
+_UNSEEN = ("score-operator", "no-scores")
+"""The reasons of scores that may be mixed with those of other heads."""
 
 
 def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node, str] | None = None) -> list[Found]:
@@ -45,12 +57,12 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
         softmax = softmax_of(node)
         if softmax is None:
             continue
-        products = _weighted(flow, node)
-        if softmax.has_more and (products or _leads_to_product(node.outputs[0])):
-            text = f"the sum of {shown(name)} has a number beside those of the keys"
-            found.append(UnknownAttention(name=name, layer=layer, reason=Reason("sinks", text)))
+        products = _weighted(flow, softmax)
+        if softmax.doubt is not None:
+            if _is_of_attention(flow, softmax, bool(products)):
+                found.append(UnknownAttention(name=name, layer=layer, reason=softmax.doubt))
             continue
-        reason = None if products else reason_without_product(flow, softmax, name)
+        reason = None if products else reason_without_product(flow, probe, softmax, name)
         if reason is not None:
             found.append(UnknownAttention(name=name, layer=layer, reason=reason))
         for weighted in products:
@@ -59,7 +71,8 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
             try:
                 found.append(_attention(flow, probe, softmax, weighted, batch, at, layer))
             except Declined as declined:
-                found.append(UnknownAttention(name=at, layer=layer, reason=declined.reason))
+                mixed = mixed_scores(flow, probe, softmax, at) if declined.reason.code in _UNSEEN else None
+                found.append(UnknownAttention(name=at, layer=layer, reason=mixed or declined.reason))
             except PosexportError as error:
                 reason = Reason("not-evaluated", str(error).rstrip("."))
                 found.append(UnknownAttention(name=at, layer=layer, reason=reason))
@@ -95,9 +108,9 @@ def _behind_caches(one: Attention) -> Attention:
 
 def _operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason | None:
     """Why an operator that stands for attention, or a softmax before whole numbers, is left as it is."""
+    if is_operator(node):
+        return operator_reason(node, refused)
     name = shown(node.name or node.outputs[0].name or "")
-    if node.op_type in _ATTENTION_OPS:
-        return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, 'it is not known')}")
     if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*WEIGHT_OPS, "DynamicQuantizeLinear"}):
         return Reason("quantised", f"the weights of {name} are quantised before they meet the values")
     return None
@@ -108,8 +121,25 @@ def may_hold_attention(model: ir.Model) -> bool:
 
     Where it has not, nothing needs to be known of its inputs.
     """
+    return bool(_candidates(model))
+
+
+def unread(model: ir.Model) -> list[UnknownAttention]:
+    """The attentions of a graph all of which are operators that can't be evaluated; none where there may be others."""
+    nodes = _candidates(model)
+    if not all(is_unread(node) and node.graph is model.graph for node in nodes):
+        return []
+    names = [node.name or node.outputs[0].name or "" for node in nodes]
+    return [
+        UnknownAttention(name=name, layer=layer, reason=operator_reason(node, {}))
+        for layer, (name, node) in enumerate(zip(names, nodes, strict=True))
+    ]
+
+
+def _candidates(model: ir.Model) -> list[ir.Node]:
+    """The nodes that may be attention, in any of the graphs of a model."""
     functions = (node for function in model.functions.values() for node in function)
-    return any(map(_may_be_attention, (*model.graph.all_nodes(), *functions)))
+    return [node for node in (*model.graph.all_nodes(), *functions) if _may_be_attention(node)]
 
 
 def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
@@ -124,14 +154,17 @@ def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
 
 
 def _may_be_attention(node: ir.Node) -> bool:
-    return node.op_type in _ATTENTION_OPS or (softmax_of(node) is not None and _leads_to_product(node.outputs[0]))
+    softmax = None if is_operator(node) else softmax_of(node)
+    if softmax is None:
+        return is_operator(node)
+    return softmax.product is not None or _leads_to_product(node.outputs[0])
 
 
 def _leads_to_product(value: ir.Value) -> bool:
     return leads_to(
         value,
         {"MatMul", "FusedMatMul", "Einsum", "Gemm", *_QUANTISED},
-        {*WEIGHT_OPS, *COMBINING, "Flatten", *_TO_WHOLE},
+        {*WEIGHT_OPS, *COMBINING, *MIXING, "Flatten", *_TO_WHOLE},
     )
 
 
@@ -139,12 +172,19 @@ _QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "Dynamic
 _TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """Operators of quantised graphs: they take whole numbers, or make them."""
 
-_ATTENTION_OPS = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"}
+
+def _is_of_attention(flow: Dataflow, softmax: Softmax, has_products: bool) -> bool:
+    """Whether what is not known to be a softmax stands between the two products of attention."""
+    weighs = has_products or _leads_to_product(softmax.node.outputs[0])
+    return weighs and reaches_product(flow, softmax.logits)
 
 
-def _weighted(flow: Dataflow, softmax: ir.Node) -> list[tuple[Product, list[ir.Node]]]:
+def _weighted(flow: Dataflow, softmax: Softmax) -> list[tuple[Product, list[ir.Node]]]:
     """The products of a softmax with values, each with the nodes between; none where a softmax is no attention."""
-    value, passed = softmax.outputs[0], list[ir.Node]()
+    value, passed = softmax.node.outputs[0], list[ir.Node]()
+    if softmax.product is not None:
+        between = flow.between(value, softmax.product.left)
+        return [(softmax.product, between)] if softmax.product.right in flow.content else []
     for _ in range(8):
         found, onward = list[tuple[Product, list[ir.Node]]](), list[ir.Node]()
         for node in dict.fromkeys(use.node for use in value.uses()):
@@ -178,8 +218,10 @@ def _attention(
         raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
     sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
+    value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     check_heads(probe, scores.product, heads)
     check_heads(probe, product, heads, values=True)
+    check_written_out(probe, softmax, scores, name)
     for node in layout_nodes(scores.nodes):
         if not lays_out(probe, node):
             name = shown(node.name or node.outputs[0].name or "")
@@ -189,7 +231,6 @@ def _attention(
     axes = score_axes(probe, scores.product, scores.nodes)
     inner = _logits(probe, logits)
     check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
-    value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
         (scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim)),

@@ -7,7 +7,7 @@ Every node on the way is one of the table below; another one is a reason to leav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 import attrs
 import onnx_ir as ir
@@ -15,6 +15,7 @@ import onnx_ir as ir
 from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import Dataflow, constant_of
 from posexport.graphs.attention.products import SCORES, Product, product_of
+from posexport.graphs.attention.softmaxes import KEEPS_ORDER, above, unexpanded
 
 HIDDEN = -5e3
 """A logit that is at most this hides its key: exp(-5000) is 0 in every dtype."""
@@ -43,7 +44,7 @@ class Term:
 class Scores:
     """What was found between a softmax and its product; `nodes` are those on the way, the last one first.
 
-    The product of `factors` is the scale.
+    The product of `factors` is the scale. `maxima` are taken away before the softmax, each by a node.
     """
 
     product: Product
@@ -53,6 +54,7 @@ class Scores:
     sinks: ir.Value | None = None
     sinks_first: bool = False
     head_scales: tuple[tuple[ir.Value, bool], ...] = ()
+    maxima: tuple[tuple[ir.Node, ir.Value], ...] = ()
     nodes: tuple[ir.Node, ...] = ()
 
 
@@ -75,6 +77,7 @@ class _Walk:
     sinks: ir.Value | None = None
     sinks_first: bool = False
     head_scales: list[tuple[ir.Value, bool]] = attrs.Factory(list)
+    maxima: list[tuple[ir.Node, ir.Value]] = attrs.Factory(list)
     nodes: list[ir.Node] = attrs.Factory(list)
     factors: list[float] = attrs.Factory(list)
 
@@ -93,7 +96,7 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
             break
         product = product_of(node, SCORES)
         if product is not None and is_scores(flow, product):
-            if node.op_type == "FusedMatMul" and "alpha" in node.attributes:
+            if node.op_type in ("FusedMatMul", "Gemm") and "alpha" in node.attributes:
                 walk.multiply(node.attributes["alpha"].as_float())
             return Scores(
                 product=product,
@@ -103,6 +106,7 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
                 sinks=walk.sinks,
                 sinks_first=walk.sinks_first,
                 head_scales=tuple(walk.head_scales),
+                maxima=tuple(walk.maxima),
                 nodes=tuple(walk.nodes),
             )
         step = _STEPS.get(node.op_type)
@@ -124,17 +128,22 @@ def is_scores(flow: Dataflow, product: Product) -> bool:
     return left.dtype is None or left.dtype.is_floating_point()
 
 
-def reaches_product(flow: Dataflow, value: ir.Value, depth: int = DEPTH) -> bool:
+def reaches_product(flow: Dataflow, value: ir.Value) -> bool:
     """Whether a product of content with content lies above, behind nodes of the table alone."""
+    return next(products_above(flow, value, _STEPS), None) is not None
+
+
+def products_above(flow: Dataflow, value: ir.Value, through: Collection[str], depth: int = DEPTH) -> Iterator[Product]:
+    """The products of content with content above a value, behind nodes of `through` alone."""
     node = value.producer()
     if node is None or depth == 0 or value not in flow.content:
-        return False
+        return
     product = product_of(node, SCORES)
     if product is not None and is_scores(flow, product):
-        return True
-    if node.op_type not in _STEPS:
-        return False
-    return any(reaches_product(flow, source, depth - 1) for source in flow.content_inputs(node))
+        yield product
+    elif node.op_type in through:
+        for source in flow.content_inputs(node):
+            yield from products_above(flow, source, through, depth - 1)
 
 
 def scalar_of(value: ir.Value | None) -> float | None:
@@ -175,32 +184,18 @@ def _check_affine(walk: _Walk, node: ir.Node) -> None:
 
 def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     path, other, place = _sides(flow, node)
-    if place == 0 and _is_maximum(other, path):
-        walk.value = path  # a softmax doesn't change when the maximum is taken away before it
+    maximum = above(other, "ReduceMax", KEEPS_ORDER)
+    if place == 0 and maximum is not None and maximum.inputs[0] is path:
+        if walk.softcap or walk.sinks is not None:
+            raise Declined("score-order", f"{shown(node.name or '')} takes a maximum away before a cap or sinks")
+        walk.maxima.append((node, unexpanded(other)))  # a softmax doesn't change where it is the same for all keys
+        walk.value = path
         return
-    source = other.producer()
-    if source is not None and source.op_type == "ReduceMax" and source.inputs[0] is path:
-        raise Declined(
-            "score-operator", f"it is not known over which axis {shown(source.name or '')} takes the maximum"
-        )
     if place == 1:
         raise Declined("score-sign", f"{shown(node.name or '')} takes the scores away from something")
     _check_affine(walk, node)
     walk.terms.append(Term(value=other, level=node.outputs[0], factor=-walk.factor))
     walk.value = path
-
-
-def _is_maximum(value: ir.Value, of: ir.Value) -> bool:
-    """Whether a value is the maximum of another one over an axis that no length decides, and that is kept."""
-    node = value.producer()
-    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not of:
-        return False
-    if "axes" in node.attributes:
-        axes = [*node.attributes["axes"].as_ints()]
-    else:
-        tensor = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-        axes = [] if tensor is None else tensor.numpy().reshape(-1).tolist()
-    return len(axes) == 1 and node.attributes.get_int("keepdims", 1) == 1
 
 
 def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:

@@ -1,24 +1,42 @@
-"""Softmaxes of a graph: the operator, or its formula written out, exp(x) / sum(exp(x))."""
+"""Softmaxes of a graph: the operator, or its formula written out.
+
+    exp(x) / sum(exp(x))      exp(LogSoftmax(x))      exp(x - log(sum(exp(x))))      (exp(x) v) / sum(exp(x))
+
+The sum may drop its axis and get it back by a Reshape or an Unsqueeze: its shape says whether that is the same axis
+(posexport.graphs.attention.written_out).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import attrs
 import onnx_ir as ir
 
+from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 
 _PASSED = ("Cast", "Identity")
+
+KEEPS_ORDER = (*_PASSED, "Unsqueeze", "Squeeze", "Reshape", "Expand")
+"""Operators that keep the numbers of a sum or a maximum in their order."""
 
 
 @attrs.frozen(kw_only=True)
 class Softmax:
-    """A softmax of `logits` whose last node is `node`; `axis` is None where the operator names none. `has_more` says
-    that something is added to its sum, as if there were a key more whose value is zero."""
+    """A softmax of `logits` whose last node is `node`; `axis` is None where the operator names none.
+
+    Where it is written out, exponentials are divided by `total`. With `product` they are so behind the product with
+    values, whose result is then that of the division. `doubt` says why it is not known to be a softmax.
+    """
 
     node: ir.Node
     logits: ir.Value
     axis: int | None
-    has_more: bool = False
+    total: ir.Value | None = None
+    product: Product | None = None
+    doubt: Reason | None = None
 
 
 def softmax_of(node: ir.Node) -> Softmax | None:
@@ -26,59 +44,180 @@ def softmax_of(node: ir.Node) -> Softmax | None:
     if node.domain not in ("", "ai.onnx") or not node.inputs or node.inputs[0] is None:
         return None
     if node.op_type == "Softmax":
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else None
-        return Softmax(node=node, logits=node.inputs[0], axis=axis)
-    return _written_out(node)
+        return Softmax(node=node, logits=node.inputs[0], axis=_axis_of(node))
+    if node.op_type == "Exp":
+        return _of_logarithms(node, node.inputs[0])
+    return _divided(node)
 
 
-def _written_out(node: ir.Node) -> Softmax | None:
-    """exp(x) divided by its sum, or multiplied by the reciprocal of it."""
-    if node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
+def above(value: ir.Value | None, operator: str, through: Collection[str] = _PASSED) -> ir.Node | None:
+    """The node of this operator that a value comes from, behind operators of `through`."""
+    node = None if value is None else behind(value, through).producer()
+    return node if node is not None and node.op_type == operator else None
+
+
+def behind(value: ir.Value, through: Collection[str]) -> ir.Value:
+    """What a value is computed from by operators of `through` alone."""
+    while (node := value.producer()) is not None and node.op_type in through and node.inputs[0] is not None:
+        if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
+            break
+        value = node.inputs[0]
+    return value
+
+
+def unexpanded(value: ir.Value) -> ir.Value:
+    """What a value is broadcast from."""
+    return behind(value, (*_PASSED, "Expand"))
+
+
+def _axis_of(node: ir.Node) -> int | None:
+    return node.attributes["axis"].as_int() if "axis" in node.attributes else None
+
+
+def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
+    """The exponentials of a LogSoftmax, or of logits less the logarithm of the sum of their exponentials."""
+    whole, less = above(logarithms, "LogSoftmax"), above(logarithms, "Sub")
+    if whole is not None and whole.inputs[0] is not None:
+        return Softmax(node=node, logits=whole.inputs[0], axis=_axis_of(whole))
+    logits, total = (None, None) if less is None else less.inputs
+    if logits is None or total is None:
         return None
-    operands = [tuple(node.inputs)]
-    if node.op_type == "Mul":
-        operands = [(one, _inverse(other)) for one, other in (operands[0], operands[0][::-1])]
-    for exponent, total in operands:
-        source, sums, has_more = _maker(exponent, "Exp"), _maker(total, "ReduceSum"), False
-        if sums is None:
-            sums, has_more = _sum_and_more(total), True
-        if source is None or sums is None or _maker(sums.inputs[0], "Exp") is not source:
+    sums = above(total, "ReduceLogSumExp", KEEPS_ORDER)
+    source = None if sums is None else sums.inputs[0]
+    if sums is None:
+        logarithm = above(total, "Log", KEEPS_ORDER)
+        sums = None if logarithm is None else above(logarithm.inputs[0], "ReduceSum", KEEPS_ORDER)
+        exponentials = None if sums is None else above(sums.inputs[0], "Exp")
+        source = None if exponentials is None else exponentials.inputs[0]
+    if sums is None or source is None or behind(source, _PASSED) is not behind(logits, _PASSED):
+        return _doubted(node, logits) if _sums_of(total) else None
+    return _of_sums(node, logits, sums, total)
+
+
+def _divided(node: ir.Node) -> Softmax | None:
+    """Exponentials divided by their sum, or multiplied by the reciprocal of it; or their product with values is."""
+    for part, divisor in _quotients(node):
+        sums = above(_inverse(divisor) if node.op_type == "Mul" else divisor, "ReduceSum", KEEPS_ORDER)
+        source = None if sums is None else above(sums.inputs[0], "Exp")
+        if sums is None or source is None or source.inputs[0] is None:
             continue
-        axis, logits = _summed(sums), source.inputs[0]
-        if axis is None or logits is None:
-            return None
-        return Softmax(node=node, logits=logits, axis=axis, has_more=has_more)
-    return None
+        if above(part, "Exp") is source:
+            return _of_sums(node, source.inputs[0], sums, divisor)
+        late = _product_with(source, part)
+        if late is not None:
+            found = _of_sums(source, source.inputs[0], sums, divisor)
+            return attrs.evolve(found, product=attrs.evolve(late, result=node.outputs[0]))
+    return _almost_divided(node)
 
 
-def _sum_and_more(total: ir.Value | None) -> ir.Node | None:
-    """The sum that something is added to."""
-    added = _maker(total, "Add")
-    sums = [] if added is None else [_maker(one, "ReduceSum") for one in added.inputs]
-    return next(filter(None, sums), None)
+def _quotients(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
+    """What a node divides, and by what; or what it multiplies with a reciprocal, and that."""
+    if node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
+        return []
+    one, other = node.inputs
+    if one is None or other is None:
+        return []
+    if node.op_type == "Div":
+        return [(one, other)]
+    return [(part, divisor) for part, divisor in ((one, other), (other, one)) if _inverse(divisor) is not None]
 
 
 def _inverse(value: ir.Value | None) -> ir.Value | None:
     """What a value is the reciprocal of."""
-    node = _maker(value, "Reciprocal")
-    return None if node is None else node.inputs[0]
+    node = above(value, "Reciprocal", KEEPS_ORDER)
+    if node is not None:
+        return node.inputs[0]
+    node = above(value, "Div", KEEPS_ORDER)
+    one = None if node is None else constant_of(node.inputs[0])
+    is_one = one is not None and one.size == 1 and float(one.numpy().reshape(-1)[0]) == 1.0
+    return node.inputs[1] if node is not None and is_one else None
 
 
-def _maker(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """The node of this operator that a value comes from, behind casts."""
-    node = None if value is None else value.producer()
-    while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node if node is not None and node.op_type == operator else None
+def _product_with(source: ir.Node, result: ir.Value) -> Product | None:
+    """The product of exponentials with values whose result has features in place of keys, and else the same axes: a sum
+    over the keys divides each of its rows."""
+    node = result.producer()
+    for weights in () if node is None else node.inputs:
+        if node is None or weights is None or above(weights, "Exp") is not source:
+            continue
+        product = product_of(node, WEIGHTED, weights=weights)
+        if product is not None and product.axes[0].endswith("st") and product.axes[2] == product.axes[0][:-1] + "d":
+            return product
+    return None
 
 
-def _summed(node: ir.Node) -> int | None:
-    """The only axis of a ReduceSum that keeps it, None where it is another kind of sum."""
-    if node.attributes.get_int("keepdims", 1) != 1:
-        return None
-    if "axes" in node.attributes:
-        axes = list(node.attributes["axes"].as_ints())
+def _of_sums(node: ir.Node, logits: ir.Value, sums: ir.Node, total: ir.Value) -> Softmax:
+    """A softmax that is written out with these sums, which must be over one axis."""
+    if "axes" in sums.attributes:
+        axes = list(sums.attributes["axes"].as_ints())
     else:
-        tensor = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+        tensor = constant_of(sums.inputs[1]) if len(sums.inputs) > 1 else None
         axes = [] if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
-    return axes[0] if len(axes) == 1 else None
+    if len(axes) != 1:
+        return _doubted(node, logits)
+    return Softmax(node=node, logits=logits, axis=axes[0], total=unexpanded(total))
+
+
+def _doubted(node: ir.Node, logits: ir.Value) -> Softmax:
+    name = shown(node.name or node.outputs[0].name or "")
+    text = f"{name} divides exponentials by sums, of which it is not known that this is a softmax"
+    return Softmax(node=node, logits=logits, axis=None, doubt=Reason("softmax-form", text))
+
+
+def _almost_divided(node: ir.Node) -> Softmax | None:
+    """Exponentials divided by their sum of which either is changed before, as by a mask, or a number that is added."""
+    for part, divisor in _quotients(node):
+        sums = _sums_of(divisor)
+        summed = {source for one in sums for source in _exponentials(one.inputs[0])}
+        producer = part.producer()
+        product = producer if producer is not None and product_of(producer, WEIGHTED) is not None else None
+        parts = [part] if product is None else [*product.inputs[:2]]
+        source = next((one for value in parts for one in _exponentials(value) if one in summed), None)
+        if source is None or source.inputs[0] is None:
+            continue
+        found = _doubted(node, source.inputs[0])
+        if product is not None:
+            values = product_of(product, WEIGHTED)
+            return attrs.evolve(found, product=values)
+        if any(_is_added_to(divisor, one) for one in sums):
+            text = f"the sum of {shown(node.name or node.outputs[0].name or '')} has a number beside those of the keys"
+            return attrs.evolve(found, doubt=Reason("sinks", text))
+        return found
+    return None
+
+
+_CHANGES = {*KEEPS_ORDER, "Mul", "Where", "Dropout", "Transpose"}
+"""Operators that may stand between exponentials and their product or sum."""
+
+_OF_SUMS = {*KEEPS_ORDER, "Add", "Max", "Clip", "Where", "Log", "Mul", "Reciprocal", "Div", "Transpose"}
+"""Operators that may stand between a sum of exponentials and a division by it."""
+
+
+def _exponentials(value: ir.Value | None) -> list[ir.Node]:
+    return _found(value, {"Exp"}, _CHANGES)
+
+
+def _sums_of(value: ir.Value | None) -> list[ir.Node]:
+    """The sums of exponentials that a value is computed from."""
+    sums = _found(value, {"ReduceSum", "ReduceLogSumExp"}, _OF_SUMS)
+    return [one for one in sums if one.op_type == "ReduceLogSumExp" or _exponentials(one.inputs[0])]
+
+
+def _is_added_to(value: ir.Value, sums: ir.Node) -> bool:
+    added = above(value, "Add", (*KEEPS_ORDER, "Reciprocal"))
+    return added is not None and any(above(one, "ReduceSum", KEEPS_ORDER) is sums for one in added.inputs)
+
+
+def _found(
+    value: ir.Value | None, operators: Collection[str], through: Collection[str], depth: int = 6
+) -> list[ir.Node]:
+    """The nodes of these operators that a value is computed from, behind operators of `through` alone."""
+    node = None if value is None else value.producer()
+    if node is None or not depth:
+        return []
+    if node.op_type in operators:
+        return [node]
+    if node.op_type not in through:
+        return []
+    nodes = [one for source in node.inputs for one in _found(source, operators, through, depth - 1)]
+    return list(dict.fromkeys(nodes))

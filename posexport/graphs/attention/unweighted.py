@@ -1,4 +1,5 @@
-"""Softmaxes whose weights meet no values in a product: why they are left, where they are those of attention."""
+"""Softmaxes whose weights meet no values in a product, or that no product of queries and keys reaches as it is: why
+they are left, where they are those of attention."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import onnx_ir as ir
 
 from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, product_of
-from posexport.graphs.attention.scores import Declined, scores_of
+from posexport.graphs.attention.scores import Declined, products_above, scores_of
 from posexport.graphs.attention.softmaxes import Softmax
 
 WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
@@ -19,8 +21,42 @@ WEIGHT_OPS |= {"Div"}
 COMBINING = {"Add", "Sub", "Sum", "Concat", "Split", "Gather", "Expand"}
 """What combines the weights of several softmaxes, or of several heads."""
 
+MIXING = {"MatMul", "Gemm", "Einsum", "Conv", "BatchNormalization", "LayerNormalization"}
+"""What computes the scores or weights of a head from those of all, with numbers that are learned."""
 
-def reason_without_product(flow: Dataflow, softmax: Softmax, name: str) -> Reason | None:
+_AROUND_MIXING = {
+    "Transpose",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Where",
+    "Cast",
+    "Identity",
+}
+
+
+def mixed_scores(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
+    """The reason for scores that are mixed before they go into a softmax; None where they are not."""
+    plain = next(products_above(flow, softmax.logits, _AROUND_MIXING), None)
+    return _mixed_heads(flow, probe, softmax, name) if plain is None else None
+
+
+def _mixed_heads(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
+    """The reason for scores or weights that are mixed; None where no product above has the queries and keys of the
+    softmax, as the product with a weight before a router has other axes."""
+    shape = probe.shapes.of(softmax.logits)
+    products = products_above(flow, softmax.logits, MIXING | _AROUND_MIXING, 12)
+    shapes = [probe.shapes.of(one.result) for one in products if {one.left, one.right} <= flow.content]
+    if not any(len(one) == len(shape) > 2 and one[-2:] == shape[-2:] for one in shapes):
+        return None
+    return Reason("mixed-heads", f"the scores or weights of {shown(name)} are mixed with those of other heads")
+
+
+def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
     """Why a softmax that no product has as weights of features is left; None where it is no attention."""
     weights, shown_name = softmax.node.outputs[0], shown(name)
     if _meets_content(flow, weights):
@@ -31,6 +67,8 @@ def reason_without_product(flow: Dataflow, softmax: Softmax, name: str) -> Reaso
     if _is_combined(flow, softmax):
         text = "are combined with others before they meet the values"
         return Reason("weights", f"the weights of {shown_name} {text}")
+    if _weighs_features(flow, softmax.node.outputs[0], False, MIXING | COMBINING):
+        return _mixed_heads(flow, probe, softmax, name)
     return None
 
 
@@ -71,16 +109,19 @@ def _is_combined(flow: Dataflow, softmax: Softmax) -> bool:
     return {product.left, product.right} <= flow.content and _weighs_features(flow, softmax.node.outputs[0], False)
 
 
-def _weighs_features(flow: Dataflow, value: ir.Value, combined: bool, depth: int = 8) -> bool:
+def _weighs_features(
+    flow: Dataflow, value: ir.Value, combined: bool, combining: Collection[str] = COMBINING, depth: int = 8
+) -> bool:
     for node in dict.fromkeys(use.node for use in value.uses()):
         product = product_of(node, WEIGHTED, weights=value)
         if combined and ((product is not None and product.right in flow.content) or _meets_content(flow, value)):
             return True
-        onward = combined or node.op_type in COMBINING
+        onward = combined or node.op_type in combining
         if (
             depth
-            and node.op_type in WEIGHT_OPS | COMBINING
-            and any(_weighs_features(flow, output, onward, depth - 1) for output in node.outputs)
+            and node.op_type in {*WEIGHT_OPS, *combining}
+            and (node.op_type not in MIXING or flow.content_inputs(node) == [value])
+            and any(_weighs_features(flow, output, onward, combining, depth - 1) for output in node.outputs)
         ):
             return True
     return False

@@ -9,7 +9,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason
-from posexport.graphs.attention.recognise import may_hold_attention
+from posexport.graphs.attention.recognise import may_hold_attention, unread
 from posexport.rewrite.angles.exact import ExactModel, exact_model
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.request import RewriteOptions
@@ -23,7 +23,7 @@ ATTENTION_KEPT = "angles-attention-kept"
 def rewrite_exactly(model: ir.Model, options: RewriteOptions) -> Rewritten:
     """posexport.rewrite.rewriter.rewrite_as with exact angles wherever they were recognised; `original` of the result
     has them too, and is otherwise `model`."""
-    if not may_hold_attention(model):
+    if unread(model) or not may_hold_attention(model):
         return rewrite_as(model, options)
     without: dict[str, Reason] = {}
     while True:

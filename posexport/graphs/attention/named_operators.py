@@ -1,0 +1,31 @@
+"""Operators that say in their name that they stand for attention, whether anything here reads them or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from posexport.errors import Reason, shown
+from posexport.graphs.kernels import KERNELS
+
+
+def is_operator(node: ir.Node) -> bool:
+    """Whether an operator of ONNX or of ONNX Runtime stands for attention with a softmax."""
+    known = node.domain in ("", "ai.onnx", "com.microsoft")
+    return known and "Attention" in node.op_type and node.op_type != "LinearAttention"
+
+
+def is_unread(node: ir.Node) -> bool:
+    """Whether an operator stands for attention that can't be evaluated here, such as ONNX Runtime's on whole numbers
+    (QAttention) or on packed rows."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return is_operator(node) and (domain, node.op_type) not in KERNELS
+
+
+def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:
+    """Why an operator that stands for attention is left; `refused` are those that could not be written out."""
+    name = shown(node.name or node.outputs[0].name or "")
+    return Reason(
+        "operator", f"{node.op_type} {name} is not understood: {refused.get(node, 'the operator is not read')}"
+    )

@@ -1,0 +1,42 @@
+"""Sums and maxima around a softmax that is written out: by their shapes, whether they are those over the keys.
+
+    exp(x - max) / sum,  x [B, N, S, T],  sum [B, N, S, 1],  max the same for all keys
+
+A sum over the last axis has one number for each place of the others, in their order. Reshape, Unsqueeze and the like
+keep this order, so what has the shape of the logits with one key is the sum over the keys of each query.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import onnx_ir as ir
+
+from posexport.errors import shown
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.scores import Declined, Scores
+from posexport.graphs.attention.softmaxes import Softmax
+from posexport.graphs.symbolic_sizes import ONE
+
+
+def check_written_out(probe: Probe, softmax: Softmax, scores: Scores, name: str) -> None:
+    """Raise Declined unless sums are those over the last axis, and maxima the same for all keys."""
+    shape = probe.shapes.of(softmax.logits)
+    if softmax.total is not None:
+        divided = softmax.node.outputs[0]
+        if probe.shapes.of(softmax.total) != (*shape[:-1], ONE) or probe.shapes.of(divided) != shape:
+            raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")
+    product = softmax.product
+    if product is not None and probe.shapes.of(product.result) != probe.shapes.of(product.node.outputs[0]):
+        raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")
+    for node, maximum in scores.maxima:
+        if probe.shapes.of(maximum)[-1:] != (ONE,) or not _keeps_keys(probe, scores, node):
+            text = f"{shown(node.name or '')} takes a maximum away of which it is not known that it is that of all keys"
+            raise Declined("score-operator", text)
+
+
+def _keeps_keys(probe: Probe, scores: Scores, node: ir.Node) -> bool:
+    """Whether the last axis is that of the keys from a node to the softmax."""
+    keys = probe.shapes.of(node.outputs[0])[-1:]
+    later = takewhile(lambda one: one is not node, scores.nodes)
+    return all(one.op_type != "Transpose" and probe.shapes.of(one.outputs[0])[-1:] == keys for one in later)

@@ -137,6 +137,14 @@ def late(axis: int = 3, *, factor: float = 1.0, reciprocal: bool = False, einsum
     return mix
 
 
+def late_behind_a_transpose(g: Graph, scores: str, values: str) -> str:
+    """The product is divided when its heads stand behind its tokens."""
+    powers = g.op("Exp", scores)
+    mixed = g.op("Transpose", g.op("MatMul", powers, values), perm=[0, 2, 1, 3])
+    total = g.op("Transpose", g.op("ReduceSum", powers, g.constant([-1])), perm=[0, 2, 1, 3])
+    return g.op("Transpose", g.op("Div", mixed, total), perm=[0, 2, 1, 3])
+
+
 def masked(*, at_end: bool = False) -> Mix:
     """exp(x) * mask / sum(exp(x) * mask), or divided behind the product."""
 
@@ -239,6 +247,7 @@ NEAR_MISSES: dict[str, Mix] = {
 REASONS: dict[str, tuple[str, Mix]] = {
     "masked": ("softmax-form", masked()),
     "masked, late": ("softmax-form", masked(at_end=True)),
+    "late behind a Transpose": ("softmax-form", late_behind_a_transpose),
     "Max": ("softmax-form", bounded("Max")),
     "Clip": ("softmax-form", bounded("Clip")),
     "a number more": ("sinks", bounded("Add")),

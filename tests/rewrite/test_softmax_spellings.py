@@ -13,7 +13,7 @@ import pytest
 import rewrite_helpers as helpers
 import softmax_graphs
 from onnx import TensorProto, helper
-from small_graphs import Graph, run
+from small_graphs import KV_HEADS, Graph, run
 from softmax_graphs import HEADS, HIDDEN, NEAR_MISSES, REASONS, SIZE, SPELLINGS, attention
 
 from posexport.artifact.mapped_file import read_mapped
@@ -36,6 +36,40 @@ def test_a_spelling_is_rewritten(spelling: str, form: str) -> None:
         want = softmax_graphs.expected(model, given)
         for one in (model, proto):
             np.testing.assert_allclose(run(one, {"features": given})["output"], want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_two_axes_of_heads(late: bool) -> None:
+    """jax.nn.softmax of scores [B, K, G, S, T]; where the product is divided, the attention is named."""
+    g, groups = Graph(), HEADS // KV_HEADS
+    shapes = {"q": [0, 0, KV_HEADS, groups, SIZE], "k": [0, 0, KV_HEADS, SIZE], "v": [0, 0, KV_HEADS, SIZE]}
+    q, k, v = (
+        g.op("Reshape", g.op("MatMul", "features", g.random(name, HIDDEN, int(np.prod(shape[2:])))), g.constant(shape))
+        for name, shape in shapes.items()
+    )
+    scores = g.op("Einsum", q, k, equation="bskgd,btkd->bkgst")
+    powers = g.op("Exp", g.op("Sub", scores, softmax_graphs.reduced(g, "ReduceMax", scores, 4, 4)))
+    total = softmax_graphs.reduced(g, "ReduceSum", powers, 4, 4)
+    if late:
+        mixed = g.op("Div", g.op("Einsum", powers, v, equation="bkgst,btkd->bkgsd"), total)
+        mixed = g.op("Transpose", mixed, perm=[0, 3, 1, 2, 4])
+    else:
+        mixed = g.op("Einsum", g.op("Div", powers, total), v, equation="bkgst,btkd->bskgd")
+    rows = g.op("Reshape", mixed, g.constant([0, 0, HIDDEN]))
+    g.op("MatMul", rows, g.random("o", HIDDEN, HIDDEN), name="output")
+    model = model_of(g, ["batch", "seq", HIDDEN])
+    done, proto = helpers.rewritten_model(model, form="native", target="ort")
+    assert [one.reason and one.reason.code for one in done.sites] == ["softmax-form" if late else None]
+    expected, actual = (run(one, {"features": features()})["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def model_of(g: Graph, shape: list[str | int]) -> onnx.ModelProto:
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("features", "output")]
+    domains = {node.domain for node in g.nodes} - {""}
+    imports = [helper.make_opsetid("", 18), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    graph = helper.make_graph(g.nodes, "main_graph", infos[:1], infos[1:], g.weights)
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
 @pytest.mark.parametrize("fault", NEAR_MISSES)
@@ -76,25 +110,18 @@ def test_a_head_without_rows_has_the_reason_rank(kind: str) -> None:
     turned = {"Gemm": {"transB": 1, "alpha": 0.125}, "MatMul": {}}[kind]
     weights = g.op("Softmax", g.op(kind, q, k if turned else g.op("Transpose", k, perm=[1, 0]), **turned), axis=-1)
     g.op(kind, weights, v, name="output")
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["seq", HIDDEN]) for name in ("features", "output")]
-    graph = helper.make_graph(g.nodes, "main_graph", infos[:1], infos[1:], g.weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model = model_of(g, ["seq", HIDDEN])
     (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
     assert site.state == KEPT and site.reason is not None and site.reason.code == "rank"
 
 
 def with_operator(kind: str) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node(kind, ["features"] * 3, ["mixed"], "attention", domain="com.microsoft", num_heads=HEADS),
-        helper.make_node("Relu", ["mixed"], ["output"], "relu"),
-    ]
-    infos = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HIDDEN])
-        for name in ("features", "output")
-    ]
-    graph = helper.make_graph(nodes, "main_graph", infos[:1], infos[1:])
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+    g = Graph()
+    read = ["features"] * 3
+    node = helper.make_node(kind, read, ["mixed"], "attention", domain="com.microsoft", num_heads=HEADS)
+    g.nodes.append(node)
+    g.op("Relu", "mixed", name="output")
+    return model_of(g, ["batch", "seq", HIDDEN])
 
 
 @pytest.mark.parametrize(

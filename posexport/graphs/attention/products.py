@@ -15,6 +15,9 @@ SCORES = ("bhsd", "bhdt", "bhst")
 WEIGHTED = ("bhst", "bhtd", "bhsd")
 """The axes of weights, values and results in MatMul."""
 
+PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "Einsum")
+"""The operators that may be such a product."""
+
 _TRANSPOSING = ("FusedMatMul", "Gemm")
 """Products that may transpose their operands. Gemm's have two axes, so its attention is always left, and what it adds
 needs no reading."""

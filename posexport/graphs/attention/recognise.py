@@ -18,7 +18,7 @@ from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.named_operators import is_operator, is_unread, operator_reason
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.products import WEIGHTED, Product, product_of
+from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
 from posexport.graphs.attention.score_axes import USUAL, score_axes
 from posexport.graphs.attention.scores import Declined, Scores, reaches_product, scores_of
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
@@ -161,11 +161,7 @@ def _may_be_attention(node: ir.Node) -> bool:
 
 
 def _leads_to_product(value: ir.Value) -> bool:
-    return leads_to(
-        value,
-        {"MatMul", "FusedMatMul", "Einsum", "Gemm", *_QUANTISED},
-        {*WEIGHT_OPS, *COMBINING, *MIXING, "Flatten", *_TO_WHOLE},
-    )
+    return leads_to(value, {*PRODUCTS, *_QUANTISED}, {*WEIGHT_OPS, *COMBINING, *MIXING, "Flatten", *_TO_WHOLE})
 
 
 _QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QuantizeLinear"}

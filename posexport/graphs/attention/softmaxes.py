@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import constant_of
-from posexport.graphs.attention.products import WEIGHTED, Product, product_of
+from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
 
 _PASSED = ("Cast", "Identity")
 
@@ -169,16 +169,15 @@ def _almost_divided(node: ir.Node) -> Softmax | None:
     for part, divisor in _quotients(node):
         sums = _sums_of(divisor)
         summed = {source for one in sums for source in _exponentials(one.inputs[0])}
-        producer = part.producer()
-        product = producer if producer is not None and product_of(producer, WEIGHTED) is not None else None
-        parts = [part] if product is None else [*product.inputs[:2]]
+        product = behind(part, (*KEEPS_ORDER, "Transpose")).producer()
+        is_late = product is not None and product.op_type in PRODUCTS
+        parts = [*product.inputs[:2]] if product is not None and is_late else [part]
         source = next((one for value in parts for one in _exponentials(value) if one in summed), None)
         if source is None or source.inputs[0] is None:
             continue
         found = _doubted(node, source.inputs[0])
-        if product is not None:
-            values = product_of(product, WEIGHTED)
-            return attrs.evolve(found, product=values)
+        if product is not None and is_late:
+            return attrs.evolve(found, product=product_of(product, WEIGHTED))
         if any(_is_added_to(divisor, one) for one in sums):
             text = f"the sum of {shown(node.name or node.outputs[0].name or '')} has a number beside those of the keys"
             return attrs.evolve(found, doubt=Reason("sinks", text))

@@ -158,12 +158,15 @@ def masked(*, at_end: bool = False) -> Mix:
     return mix
 
 
-def bounded(kind: str) -> Mix:
-    """A sum that is kept from zero."""
+def bounded(kind: str, bound: float = 1e-9, maximum: int | None = None, *, upper: bool = False) -> Mix:
+    """A sum that is kept from zero, of scores less their `maximum` over an axis where one is given."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
+        if maximum is not None:
+            scores = g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([maximum])))
         powers = g.op("Exp", scores)
-        total = g.op(kind, g.op("ReduceSum", powers, g.constant([-1])), g.constant(1e-9, np.float32))
+        bounds = [g.constant(bound, np.float32), *([g.constant(1.5, np.float32)] if upper else [])]
+        total = g.op(kind, g.op("ReduceSum", powers, g.constant([-1])), *bounds)
         return g.op("MatMul", g.op("Div", powers, total), values)
 
     return mix
@@ -217,6 +220,8 @@ SPELLINGS: dict[str, Mix] = {
     "ReduceLogSumExp that drops its axis": log_sum_exp(3, 3),
     "logarithm of the sum": log_of_sum(),
     "one over the sum": by_one_over(),
+    "Max behind a maximum": bounded("Max", 1.0, -1),
+    "Clip behind a maximum": bounded("Clip", maximum=-1),
     "late": late(),
     "late, negative axis": late(-1),
     "late by a reciprocal": late(reciprocal=True),
@@ -239,6 +244,9 @@ NEAR_MISSES: dict[str, Mix] = {
     "logarithm of a sum over queries": log_of_sum(2),
     "logarithm of another sum": log_of_sum(factor=0.5),
     "two over the sum": by_one_over(2.0),
+    "a bound above one": bounded("Max", 1.5, -1),
+    "an upper bound": bounded("Clip", maximum=-1, upper=True),
+    "a bound behind another maximum": bounded("Max", 1.0, 2),
     "late over queries": late(2),
     "late with another sum": late(factor=0.5),
     "late over a turned product": late(einsum="bhts,bhtd->bhsd"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
+from posexport.graphs.expansions import EXPANSIONS
 from posexport.graphs.kernels import KERNELS
 
 
@@ -19,13 +20,15 @@ def is_operator(node: ir.Node) -> bool:
 def is_unread(node: ir.Node) -> bool:
     """Whether an operator stands for attention that can't be evaluated here, such as ONNX Runtime's on whole numbers
     (QAttention) or on packed rows."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return is_operator(node) and (domain, node.op_type) not in KERNELS
+    return is_operator(node) and _kind(node) not in KERNELS
 
 
 def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:
     """Why an operator that stands for attention is left; `refused` are those that could not be written out."""
     name = shown(node.name or node.outputs[0].name or "")
-    return Reason(
-        "operator", f"{node.op_type} {name} is not understood: {refused.get(node, 'the operator is not read')}"
-    )
+    left = "one of its outputs is not known" if _kind(node) in EXPANSIONS else "the operator is not read"
+    return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, left)}")
+
+
+def _kind(node: ir.Node) -> tuple[str, str]:
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type

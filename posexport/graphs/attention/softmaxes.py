@@ -97,7 +97,7 @@ def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
 def _divided(node: ir.Node) -> Softmax | None:
     """Exponentials divided by their sum, or multiplied by the reciprocal of it; or their product with values is."""
     for part, divisor in _quotients(node):
-        sums = above(_inverse(divisor) if node.op_type == "Mul" else divisor, "ReduceSum", KEEPS_ORDER)
+        sums = above(_unbounded(_inverse(divisor) if node.op_type == "Mul" else divisor), "ReduceSum", KEEPS_ORDER)
         source = None if sums is None else above(sums.inputs[0], "Exp")
         if sums is None or source is None or source.inputs[0] is None:
             continue
@@ -133,6 +133,23 @@ def _inverse(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[1] if node is not None and is_one else None
 
 
+def _unbounded(value: ir.Value | None) -> ir.Value | None:
+    """What a sum is before it is kept from zero, where that changes no sum: of logits less their maximum, one of the
+    exponentials is 1, and so is the sum at least."""
+    node = None if value is None else behind(value, KEEPS_ORDER).producer()
+    if node is None or node.op_type not in ("Max", "Clip") or len([one for one in node.inputs if one is not None]) != 2:
+        return value
+    number = constant_of(node.inputs[1])
+    sums = above(node.inputs[0], "ReduceSum", KEEPS_ORDER)
+    source = None if sums is None else above(sums.inputs[0], "Exp")
+    less = None if source is None else above(source.inputs[0], "Sub", ())
+    if number is None or number.size != 1 or sums is None or less is None:
+        return value
+    maximum = above(less.inputs[1], "ReduceMax", KEEPS_ORDER)
+    is_less = maximum is not None and maximum.inputs[0] is less.inputs[0] and _axes_of(maximum) == _axes_of(sums)
+    return node.inputs[0] if is_less and float(number.numpy().reshape(-1)[0]) <= 1.0 else value
+
+
 def _product_with(source: ir.Node, result: ir.Value) -> Product | None:
     """The product of exponentials with values whose result has features in place of keys, and else the same axes: a sum
     over the keys divides each of its rows."""
@@ -148,14 +165,18 @@ def _product_with(source: ir.Node, result: ir.Value) -> Product | None:
 
 def _of_sums(node: ir.Node, logits: ir.Value, sums: ir.Node, total: ir.Value) -> Softmax:
     """A softmax that is written out with these sums, which must be over one axis."""
-    if "axes" in sums.attributes:
-        axes = list(sums.attributes["axes"].as_ints())
-    else:
-        tensor = constant_of(sums.inputs[1]) if len(sums.inputs) > 1 else None
-        axes = [] if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
+    axes = _axes_of(sums)
     if len(axes) != 1:
         return _doubted(node, logits)
     return Softmax(node=node, logits=logits, axis=axes[0], total=unexpanded(total))
+
+
+def _axes_of(node: ir.Node) -> list[int]:
+    """The axes of a reduction as they are written; none where they are not known, or all."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
+    tensor = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return [] if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
 
 
 def _doubted(node: ir.Node, logits: ir.Value) -> Softmax:

@@ -1,8 +1,8 @@
 """Operators that already stand for attention or a rotation, written out in standard operators.
 
-Attention-23 and 24 of ONNX, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft become the
-products, masks and rotations that they stand for. Attention is then recognised in one way, whoever wrote it, and any
-form can become any other. An operator with an input or attribute that its expansion doesn't know stays as it is.
+Attention-23 and 24 of ONNX, Attention, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft
+become the products, masks and rotations that they stand for. Attention is then recognised in one way, whoever wrote it,
+and any form can become any other. An operator with an input or attribute that its expansion doesn't know stays.
 
 The names of an operator's outputs stay. Its new nodes are known by `Expanded`.
 """
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 import attrs
 import onnx_ir as ir
 
+from posexport.errors import shown
 from posexport.graphs.expansions import EXPANSIONS
 from posexport.graphs.folded_heads import folds_of, values_above
 from posexport.graphs.grouped import PRODUCTS, around_softmaxes, may_have_five
@@ -87,9 +88,13 @@ def expand(
             refused[node] = str(reason)
             continue
         made = [*results, *[None] * (len(node.outputs) - len(results))]
-        if any(
-            new is None and (old.uses() or old.is_graph_output()) for old, new in zip(node.outputs, made, strict=False)
-        ):
+        missing = [
+            old.name
+            for old, new in zip(node.outputs, made, strict=False)
+            if new is None and (old.uses() or old.is_graph_output())
+        ]
+        if missing:
+            refused[node] = f"its output {shown(missing[0] or '')} is read, which it alone gives"
             continue
         inputs, outputs = tuple(node.inputs), tuple(value.name or "" for value in node.outputs)
         model.graph.insert_before(node, nodes.nodes)

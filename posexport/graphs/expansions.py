@@ -11,117 +11,21 @@ import attrs
 import onnx_ir as ir
 
 from posexport.graphs import grouped
-from posexport.graphs.operators import HIDDEN, Call, Expansion, Unexpanded, default_scale
+from posexport.graphs.attention_parts import (
+    causal,
+    counted,
+    head_size,
+    joined,
+    length_of,
+    padded,
+    sized,
+    split_heads,
+    weighted,
+)
+from posexport.graphs.operators import Call, Expansion, Unexpanded, default_scale
+from posexport.graphs.packed_attention import packed_attention
 
 Results = Sequence["ir.Value | None"]
-
-
-def _split(call: Call, value: ir.Value, heads: int) -> ir.Value:
-    """[B, S, heads*D] as [B, heads, S, D]; a value of four axes has that shape already."""
-    if len(call.shape(value)) == 4:
-        return value
-    if not heads:
-        raise Unexpanded("its number of heads is not stated")
-    nodes = call.nodes
-    return nodes.one("Transpose", nodes.shaped(value, 0, 0, heads, call.size(value, -1) // heads), perm=[0, 2, 1, 3])
-
-
-def _size(call: Call, value: ir.Value, heads: int) -> int:
-    """The size of a head."""
-    size = call.size(value, -1)
-    return size if len(call.shape(value)) == 4 else size // heads
-
-
-def _length(call: Call, value: ir.Value, axis: int) -> ir.Value:
-    """The length of an axis, a scalar."""
-    shape = call.nodes.length(value, axis)
-    return call.nodes.one("Squeeze", shape)
-
-
-def _range(call: Call, start: ir.Value, end: ir.Value) -> ir.Value:
-    return call.nodes.one("Range", start, end, call.nodes.constant(1), dtype=ir.DataType.INT64)
-
-
-def _repeated(call: Call, value: ir.Value, group: int, heads: int, size: int) -> ir.Value:
-    """[B, K, T, D] as [B, N, T, D]."""
-    if group == 1:
-        return value
-    nodes = call.nodes
-    grouped = nodes.one(
-        "Expand", nodes.one("Unsqueeze", value, nodes.constant([2])), nodes.constant([1, 1, group, 1, 1])
-    )
-    return nodes.shaped(grouped, 0, heads, -1, size)
-
-
-def _times(call: Call, scores: ir.Value, scale: float, dtype: ir.DataType) -> ir.Value:
-    """Scores times a float32 number, which operators multiply by in float32, whatever the dtype of the scores."""
-    wide = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
-    product = call.nodes.one("Mul", call.nodes.cast(scores, wide), call.nodes.constant(scale, wide))
-    return call.nodes.cast(product, dtype)
-
-
-def _hide(call: Call, scores: ir.Value, seen: ir.Value) -> ir.Value:
-    lowest = call.nodes.constant(
-        HIDDEN if scores.dtype != ir.DataType.FLOAT16 else -65504.0, scores.dtype or ir.DataType.FLOAT
-    )
-    return call.nodes.one("Where", seen, scores, lowest, dtype=scores.dtype)
-
-
-def _weighted(
-    call: Call,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    bias: ir.Value | None = None,
-    seen: Sequence[ir.Value] = (),
-    sinks: ir.Value | None = None,
-) -> ir.Value:
-    """softmax(softcap(scale q k^T) + bias, hidden where not seen) v, from [B, N, S, D] and [B, K, T, D]."""
-    nodes, dtype = call.nodes, q.dtype or ir.DataType.FLOAT
-    heads, kv_heads = call.shapes["q"][1], call.shapes["k"][1]
-    k = _repeated(call, k, heads // kv_heads, heads, call.shapes["k"][3])
-    v = _repeated(call, v, heads // kv_heads, heads, call.shapes["v"][3])
-    scores = nodes.one("MatMul", q, nodes.one("Transpose", k, perm=[0, 1, 3, 2]))
-    scores = _times(call, scores, scale, dtype)
-    if softcap:
-        cap = nodes.constant(softcap, dtype)
-        scores = nodes.one("Mul", nodes.one("Tanh", nodes.one("Div", scores, cap)), cap)
-    if bias is not None:
-        scores = nodes.one("Add", scores, bias)
-    for one in seen:
-        scores = _hide(call, scores, one)
-    if sinks is None:
-        return nodes.one("MatMul", nodes.one("Softmax", scores, axis=-1), v)
-    column = nodes.one(
-        "Expand",
-        nodes.shaped(sinks, 1, -1, 1, 1),
-        nodes.one("Concat", nodes.length(scores, 0, 3), nodes.constant([1]), axis=0),
-    )
-    weights = nodes.one("Softmax", nodes.one("Concat", scores, column, axis=-1), axis=-1)
-    weights = nodes.one("Slice", weights, nodes.constant([0]), nodes.constant([-1]), nodes.constant([3]))
-    return nodes.one("MatMul", weights, v)
-
-
-def _joined(call: Call, out: ir.Value, flat: bool, width: int) -> ir.Value:
-    if not flat:
-        return out
-    return call.nodes.shaped(call.nodes.one("Transpose", out, perm=[0, 2, 1, 3]), 0, 0, width)
-
-
-def _causal(call: Call, queries: ir.Value, keys: ir.Value, first: ir.Value, window: int = 0) -> list[ir.Value]:
-    """Which keys a query sees, query i standing at first + i: [S, T], or [B, 1, S, T] for a first place of each row."""
-    nodes = call.nodes
-    places = nodes.one(
-        "Add", first, nodes.one("Unsqueeze", _range(call, nodes.constant(0), queries), nodes.constant([1]))
-    )
-    ahead = nodes.one("Sub", places, _range(call, nodes.constant(0), keys))
-    seen = [nodes.one("GreaterOrEqual", ahead, nodes.constant(0), dtype=ir.DataType.BOOL)]
-    if window > 0:
-        seen.append(nodes.one("Less", ahead, nodes.constant(window), dtype=ir.DataType.BOOL))
-    return seen
 
 
 def attention(call: Call) -> Results:
@@ -140,34 +44,24 @@ def attention(call: Call) -> Results:
     if q is None or k is None or v is None or (past_key is None) != (past_value is None):
         raise Unexpanded("it lacks an input")
     nodes, heads, kv_heads = call.nodes, call.integer("q_num_heads"), call.integer("kv_num_heads")
-    flat, size, value_size = len(call.shape(q)) == 3, _size(call, q, heads or 1), _size(call, v, kv_heads or 1)
+    flat, size, value_size = len(call.shape(q)) == 3, head_size(call, q, heads or 1), head_size(call, v, kv_heads or 1)
     heads, kv_heads = heads or call.size(q, 1), kv_heads or call.size(k, 1)
-    q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
+    q_heads, key, value = split_heads(call, q, heads), split_heads(call, k, kv_heads), split_heads(call, v, kv_heads)
     first = nodes.constant(0)
     if past_key is not None and past_value is not None:
-        first = _length(call, past_key, 2)
+        first = length_of(call, past_key, 2)
         key, value = (nodes.one("Concat", *pair, axis=2) for pair in ((past_key, key), (past_value, value)))
-    call = _sized(call, heads, kv_heads, size, value_size)
+    call = sized(call, heads, kv_heads, size, value_size)
     seen: list[ir.Value] = []
     bias = mask
     if mask is not None and mask.dtype == ir.DataType.BOOL:
         bias, seen = None, [mask]
     if call.integer("is_causal"):
-        seen += _causal(call, _length(call, q_heads, 2), _length(call, key, 2), first)
+        seen += causal(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
     scale = call.number("scale") or default_scale(size)
     softcap = call.number("softcap")
-    out = _weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen)
-    return [_joined(call, out, flat, heads * value_size), key, value]
-
-
-def _sized(call: Call, heads: int, kv_heads: int, size: int, value_size: int) -> Call:
-    """The call with the shapes of its heads, [B, N, S, D], under the names q, k and v."""
-    shapes = {**call.shapes, "q": (0, heads, 0, size), "k": (0, kv_heads, 0, size), "v": (0, kv_heads, 0, value_size)}
-    return attrs.evolve(call, shapes=shapes)
-
-
-LEAST_FILTER = -10000.0
-"""ONNX Runtime's own `mask_filter_value`, which is added to scores of padding: a larger one leaves them visible."""
+    out = weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen)
+    return [joined(call, out, flat, heads * value_size), key, value]
 
 
 def multi_head_attention(call: Call) -> Results:
@@ -177,32 +71,28 @@ def multi_head_attention(call: Call) -> Results:
     if q is None or k is None or v is None or len(call.shape(q)) != 3 or len(call.shape(k)) not in (3, 4):
         raise Unexpanded("its queries, keys and values are packed")
     nodes, heads = call.nodes, call.integer("num_heads")
-    size, value_size = _size(call, q, heads), _size(call, v, heads)
+    size, value_size = head_size(call, q, heads), head_size(call, v, heads)
     if added is not None:
         widths = nodes.constant([heads * size, heads * size, heads * value_size])
         parts = nodes.op("Split", [added, widths], {"axis": 0}, outputs=3, dtype=added.dtype)
         q, k, v = (nodes.one("Add", value, part) for value, part in zip((q, k, v), parts, strict=True))
         call = attrs.evolve(call, shapes={**call.shapes, **_same(call, (q, k, v))})
-    q_heads, key, value = (_split(call, one, heads) for one in (q, k, v))
+    q_heads, key, value = (split_heads(call, one, heads) for one in (q, k, v))
     first = nodes.constant(0)
     if past_key is not None and past_value is not None:
-        first = _length(call, past_key, 2)
+        first = length_of(call, past_key, 2)
         key, value = (nodes.one("Concat", *pair, axis=2) for pair in ((past_key, key), (past_value, value)))
     seen: list[ir.Value] = []
     if padding is not None:
-        if len(call.shape(padding)) != 2:
-            raise Unexpanded("its padding is given by lengths")
-        if call.number("mask_filter_value", LEAST_FILTER) > LEAST_FILTER:
-            raise Unexpanded("its mask_filter_value hides no keys")
-        seen.append(nodes.one("Unsqueeze", nodes.cast(padding, ir.DataType.BOOL), nodes.constant([1, 2])))
+        seen += padded(call, padding, q, key)
     scale = call.number("scale") or default_scale(size)
     if call.integer("unidirectional"):
         if call.shape(q)[1] != call.shape(k)[-2]:  # ONNX Runtime computes neither of the two triangles
             raise Unexpanded("it is unidirectional, and its keys are not as many as its queries")
-        seen += _causal(call, _length(call, q_heads, 2), _length(call, key, 2), first)
-    call = _sized(call, heads, heads, size, value_size)
-    out = _weighted(call, q_heads, key, value, scale=scale, bias=bias, seen=seen)
-    return [_joined(call, out, True, heads * value_size), key, value]
+        seen += causal(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
+    call = sized(call, heads, heads, size, value_size)
+    out = weighted(call, q_heads, key, value, scale=scale, bias=bias, seen=seen)
+    return [joined(call, out, True, heads * value_size), key, value]
 
 
 def _same(call: Call, values: Sequence[ir.Value]) -> dict[str, tuple[int, ...]]:
@@ -230,15 +120,15 @@ def group_query_attention(call: Call) -> Results:
     if k is None or v is None:
         q, k, v = _unpacked(call, q, heads, kv_heads)
         call = attrs.evolve(call, shapes={**call.shapes, **_token_shapes(call, q, k, v, heads, kv_heads)})
-    size, value_size = _size(call, q, heads), _size(call, v, kv_heads)
-    q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
-    queries = _length(call, q_heads, 2)
+    size, value_size = head_size(call, q, heads), head_size(call, v, kv_heads)
+    q_heads, key, value = split_heads(call, q, heads), split_heads(call, k, kv_heads), split_heads(call, v, kv_heads)
+    queries = length_of(call, q_heads, 2)
     count = nodes.one("Add", nodes.cast(nodes.shaped(last, -1), ir.DataType.INT64), nodes.constant(1))
     starts = nodes.one("Max", nodes.one("Sub", count, queries), nodes.constant(0))
     if call.integer("do_rotary"):
         if cos is None or sin is None:
             raise Unexpanded("it rotates without tables")
-        steps = _range(call, nodes.constant(0), queries)
+        steps = counted(call, nodes.constant(0), queries)
         places = nodes.one("Add", nodes.one("Unsqueeze", starts, nodes.constant([1])), steps)
         pairs, interleaved = call.size(cos, -1), bool(call.integer("rotary_interleaved"))
         tables = [nodes.one("Gather", table, places, axis=0, dtype=table.dtype) for table in (cos, sin)]
@@ -251,19 +141,19 @@ def group_query_attention(call: Call) -> Results:
         key, value = (
             _written(call, past, new, starts, queries, whole) for past, new in ((past_key, key), (past_value, value))
         )
-    call = _sized(call, heads, kv_heads, size, value_size)
-    keys = _length(call, key, 2)
+    call = sized(call, heads, kv_heads, size, value_size)
+    keys = length_of(call, key, 2)
     if call.integer("causal", 1):
         first = nodes.one("Unsqueeze", starts, nodes.constant([1, 2, 3]))
-        seen = _causal(call, queries, keys, first, call.integer("local_window_size", -1))
+        seen = causal(call, queries, keys, first, call.integer("local_window_size", -1))
     else:
         ends = nodes.one("Unsqueeze", count, nodes.constant([1, 2, 3]))
-        seen = [nodes.one("Less", _range(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL)]
+        seen = [nodes.one("Less", counted(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL)]
     bias = call.input(10)
     if bias is not None:  # as long as the keys so far; the buffer may be longer
         more = nodes.one("Sub", nodes.shaped(keys, 1), nodes.length(bias, 3))
         bias = nodes.one("Pad", bias, nodes.one("Concat", nodes.constant([0] * 7), more, axis=0))
-    out = _weighted(
+    out = weighted(
         call,
         q_heads,
         key,
@@ -274,7 +164,7 @@ def group_query_attention(call: Call) -> Results:
         seen=seen,
         sinks=call.input(11),
     )
-    return [_joined(call, out, True, heads * value_size), key, value]
+    return [joined(call, out, True, heads * value_size), key, value]
 
 
 def _unpacked(call: Call, packed: ir.Value, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -302,7 +192,7 @@ def _written(
     length = nodes.length(past, 2)
     more = nodes.one("Max", nodes.one("Sub", nodes.shaped(total, 1), length), nodes.constant([0]))
     past = nodes.one("Pad", past, nodes.one("Concat", nodes.constant([0] * 6), more, nodes.constant([0]), axis=0))
-    slots = _range(call, nodes.constant(0), _length(call, past, 2))
+    slots = counted(call, nodes.constant(0), length_of(call, past, 2))
     steps = nodes.one("Sub", slots, nodes.one("Unsqueeze", starts, nodes.constant([1])))  # [B, T]
     inside = nodes.one(
         "And",
@@ -336,7 +226,7 @@ def microsoft_rotary_embedding(call: Call) -> Results:
     nodes = call.nodes
     if len(call.shape(positions)) == 1:
         axis = 1 if len(call.shape(x)) == 3 else 2
-        steps = _range(call, nodes.constant(0), _length(call, x, axis))
+        steps = counted(call, nodes.constant(0), length_of(call, x, axis))
         positions = nodes.one("Unsqueeze", nodes.one("Add", positions, steps), nodes.constant([0]))
     pairs = call.size(cos, -1)
     cos, sin = (nodes.one("Gather", table, positions, axis=0, dtype=table.dtype) for table in (cos, sin))
@@ -385,6 +275,7 @@ EXPANSIONS: dict[tuple[str, str], Expansion] = {
     ("", "Einsum"): grouped.einsum,
     ("", "Attention"): attention,
     ("", "RotaryEmbedding"): rotary_embedding,
+    ("com.microsoft", "Attention"): packed_attention,
     ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
     ("com.microsoft", "GroupQueryAttention"): group_query_attention,
     ("com.microsoft", "RotaryEmbedding"): microsoft_rotary_embedding,

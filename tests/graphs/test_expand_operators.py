@@ -40,6 +40,35 @@ COS, SIN = np.cos(bias(B, S, 3)), np.sin(bias(B, S, 3))
 TABLES = [np.cos(bias(40, 3)), np.sin(bias(40, 3))]
 PLACES = np.array([[3, 1, 7, 30, 2], [0, 39, 5, 6, 6]])
 
+SEEN = np.tril(np.ones((S, S), np.int32))
+WEIGHTS = arrays((B, S, 12), (12, 3 * N * D), (3 * N * D,))
+PADDED = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 1]], np.int32)
+PACKED: dict[str, tuple[list[Any], dict[str, Any], int]] = {
+    "plain": (WEIGHTS, {"num_heads": N}, 1),
+    "without biases": (WEIGHTS[:2], {"num_heads": N, "scale": 0.3, "do_rotary": 0}, 2),
+    "causal": (WEIGHTS, {"num_heads": N, "unidirectional": 1}, 2),
+    "of other sizes": (
+        arrays((B, S, 12), (12, 2 * N * D + N * 6)),
+        {"num_heads": N, "qkv_hidden_sizes": [32, 32, 24]},
+        1,
+    ),
+    "with lengths": ([*WEIGHTS, np.array([3, S], np.int32)], {"num_heads": N}, 1),
+    "with ends and starts": ([*WEIGHTS, np.array([3, S, 0, 2], np.int32)], {"num_heads": N}, 1),
+    "padded": ([*WEIGHTS, PADDED], {"num_heads": N}, 1),
+    "with a mask of queries": ([*WEIGHTS, np.stack([SEEN, SEEN[::-1]])], {"num_heads": N}, 1),
+    "cached": (
+        [*WEIGHTS, np.ones((B, P + S), np.int32), bias(2, B, N, P, D), bias(1, N, S, P + S)],
+        {"num_heads": N, "unidirectional": 1},
+        2,
+    ),
+    "cached with a mask of all places": (
+        [*WEIGHTS, np.tril(np.ones((B, 1, 20, 20), np.int32)), bias(2, B, N, P, D)],
+        {"num_heads": N},
+        2,
+    ),
+}
+"""com.microsoft Attention, which projects what it reads."""
+
 CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
     "plain": ("", "Attention", arrays(*FLAT), BY_HEADS, 1),
     "scale": ("", "Attention", arrays(*FLAT), {**BY_HEADS, "scale": 0.3}, 1),
@@ -93,6 +122,21 @@ CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
         {"num_heads": N},
         3,
     ),
+    "multi head with a mask of queries": (
+        "com.microsoft",
+        "MultiHeadAttention",
+        [*arrays(*(FLAT[:1] * 3)), None, np.stack([SEEN, SEEN[::-1]])],
+        {"num_heads": N},
+        1,
+    ),
+    "multi head with lengths": (
+        "com.microsoft",
+        "MultiHeadAttention",
+        [*arrays(*(FLAT[:1] * 3)), None, np.array([3, S], np.int32)],
+        {"num_heads": N},
+        1,
+    ),
+    **{f"packed {name}": ("com.microsoft", "Attention", *case) for name, case in PACKED.items()},
     "grouped": (
         "com.microsoft",
         "GroupQueryAttention",
@@ -176,6 +220,8 @@ def test_an_operator_written_out_is_the_same_function(name: str) -> None:
         ("rotation", {"interleaved": 1}),
         ("multi head of another size", {"unidirectional": 0}),
         ("grouped step", {"local_window_size": 3}),
+        ("packed causal", {"unidirectional": 0}),
+        ("packed without biases", {"scale": 0.30001}),
     ],
 )
 def test_another_attribute_is_another_function(name: str, change: dict[str, Any]) -> None:
@@ -197,6 +243,23 @@ def test_what_is_not_understood_stays_an_operator() -> None:
         == []
     )
     assert [node.op_type for node in model.graph] == ["Attention"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "outputs", "reason"),
+    [
+        ("packed plain", {"do_rotary": 1}, 1, "it rotates its queries and keys"),
+        ("packed padded", {"mask_filter_value": -5.0}, 1, "its mask_filter_value hides no keys"),
+        ("packed of other sizes", {}, 2, "its output 'y1' is read"),
+        ("plain", {}, 4, "its output 'y3' is read"),
+    ],
+)
+def test_why_an_operator_stays_is_said(name: str, change: dict[str, Any], outputs: int, reason: str) -> None:
+    domain, kind, inputs, attributes, _ = CASES[name]
+    model, refused = model_of(domain, kind, inputs, attributes | change, outputs), dict[ir.Node, str]()
+    shapes = {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs)}
+    assert expand(model, shapes, refused=refused) == []
+    assert [text.startswith(reason) for text in refused.values()] == [True]
 
 
 HEADS_OF_ALL = arrays(*(FLAT[:1] * 3))

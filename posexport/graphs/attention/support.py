@@ -29,7 +29,12 @@ HEAD_DIMS = range(16, 257)
 
 HALVES = ("fp16", "bf16")
 
-_WHOLE = {"Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"}
+_WHOLE = {
+    "Attention",
+    "com.microsoft.Attention",
+    "com.microsoft.MultiHeadAttention",
+    "com.microsoft.GroupQueryAttention",
+}
 """Operators that are a whole attention."""
 
 
@@ -86,10 +91,10 @@ def _ort_cuda(carried: Carried) -> Reason | None:
 
 
 def _tensorrt(carried: Carried) -> Reason | None:
-    if carried.operator == "com.microsoft.GroupQueryAttention":
+    if carried.operator in ("com.microsoft.Attention", "com.microsoft.GroupQueryAttention"):
         return Reason(
             OPERATOR,
-            "TensorRT has no GroupQueryAttention: write it anew with 'posexport rewrite --form decomposed' or '--form "
+            f"TensorRT has no {carried.operator}: write it anew with 'posexport rewrite --form decomposed' or '--form "
             "native'",
         )
     if carried.operator in _WHOLE and carried.inside:

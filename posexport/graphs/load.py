@@ -14,6 +14,7 @@ from onnx_ir.passes.common import InlinePass
 from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.artifact.mapped_file import read_mapped
 from posexport.errors import RequestError, shown
+from posexport.graphs.sequences import without_sequences
 
 
 class InvalidGraphError(RequestError):
@@ -94,9 +95,10 @@ def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
 
 
 def live(model: ir.Model, kept: str | None = None) -> ir.Model:
-    """`inlined`, without the nodes of the main graph that nothing reads: no output of the graph is computed from them.
-    Weights stay."""
+    """`inlined`, with parts for sequences (posexport.graphs.sequences), and without the nodes of the main graph that
+    nothing reads: no output of the graph is computed from them. Weights stay."""
     graph = inlined(model, kept).graph
+    without_sequences(graph)
     pending = [*graph]
     while pending:
         node = pending.pop()

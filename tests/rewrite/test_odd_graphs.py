@@ -94,14 +94,49 @@ def test_native_alone_takes_float64() -> None:
         assert (site.state, site.reason.code) == (KEPT, "form"), form
 
 
-def test_a_sequence_of_tensors_is_a_reason() -> None:
-    g = Graph()
-    q, k, v = (heads_of(g, name) for name in "qkv")
-    parts = g.op("SplitToSequence", g.op("Concat", q, k, axis=1), g.constant(HEADS), axis=1)
-    q, k = (g.op("SequenceAt", parts, g.constant(place)) for place in range(2))
+def in_sequence(g: Graph, sizes: Any, places: tuple[int, int, int]) -> onnx.ModelProto:
+    """Queries, keys and values are parts of one projection, as torch writes chunk where it doesn't optimise."""
+    projected = g.op("MatMul", "features", g.random("qkv", HIDDEN, 3 * HIDDEN))
+    parts = g.op("SplitToSequence", projected, sizes, axis=-1)
+    q, k, v = (
+        g.op("Transpose", g.op("Reshape", part, g.constant([0, 0, HEADS, SIZE])), perm=[0, 2, 1, 3])
+        for part in (g.op("SequenceAt", parts, g.constant(place)) for place in places)
+    )
     merged(g, attended(g, q, k, v))
     model = model_of(g, {"output": ["batch", "seq", HIDDEN]})
     onnx.checker.check_model(model)
+    return model
+
+
+def numbers_in_sequence(model: onnx.ModelProto, features: np.ndarray[Any, Any], places: tuple[int, int, int]) -> Any:
+    """The same in numpy."""
+    (weight,) = [onnx.numpy_helper.to_array(one) for one in model.graph.initializer if one.name == "qkv"]
+    parts = np.split(features.astype(np.float64) @ weight, 3, axis=-1)
+    q, k, v = (parts[place].reshape(*features.shape[:2], HEADS, SIZE).transpose(0, 2, 1, 3) for place in places)
+    powers = np.exp(q @ k.transpose(0, 1, 3, 2) * SIZE**-0.5)
+    mixed = powers / powers.sum(-1, keepdims=True) @ v
+    return mixed.transpose(0, 2, 1, 3).reshape(features.shape)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("places", [(0, 1, 2), (2, 0, 1), (1, 1, 2)])
+@pytest.mark.parametrize("sizes", [HIDDEN, [HIDDEN] * 3], ids=["of one length", "of stated lengths"])
+def test_parts_of_a_sequence_are_what_they_are_parts_of(sizes: Any, places: tuple[int, int, int], form: str) -> None:
+    """Also where another part stands in the place of one."""
+    g = Graph()
+    model = in_sequence(g, g.constant(sizes), places)
+    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    assert "SplitToSequence" not in {node.op_type for node in done.model.graph}
+    features = np.random.default_rng(0).standard_normal((2, 5, HIDDEN)).astype(np.float32)
+    actual = run(ir.to_proto(done.model), {"features": features})["output"]
+    np.testing.assert_allclose(actual, numbers_in_sequence(model, features, places), rtol=0, atol=1e-5)
+
+
+def test_parts_of_lengths_that_are_computed_are_a_reason() -> None:
+    g = Graph()
+    length = g.op("Sub", g.op("Size", g.constant([0] * (HIDDEN + 1))), g.constant(1))
+    model = in_sequence(g, length, (0, 1, 2))
     (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
     assert site.state == REWRITTEN or (site.reason is not None and site.reason.code == "not-evaluated")
 

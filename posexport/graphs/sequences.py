@@ -1,0 +1,84 @@
+"""Parts of a value that SequenceAt takes from a sequence, as the parts that Slice takes.
+
+    SequenceAt(SplitToSequence(x, 32), 1)            =  x[32:64]
+    SequenceAt(SplitToSequence(x, [32, 16, 16]), 1)  =  x[32:48]
+
+torch writes chunk and split so where its graphs aren't optimised. Sizes and places must be constants; other sequences
+stay. A part that there is not is empty then, where it was an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.node_arguments import input_of, maker_of
+
+_WHOLE = 2**31 - 1
+"""An end from which on a Slice takes all that there is."""
+
+
+def without_sequences(graph: ir.Graph) -> None:
+    """Put parts in place of the sequences of a graph that are split and read at constant places."""
+    for node in [*graph]:
+        split = maker_of(node.inputs[0], "SplitToSequence") if node.op_type == "SequenceAt" else None
+        made = _part(split, node) if split is not None and split.graph is graph else []
+        if split is None or not made:
+            continue
+        graph.insert_before(node, made)
+        old, new = node.outputs[0], made[-1].outputs[0]
+        name, new.shape, new.type = old.name, old.shape, old.type
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        old.name, new.name = f"{name}/in_sequence", name
+        graph.remove(node, safe=True)
+        if not split.outputs[0].uses() and not split.outputs[0].is_graph_output():
+            graph.remove(split, safe=True)
+
+
+def _part(split: ir.Node, node: ir.Node) -> list[ir.Node]:
+    """The nodes that give what a SequenceAt takes, the last one its value; none where that is unknown."""
+    place, sizes = _numbers(input_of(node, 1)), _numbers(input_of(split, 1))
+    if place is None or len(place[1]) != 1 or (sizes is None and input_of(split, 1) is not None):
+        return []
+    axis, name, index = split.attributes.get_int("axis", 0), f"{node.outputs[0].name}/part", place[1][0]
+    if sizes is None and not split.attributes.get_int("keepdims", 1):
+        where = _constant(f"{name}/place", index)
+        return [where, _node("Gather", name, [split.inputs[0], where.outputs[0]], axis=axis)]
+    bounds = _bounds(index, ((), [1]) if sizes is None else sizes)
+    if bounds is None:
+        return []
+    numbers = zip(("start", "end", "axis"), (*bounds, axis), strict=True)
+    constants = [_constant(f"{name}/{what}", [number]) for what, number in numbers]
+    return [*constants, _node("Slice", name, [split.inputs[0], *(one.outputs[0] for one in constants)])]
+
+
+def _bounds(index: int, sizes: tuple[tuple[int, ...], list[int]]) -> tuple[int, int] | None:
+    """Start and end of the part at a place; None where the length of the axis decides them."""
+    shape, numbers = sizes
+    if shape:
+        if not -len(numbers) <= index < len(numbers):
+            return None
+        start = sum(numbers[: index % len(numbers)])
+        return start, start + numbers[index]
+    (size,) = numbers
+    if size == 1:  # from the end too
+        return index, index + 1 if index != -1 else _WHOLE
+    return (index * size, (index + 1) * size) if index >= 0 and size > 0 else None
+
+
+def _numbers(value: ir.Value | None) -> tuple[tuple[int, ...], list[int]] | None:
+    """The shape and the numbers of a constant of whole numbers."""
+    tensor = constant_of(value)
+    if tensor is None or not tensor.dtype.is_integer() or tensor.size > 4096:
+        return None
+    return tuple(tensor.numpy().shape), [int(number) for number in tensor.numpy().reshape(-1)]
+
+
+def _constant(name: str, number: int | list[int]) -> ir.Node:
+    return _node("Constant", name, [], value=ir.tensor(number, dtype=ir.DataType.INT64))
+
+
+def _node(op_type: str, name: str, inputs: list[ir.Value | None], **attributes: Any) -> ir.Node:
+    return ir.node(op_type, inputs, attributes, name=name, outputs=[ir.Value(name=name)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -94,3 +95,108 @@ def test_a_file_whose_nodes_are_in_no_order(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         run(proto, arrays)["logits"][seen], run(model, arrays)["logits"][seen], rtol=0, atol=1e-4
     )
+
+
+def with_operator(
+    *inputs: str, more: dict[str, Any], weights: dict[str, np.ndarray[Any, Any]], **attributes: Any
+) -> Any:
+    """A graph of one com.microsoft Attention, as ONNX Runtime's optimizer fuses it."""
+    outputs = ["output", "present_0"] if "past_0" in more else ["output"]
+    node = helper.make_node("Attention", inputs, outputs, "fused", domain="com.microsoft", num_heads=4, **attributes)
+    floats = {"features": ["batch", "seq", 32], **{name: shape for name, shape in more.items() if name == "past_0"}}
+    whole = {name: shape for name, shape in more.items() if name != "past_0"}
+    infos = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in floats.items()]
+    infos += [helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape) for name, shape in whole.items()]
+    made = [helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, ["batch", "seq", 32])]
+    made += [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs[1:]]
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph([node], "graph", infos, made, stored)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+RANDOM = np.random.default_rng(0)
+PROJECTION = {
+    "w": (RANDOM.standard_normal((32, 96)) / 6).astype(np.float32),
+    "b": RANDOM.standard_normal(96).astype(np.float32),
+}
+
+
+def of_heads(features: np.ndarray[Any, Any], mask: np.ndarray[Any, Any], past: Any = None) -> np.ndarray[Any, Any]:
+    """com.microsoft Attention in numpy; `mask` [B, 1, S, T] says which keys are seen."""
+    parts = np.split(features.astype(np.float64) @ PROJECTION["w"] + PROJECTION["b"], 3, axis=-1)
+    q, k, v = (part.reshape(*features.shape[:2], 4, 8).transpose(0, 2, 1, 3) for part in parts)
+    if past is not None:
+        k, v = (np.concatenate(pair, 2) for pair in zip(past, (k, v), strict=True))
+    scores = np.where(mask, q @ k.transpose(0, 1, 3, 2) * 8**-0.5, -np.inf)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return (powers / powers.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3).reshape(features.shape)
+
+
+@pytest.mark.parametrize("form", ["decomposed", "function", "native", "contrib"])
+def test_attention_that_projects_becomes_any_form(form: str) -> None:
+    """As the optimizer writes BERT."""
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32)
+    model = with_operator(
+        "features", "w", "b", "attention_mask", more={"attention_mask": ["batch", "seq"]}, weights=PROJECTION
+    )
+    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    features = RANDOM.standard_normal((2, 5, 32)).astype(np.float32)
+    expected = of_heads(features, mask[:, None, None] != 0)
+    for one in (model, ir.to_proto(done.model)):
+        actual = run(one, {"features": features, "attention_mask": mask})["output"]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["decomposed", "native"])
+def test_attention_that_projects_keeps_its_cache(form: str) -> None:
+    """As the optimizer writes GPT-2: one cache of keys and values."""
+    model = with_operator(
+        "features",
+        "w",
+        "b",
+        "",
+        "past_0",
+        more={"past_0": [2, "batch", 4, "past", 8]},
+        weights=PROJECTION,
+        unidirectional=1,
+    )
+    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    for seq, past in ((5, 0), (1, 4), (3, 2)):
+        arrays = {
+            "features": RANDOM.standard_normal((2, seq, 32)).astype(np.float32),
+            "past_0": RANDOM.standard_normal((2, 2, 4, past, 8)).astype(np.float32),
+        }
+        seen = np.tril(np.ones((seq, past + seq), bool), past)[None, None]
+        old, new = (run(one, arrays) for one in (model, ir.to_proto(done.model)))
+        np.testing.assert_allclose(
+            new["output"], of_heads(arrays["features"], seen, arrays["past_0"]), rtol=0, atol=2e-5
+        )
+        np.testing.assert_allclose(new["present_0"], old["present_0"], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_a_product_that_transposes_its_rows(form: str) -> None:
+    """FusedMatMul with transBatchA reads queries [S, B, N, D]."""
+    text = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+      g (float[batch, seq, 32] features) => (float[batch, seq, 32] output) {
+        shape = Constant<value_ints = [0, 0, 4, 8]>() flat = Constant<value_ints = [0, 0, 32]>()
+        a = MatMul(features, w) b = MatMul(features, u) c = Reshape(a, shape) d = Reshape(b, shape)
+        q = Transpose<perm = [1, 0, 2, 3]>(c) k = Transpose<perm = [0, 2, 1, 3]>(d)
+        scores = com.microsoft.FusedMatMul<transBatchA = 1, transB = 1, alpha = 0.25>(q, k)
+        weights = Softmax<axis = -1>(scores) mixed = MatMul(weights, k)
+        back = Transpose<perm = [0, 2, 1, 3]>(mixed) output = Reshape(back, flat)
+    }"""
+    model = onnx.parser.parse_model(text)
+    projections = {name: (RANDOM.standard_normal((32, 32)) / 6).astype(np.float32) for name in "wu"}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in projections.items())
+    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    for batch, seq in ((1, 1), (2, 5), (4, 3)):
+        features = RANDOM.standard_normal((batch, seq, 32)).astype(np.float32)
+        q, k = ((features @ one).reshape(batch, seq, 4, 8).transpose(0, 2, 1, 3) for one in projections.values())
+        powers = np.exp(q @ k.transpose(0, 1, 3, 2) * 0.25)
+        mixed = (powers / powers.sum(-1, keepdims=True) @ k).transpose(0, 2, 1, 3).reshape(batch, seq, 32)
+        np.testing.assert_allclose(run(ir.to_proto(done.model), {"features": features})["output"], mixed, atol=2e-5)

@@ -377,6 +377,7 @@ def test_every_reason_is_on_the_page() -> None:
             "unweighted.py",
             "scores.py",
             "heads.py",
+            "key_axis.py",
             "products.py",
             "weights.py",
             "operands.py",

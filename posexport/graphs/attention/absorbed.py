@@ -92,7 +92,7 @@ def _dtype(value: ir.Value) -> ir.DataType | None:
         seen.add(value)
         if node.op_type == "Cast":
             return ir.DataType(node.attributes["to"].as_int())
-        sources = node.inputs[1:3] if node.op_type == "Where" else node.inputs[:1]
+        sources = node.inputs[1:3] if node.op_type in ("Where", "CastLike") else node.inputs[:1]
         pending += [source for source in reversed(sources) if source is not None]
     return None
 

@@ -59,6 +59,10 @@ class Attention:
         """The number of queries where logits have this shape."""
         return queries_of(logits, self.logits_axes, self.num_heads)
 
+    def keys(self, logits: tuple[int, ...]) -> int:
+        """The number of keys where logits have this shape."""
+        return logits[self.logits_axes.index("t") if self.logits_axes else -1]
+
     @property
     def scale(self) -> float:
         """What the product of queries and keys is multiplied by."""

@@ -54,6 +54,7 @@ class Dataflow:
             return
         if node.op_type in LENGTHS:
             return
+        inputs = numbers_read(node, inputs)
         if node.op_type in _TOKEN_OPS and any(value in tokens for value in inputs):
             tokens.update(node.outputs)
             return
@@ -69,7 +70,8 @@ class Dataflow:
 
     def content_inputs(self, node: ir.Node) -> list[ir.Value]:
         """The content that a node reads, each value once."""
-        return list(dict.fromkeys(value for value in node.inputs if value is not None and value in self.content))
+        read = numbers_read(node, [value for value in node.inputs if value is not None])
+        return list(dict.fromkeys(value for value in read if value in self.content))
 
     def dominators(self, value: ir.Value, limit: int = 80) -> Iterator[ir.Value]:
         """The tensors through which all content of `value` passes, the nearest first, as far as `limit` nodes up.
@@ -100,6 +102,11 @@ class Dataflow:
             nodes.add(node)
             pending += self.content_inputs(node)
         return sorted(nodes, key=self.order.__getitem__)
+
+
+def numbers_read(node: ir.Node, inputs: list[ir.Value]) -> list[ir.Value]:
+    """Those of the values that a node reads whose numbers matter: of the second one CastLike takes the dtype alone."""
+    return inputs[:1] if node.op_type == "CastLike" else inputs
 
 
 def outer_values(node: ir.Node) -> list[ir.Value]:

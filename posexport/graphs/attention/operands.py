@@ -52,7 +52,9 @@ def check_heads(probe: Probe, product: Product, heads: int, *, values: bool = Fa
         sizes = dict(zip(_letters(probe, value, axes), shapes.of(value), strict=True))
         rows = shapes.symbols.quotient(sizes["b"], Size(heads))
         if not sizes["d"].is_fixed or not sizes.get("h", Size(heads)).is_fixed or ("h" not in sizes and rows is None):
-            raise Declined("heads", f"lengths decide how many heads {shown(value.name or '')} has, or their size")
+            raise Declined(
+                "heads", f"lengths or other inputs decide how many heads {shown(value.name or '')} has, or their size"
+            )
 
 
 def _letters(probe: Probe, value: ir.Value, axes: str) -> str:

@@ -91,7 +91,7 @@ class Origins:
 def scores_product(view: View, attention: Attention) -> Product | None:
     """The product of queries and keys."""
     try:
-        return scores_of(view.flow, attention.logits).product
+        return scores_of(view.flow, view.probe, attention.logits).product
     except Declined:
         return None
 

@@ -41,34 +41,45 @@ def product_of(node: ir.Node, axes: tuple[str, str, str], *, weights: ir.Value |
     """
     if node.op_type in ("MatMul", *_TRANSPOSING) and len(node.inputs) >= 2:
         left, right = node.inputs[0], node.inputs[1]
-        if left is None or right is None:
+        if left is None or right is None or (weights is not None and weights not in (left, right)):
             return None
+        behind = weights is not None and left is not weights
+        if behind:  # values [B, N, D, T] times weights [B, N, T, S]: the product with both sides turned
+            of_right, of_left, of_result = map(_turned, axes)
+        else:
+            of_left, of_right, of_result = axes
         if node.op_type in _TRANSPOSING:
-            axes = _transposed(node, axes)
-        if weights is not None and left is not weights:
-            return _behind(node, left, right, axes) if right is weights else None
-        return Product(node=node, left=left, right=right, result=node.outputs[0], axes=axes)
+            of_left, of_right = _given(node, of_left, "A"), _given(node, of_right, "B")
+        sides = (left, of_left), (right, of_right)
+        (first, of_first), (second, of_second) = sides[::-1] if behind else sides
+        result = node.outputs[0]
+        return Product(node=node, left=first, right=second, result=result, axes=(of_first, of_second, of_result))
     if node.op_type == "Einsum" and len(node.inputs) == 2:
         return _einsum(node, axes, weights)
     return None
 
 
-def _behind(node: ir.Node, values: ir.Value, weights: ir.Value, axes: tuple[str, str, str]) -> Product:
-    """Values [B, N, D, T] times weights [B, N, T, S]: the product with both sides turned."""
-    of_weights, of_values, of_result = (text[:-2] + text[-1] + text[-2] for text in axes)
-    result = node.outputs[0]
-    return Product(node=node, left=weights, right=values, result=result, axes=(of_weights, of_values, of_result))
+def with_keys_at(product: Product, axis: int) -> Product | None:
+    """The product with keys on this axis of its result: where it is that of queries, the two exchange their names; None
+    where it is no axis of tokens."""
+    letter = product.axes[2][axis]
+    if letter != "s":
+        return product if letter == "t" else None
+    of_keys, of_queries, of_result = (axes.translate(str.maketrans("st", "ts")) for axes in product.axes)
+    return attrs.evolve(product, left=product.right, right=product.left, axes=(of_queries, of_keys, of_result))
 
 
-def _transposed(node: ir.Node, axes: tuple[str, str, str]) -> tuple[str, str, str]:
-    """The axes of a product that may transpose its operands."""
+def _turned(axes: str) -> str:
+    """The axes with the last two exchanged."""
+    return axes[:-2] + axes[-1] + axes[-2]
 
-    def swapped(text: str, name: str) -> str:
-        attribute = node.attributes.get(name)
-        on = attribute is not None and attribute.as_int() != 0
-        return text[:-2] + text[-1] + text[-2] if on else text
 
-    return swapped(axes[0], "transA"), swapped(axes[1], "transB"), axes[2]
+def _given(node: ir.Node, axes: str, side: str) -> str:
+    """The axes of an operand of com.microsoft FusedMatMul, which may transpose it: its batch too, [S, B, N, D] for
+    [B, N, S, D]."""
+    if node.attributes.get_int(f"trans{side}", 0):
+        axes = _turned(axes)
+    return axes[-2] + axes[:-2] + axes[-1] if node.attributes.get_int(f"transBatch{side}", 0) else axes
 
 
 def _einsum(node: ir.Node, axes: tuple[str, str, str], weights: ir.Value | None) -> Product | None:

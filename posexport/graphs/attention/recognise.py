@@ -14,13 +14,14 @@ from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.hidden_keys import zeros_hide
+from posexport.graphs.attention.key_axis import scores_by_key
 from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.named_operators import is_operator, is_unread, operator_reason
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
-from posexport.graphs.attention.score_axes import USUAL, score_axes
-from posexport.graphs.attention.scores import Declined, Scores, reaches_product, scores_of
+from posexport.graphs.attention.score_axes import USUAL
+from posexport.graphs.attention.scores import Declined, Scores, reaches_product
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
 from posexport.graphs.attention.unweighted import (
@@ -205,13 +206,8 @@ def _attention(
     name: str,
     layer: int,
 ) -> Attention:
-    logits, axis = softmax.logits, softmax.axis
-    product, passed = weighted
-    scores = scores_of(flow, logits)
-    rank = len(probe.shape(logits))
-    last = (flow.graph.opset_imports.get("", 13) >= 13 and axis is None) or axis in (-1, rank - 1)
-    if not last:
-        raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
+    logits, (product, passed) = softmax.logits, weighted
+    scores, axes = scores_by_key(flow, probe, softmax, weighted, name)
     sizes = sizes_of(probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
@@ -224,7 +220,6 @@ def _attention(
             raise Declined("score-layout", f"lengths decide how {name} lays out the scores")
     if loses_digits(flow, scores.product.result, product.left):
         raise Declined("score-digits", f"scores or weights around {shown(name)} have fewer digits than both products")
-    axes = score_axes(probe, scores.product, scores.nodes)
     inner = _logits(probe, logits)
     check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
     operands = (
@@ -288,7 +283,7 @@ def narrower(flow: Dataflow, probe: Probe, one: Attention) -> Attention | None:
     sizes = math.prod(rows) // (near.num_heads * near.value_dim)
     shape = probe.shape(near.logits)
     queries = near.queries(shape)
-    return _with_turns(flow, probe, near, (sizes // queries, queries, shape[-1]))
+    return _with_turns(flow, probe, near, (sizes // queries, queries, near.keys(shape)))
 
 
 def _unturned(side: Side) -> Side:

@@ -1,6 +1,6 @@
 """The axes of scores between their product and their softmax, where heads don't stand before queries.
 
-    [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]
+    [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]; keys before queries: [B, N, T, S]
 
 Multi-query attention that folds heads into tokens adds its mask, and takes its softmax, in such a layout. Axes are
 groups of the letters b rows, h heads, s queries, t keys; no group at all stands for the usual axes.
@@ -21,11 +21,16 @@ ScoreAxes = tuple[str, ...]
 
 USUAL: ScoreAxes = ()
 
+KEYS_FIRST: ScoreAxes = ("b", "h", "t", "s")
+"""The axes of scores whose keys stand before their queries."""
+
 _FOLDED: tuple[ScoreAxes, ...] = (("b", "s", "h", "t"), ("b", "hs", "t"), ("b", "sh", "t"))
 _FOLDED += tuple((*axes[:1], "", *axes[1:]) for axes in _FOLDED[1:])
+_FOLDED += (KEYS_FIRST,)
 """Axes of scores; an empty group is one of size 1."""
 
-_MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")
+MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")
+"""Operators that lay scores out otherwise."""
 
 
 def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict[ir.Value, ScoreAxes]:
@@ -33,7 +38,7 @@ def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict
     the usual ones. `nodes` are those on the way, the last one first."""
     shape = probe.shape(product.result)
     moves = [*nodes][::-1]
-    if len(shape) != 4 or product.axes[2] != SCORES[2] or not any(node.op_type in _MOVES for node in moves):
+    if len(shape) != 4 or product.axes[2] != SCORES[2] or not any(node.op_type in MOVES for node in moves):
         return {}
     numbers = torch.arange(math.prod(shape)).reshape(shape)
     found: dict[ir.Value, ScoreAxes] = {}
@@ -43,7 +48,7 @@ def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict
         if node.op_type == "Transpose":
             perm = node.attributes.get("perm")
             current = current.permute([*reversed(range(current.dim()))] if perm is None else [*perm.as_ints()])
-        elif node.op_type in _MOVES and math.prod(after) == current.numel():
+        elif node.op_type in MOVES and math.prod(after) == current.numel():
             current = current.reshape(after)
         if current.shape != after:
             return found  # what follows is another layout, or broadcast

@@ -14,8 +14,10 @@ import onnx_ir as ir
 
 from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import Dataflow, constant_of
+from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
 from posexport.graphs.attention.softmaxes import KEEPS_ORDER, above, unexpanded
+from posexport.graphs.attention.uniform import factor_of, number_of
 
 HIDDEN = -5e3
 """A logit that is at most this hides its key: exp(-5000) is 0 in every dtype."""
@@ -71,6 +73,7 @@ class _Walk:
     """What is known so far; `factor` is what the logits at `value` are multiplied by further down."""
 
     value: ir.Value
+    probe: Probe
     factor: float = 1.0
     softcap: float = 0.0
     terms: list[Term] = attrs.Factory(list)
@@ -87,9 +90,9 @@ class _Walk:
         self.factors.append(number)
 
 
-def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
+def scores_of(flow: Dataflow, probe: Probe, logits: ir.Value) -> Scores:
     """What stands between the input of a softmax and the product of queries and keys; raises Declined."""
-    walk = _Walk(logits)
+    walk = _Walk(logits, probe)
     for _ in range(DEPTH):
         node = walk.value.producer()
         if node is None:
@@ -146,12 +149,6 @@ def products_above(flow: Dataflow, value: ir.Value, through: Collection[str], de
             yield from products_above(flow, source, through, depth - 1)
 
 
-def scalar_of(value: ir.Value | None) -> float | None:
-    """The number of a constant with one element."""
-    tensor = constant_of(value)
-    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
-
-
 def _through(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     assert node.inputs[0] is not None
     walk.value = node.inputs[0]
@@ -200,14 +197,14 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     path, other, place = _sides(flow, node)
-    number = scalar_of(other)
+    number = factor_of(walk.probe, other)
     divides = node.op_type == "Div"
     if divides and place == 1:
         raise Declined("score-operator", f"{shown(node.name or '')} divides by the scores")
     if number is not None and number != 0.0:
         walk.multiply(1.0 / number if divides else number)
     elif walk.softcap or other in flow.content:
-        raise Declined("score-scale", f"{shown(node.name or '')} multiplies the scores by something that varies")
+        raise Declined("score-scale", f"{shown(node.name or '')} multiplies the scores by more than a number of fp32")
     else:
         walk.head_scales.append((other, divides))
     walk.value = path
@@ -219,9 +216,9 @@ def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     seen_if = reaches_product(flow, kept)
     path, replaced = (kept, other) if seen_if else (other, kept)
     _check_affine(walk, node)
-    fill = scalar_of(replaced)
+    fill = number_of(walk.probe, replaced)
     if fill is None or not reaches_product(flow, path):
-        raise Declined("score-where", f"{shown(node.name or '')} chooses between scores and something that varies")
+        raise Declined("score-where", f"{shown(node.name or '')} chooses between scores and what is not one number")
     if fill * walk.factor > HIDDEN:
         raise Declined("score-fill", f"{shown(node.name or '')} gives hidden keys a logit of {fill * walk.factor:g}")
     walk.terms.append(Term(value=condition, level=node.outputs[0], seen_if=seen_if, fill=fill * walk.factor))
@@ -231,7 +228,7 @@ def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     """Max or Clip with a bound far below any logit, which guards against overflow."""
     path, other, _ = _sides(flow, node)
-    number = scalar_of(other)
+    number = number_of(walk.probe, other)
     if number is None or number * walk.factor > HIDDEN:
         raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
     walk.value = path
@@ -239,7 +236,7 @@ def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 def _tanh(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if walk.softcap or walk.factor <= 0 or walk.head_scales:
-        raise Declined("score-softcap", f"{shown(node.name or '')} caps the scores twice, or not by a number")
+        raise Declined("score-softcap", f"{shown(node.name or '')} caps the scores twice, or not by a number of fp32")
     walk.softcap, walk.factor = walk.factor, walk.factor
     _through(flow, walk, node)
 

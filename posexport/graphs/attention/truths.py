@@ -95,6 +95,7 @@ _MEANINGS: dict[str, Callable[[Probe, ir.Node, Operands], str | None]] = {
     "Add": _sum,
     "And": _and,
     "Cast": _cast,
+    "CastLike": _cast,
     "Min": _minimum,
     "Mul": _product,
     "Not": _not,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from posexport.errors import Reason, shown
+from posexport.errors import PosexportError, Reason, shown
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, product_of
@@ -64,7 +64,7 @@ def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name:
     if _weighs_others(flow, weights):
         text = "weights values that follow from no input that is known to have ids or features"
         return Reason("features-unknown", f"{shown_name} {text}")
-    if _is_combined(flow, softmax):
+    if _is_combined(flow, probe, softmax):
         text = "are combined with others before they meet the values"
         return Reason("weights", f"the weights of {shown_name} {text}")
     if _weighs_features(flow, softmax.node.outputs[0], False, MIXING | COMBINING):
@@ -99,12 +99,12 @@ def _meets_content(flow: Dataflow, value: ir.Value) -> bool:
     )
 
 
-def _is_combined(flow: Dataflow, softmax: Softmax) -> bool:
+def _is_combined(flow: Dataflow, probe: Probe, softmax: Softmax) -> bool:
     """Whether a softmax of products of features weights features behind operators that combine it with others, as the
     difference of two softmaxes."""
     try:
-        product = scores_of(flow, softmax.logits).product
-    except Declined:
+        product = scores_of(flow, probe, softmax.logits).product
+    except (Declined, PosexportError):
         return False
     return {product.left, product.right} <= flow.content and _weighs_features(flow, softmax.node.outputs[0], False)
 

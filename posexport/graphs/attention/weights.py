@@ -15,7 +15,8 @@ from posexport.graphs.attention.layouts import factor
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product
 from posexport.graphs.attention.score_axes import ScoreAxes, by_query
-from posexport.graphs.attention.scores import Declined, Scores, scalar_of
+from posexport.graphs.attention.scores import Declined, Scores
+from posexport.graphs.attention.uniform import number_of
 
 
 def check_weights(
@@ -38,11 +39,11 @@ def check_weights(
         _keeps_weights(flow, probe, node, scores) for node in flow.between(source, target)
     ):
         raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
-    replaced = torch.softmax(probe.random_like(source), -1)
+    replaced = torch.softmax(probe.random_like(source), axes.index("t") if axes else -1)
     result = probe.through(source, [target], replaced)[0]
     if len(axes) == replaced.dim():
-        replaced = by_query(replaced, axes, result.shape[1])
-    if product.axes[0].endswith("ts"):
+        replaced = by_query(replaced, axes, result.shape[1]).permute(["bhst".index(one) for one in product.axes[0]])
+    elif product.axes[0].endswith("ts"):
         replaced = replaced.transpose(-1, -2)
     without = {True: replaced[..., 1:], False: replaced[..., :-1]}
     for expected in (replaced, without[scores.sinks_first]) if scores.sinks is not None else (replaced,):
@@ -55,6 +56,7 @@ def check_weights(
     if product.axes[0].endswith("ts"):
         hidden = hidden.transpose(-1, -2)
     same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
+    same = same and axes[-1:] in ((), ("t",))  # which `hidden` has
     if same and nodes <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
         return
     raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
@@ -66,7 +68,7 @@ def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) 
         return keeps_numbers(flow, probe, node)
     kept = node.inputs[1] if node.inputs[1] in flow.content else node.inputs[2]
     filled = node.inputs[2] if kept is node.inputs[1] else node.inputs[1]
-    if filled is None or kept is None or scalar_of(filled) != 0.0:
+    if filled is None or kept is None or number_of(probe, filled) != 0.0:
         return False
     condition = node.inputs[0].producer()
     if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:

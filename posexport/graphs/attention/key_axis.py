@@ -1,0 +1,54 @@
+"""The scores of a softmax, and on which of their axes the keys are: the one that the softmax is over.
+
+softmax(q k^T, axis=-1) v        scores [B, N, S, T], as usual
+v^T softmax(k q^T, axis=-2)      scores [B, N, T, S]: queries and keys exchange their places
+softmax((k q^T)^T, axis=-1) v    the same, until they are transposed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import onnx_ir as ir
+
+from posexport.errors import shown
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.products import Product, with_keys_at
+from posexport.graphs.attention.score_axes import KEYS_FIRST, MOVES, ScoreAxes, score_axes
+from posexport.graphs.attention.scores import Declined, Scores, scores_of
+from posexport.graphs.attention.softmaxes import Softmax
+
+Axes = dict[ir.Value, ScoreAxes]
+"""The axes of values between a product and its softmax that have others than the usual ones."""
+
+
+def scores_by_key(
+    flow: Dataflow, probe: Probe, softmax: Softmax, weighted: tuple[Product, Sequence[ir.Node]], name: str
+) -> tuple[Scores, Axes]:
+    """The scores of a softmax with their axes; raises Declined. `weighted` is its product with values, and the nodes
+    before that."""
+    scores, rank = scores_of(flow, probe, softmax.logits), len(probe.shape(softmax.logits))
+    old = flow.graph.opset_imports.get("", 13) < 13 and softmax.node.op_type == "Softmax"
+    axis = softmax.axis if softmax.axis is not None else 1 if old else -1
+    axis = axis - rank if axis >= 0 else axis
+    over = f"{shown(name)} normalises over axis {axis + rank}"
+    if old and axis != -1:  # Softmax had two dimensions before opset 13: those before its axis, and the rest
+        raise Declined("softmax-axis", f"{over} and those behind it together")
+    product, passed = weighted
+    if not passed and "t" not in product.axes[0][axis:][:1]:
+        raise Declined("softmax-axis", f"{over}, and values are summed over another one")
+    axes = score_axes(probe, scores.product, scores.nodes)
+    transposed = axis == -1
+    if transposed and axes.get(softmax.logits) != KEYS_FIRST:
+        return scores, axes
+    whole = rank == 4 and scores.sinks is None
+    known = whole and (transposed or not any(node.op_type in MOVES for node in scores.nodes))
+    turned = with_keys_at(scores.product, -2 if transposed else axis) if known else None
+    if turned is None or turned.right not in flow.content:
+        raise Declined("softmax-axis", f"{over}, and keys are looked for on another one")
+    values = (turned.result, *(node.outputs[0] for node in scores.nodes))
+    if transposed:  # to the usual axes
+        values = tuple(value for value in values if axes.get(value) != KEYS_FIRST)
+    return attrs.evolve(scores, product=turned), dict.fromkeys(values, tuple(turned.axes[2]))

@@ -1,0 +1,53 @@
+"""Inputs with a mask for each query are named by what they do, whether an operator or a Where reads them."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from posexport.graphs.attention.describe import Describer
+from posexport.graphs.attention.origins import call_sites
+from posexport.graphs.view import view_of
+
+CASES = {
+    "an operator's": (
+        "int32[batch, seq, seq] attention_mask",
+        "y = com.microsoft.MultiHeadAttention<num_heads = 4>(x, x, x, , attention_mask)",
+        ("input", [], ["attention_mask"]),
+    ),
+    "beside a causal one": (
+        "int32[batch, seq, seq] attention_mask",
+        "y = com.microsoft.MultiHeadAttention<num_heads = 4, unidirectional = 1>(x, x, x, , attention_mask)",
+        ("causal", ["attention_mask"], None),
+    ),
+    "for tokens": (
+        "int32[batch, seq] attention_mask",
+        "y = com.microsoft.MultiHeadAttention<num_heads = 4>(x, x, x, , attention_mask)",
+        ("none", ["attention_mask"], None),
+    ),
+    "of Attention": (
+        "bool[batch, 1, seq, seq] mask",
+        "y = Attention<q_num_heads = 4, kv_num_heads = 4>(x, x, x, mask)",
+        ("input", [], ["mask"]),
+    ),
+    "that hides nothing": (
+        "float[batch, 1, seq, seq] mask",
+        "zero = Constant<value_float = 0.0>() none = Mul(mask, zero) "
+        "y = Attention<q_num_heads = 4, kv_num_heads = 4>(x, x, x, none)",
+        ("none", [], None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mask_for_each_query_is_named(name: str) -> None:
+    mask, made, (kind, padding, inputs) = CASES[name]
+    text = f"""<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
+      g (float[batch, seq, 32] x, {mask}) => (float[batch, seq, 32] y) {{ {made} }}"""
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    sites = call_sites(model)
+    view = view_of(model)
+    (found,) = view.attentions
+    described = Describer(view, sites).describe(found)["mask"]
+    assert (described["kind"], described["padding"], described.get("inputs")) == (kind, padding, inputs)

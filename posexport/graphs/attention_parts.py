@@ -135,8 +135,6 @@ def padded(call: Call, padding: ir.Value, rows: ir.Value, keys: ir.Value) -> lis
 
     It has zeros and ones [B, T] or [B, S, T], or numbers of tokens [B], or ends and then starts [2*B]; `rows` [B, ...].
     """
-    if call.number("mask_filter_value", LEAST_FILTER) > LEAST_FILTER:
-        raise Unexpanded("its mask_filter_value hides no keys")
     nodes, shape, batch = call.nodes, call.shape(padding), call.shape(rows)[0]
     if len(shape) in (2, 3):
         axes = nodes.constant([1, 2] if len(shape) == 2 else [1])

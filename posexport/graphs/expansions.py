@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from posexport.graphs import grouped
 from posexport.graphs.attention_parts import (
+    LEAST_FILTER,
     causal,
     counted,
     head_size,
@@ -84,6 +85,8 @@ def multi_head_attention(call: Call) -> Results:
         key, value = (nodes.one("Concat", *pair, axis=2) for pair in ((past_key, key), (past_value, value)))
     seen: list[ir.Value] = []
     if padding is not None:
+        if call.number("mask_filter_value", LEAST_FILTER) > LEAST_FILTER:
+            raise Unexpanded("its mask_filter_value hides no keys")
         seen += padded(call, padding, q, key)
     scale = call.number("scale") or default_scale(size)
     if call.integer("unidirectional"):

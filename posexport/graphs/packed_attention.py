@@ -12,7 +12,16 @@ from collections.abc import Sequence
 import attrs
 import onnx_ir as ir
 
-from posexport.graphs.attention_parts import causal, joined, length_of, padded, sized, split_heads, weighted
+from posexport.graphs.attention_parts import (
+    LEAST_FILTER,
+    causal,
+    joined,
+    length_of,
+    padded,
+    sized,
+    split_heads,
+    weighted,
+)
 from posexport.graphs.operators import Call, Unexpanded, default_scale
 
 _KNOWN = (
@@ -50,7 +59,8 @@ def packed_attention(call: Call) -> Sequence[ir.Value | None]:
         if len(call.shape(mask)) == 4:
             mask = nodes.one("Squeeze", _part_of_all_places(call, mask, first, queries, keys), nodes.constant([1]))
             call = attrs.evolve(call, shapes={**call.shapes, mask.name or "": (0, 0, 0)})
-        seen += padded(call, mask, x, key)
+        less = _less(call, padded(call, mask, x, key), x.dtype or ir.DataType.FLOAT)
+        added = less if added is None else nodes.one("Add", less, added)
     if call.integer("unidirectional"):
         seen += causal(call, queries, keys, first)
     call = sized(call, heads, heads, size, value_size)
@@ -61,6 +71,16 @@ def packed_attention(call: Call) -> Sequence[ir.Value | None]:
         both = [nodes.one("Unsqueeze", one, nodes.constant([0])) for one in (key, value)]
         present = nodes.one("Concat", *both, axis=0)
     return [joined(call, out, True, heads * value_size), present]
+
+
+def _less(call: Call, seen: Sequence[ir.Value], dtype: ir.DataType) -> ir.Value:
+    """What is added to the scores of padding. Where no key is seen at all, as with the lengths 0 that the optimizer
+    writes for no mask, it is added to all, which changes no weight."""
+    nodes, (whole, *others) = call.nodes, seen
+    for one in others:
+        whole = nodes.one("And", whole, one, dtype=ir.DataType.BOOL)
+    filter_value = nodes.constant(call.number("mask_filter_value", LEAST_FILTER), dtype)
+    return nodes.one("Where", whole, nodes.constant(0.0, dtype), filter_value)
 
 
 def _part_of_all_places(call: Call, mask: ir.Value, first: ir.Value, queries: ir.Value, keys: ir.Value) -> ir.Value:

@@ -55,6 +55,8 @@ PACKED: dict[str, tuple[list[Any], dict[str, Any], int]] = {
     "with lengths": ([*WEIGHTS, np.array([3, S], np.int32)], {"num_heads": N}, 1),
     "with ends and starts": ([*WEIGHTS, np.array([3, S, 0, 2], np.int32)], {"num_heads": N}, 1),
     "padded": ([*WEIGHTS, PADDED], {"num_heads": N}, 1),
+    "padded mildly": ([*WEIGHTS, PADDED], {"num_heads": N, "mask_filter_value": -3.0}, 1),
+    "without keys that are seen": ([*WEIGHTS, np.zeros(B, np.int32)], {"num_heads": N}, 1),
     "with a mask of queries": ([*WEIGHTS, np.stack([SEEN, SEEN[::-1]])], {"num_heads": N}, 1),
     "cached": (
         [*WEIGHTS, np.ones((B, P + S), np.int32), bias(2, B, N, P, D), bias(1, N, S, P + S)],
@@ -249,7 +251,6 @@ def test_what_is_not_understood_stays_an_operator() -> None:
     ("name", "change", "outputs", "reason"),
     [
         ("packed plain", {"do_rotary": 1}, 1, "it rotates its queries and keys"),
-        ("packed padded", {"mask_filter_value": -5.0}, 1, "its mask_filter_value hides no keys"),
         ("packed of other sizes", {}, 2, "its output 'y1' is read"),
         ("plain", {}, 4, "its output 'y3' is read"),
     ],

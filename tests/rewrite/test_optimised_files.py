@@ -149,6 +149,18 @@ def test_attention_that_projects_becomes_any_form(form: str) -> None:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
 
 
+def test_lengths_of_zero_hide_nothing() -> None:
+    """The optimizer writes them where it found no mask: all scores get the same number."""
+    model = with_operator("features", "w", "b", "none", more={}, weights=PROJECTION)
+    zero = onnx.numpy_helper.from_array(np.zeros(1, np.int32))
+    model.graph.node.insert(0, helper.make_node("Shape", ["features"], ["rows"], end=1))
+    model.graph.node.insert(1, helper.make_node("ConstantOfShape", ["rows"], ["none"], value=zero))
+    done = rewrite_model(ir.from_proto(model), form="native", target="ort")
+    features = RANDOM.standard_normal((2, 5, 32)).astype(np.float32)
+    expected = of_heads(features, np.ones((2, 1, 5, 5), bool))
+    np.testing.assert_allclose(run(ir.to_proto(done.model), {"features": features})["output"], expected, atol=1e-2)
+
+
 @pytest.mark.parametrize("form", ["decomposed", "native"])
 def test_attention_that_projects_keeps_its_cache(form: str) -> None:
     """As the optimizer writes GPT-2: one cache of keys and values."""

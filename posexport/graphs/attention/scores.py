@@ -13,7 +13,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
-from posexport.graphs.attention.dataflow import Dataflow, constant_of
+from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
 from posexport.graphs.attention.softmaxes import KEEPS_ORDER, above, unexpanded

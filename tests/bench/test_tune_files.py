@@ -237,6 +237,8 @@ WRONG: dict[tuple[str, ...], str] = {
     ("decoder.onnx", "--for", "tensorrt"): "'decoder.onnx' can't be tuned for tensorrt",
     ("decoder.onnx", "--for", "torch"): "unknown runtime in --for 'torch'",
     ("decoder.onnx", "--objective", "speed"): "unknown objective 'speed'",
+    ("decoder.onnx", "--allow", "consecutive"): "whose positions are as they were written: drop it",
+    ("decoder.onnx", "--for", "ort-cuda", "--allow", "denormal-as-zero"): "it is an option of ONNX Runtime on a CPU",
     ("decoder.onnx", "--form", "nat"): "unknown form 'nat'",
     ("decoder.onnx", "--scenario", "prefill"): "is 7 sizes: tune for one",
     ("decoder.onnx", "--scenario", "decode:4"): "'decoder.onnx' has no cache",

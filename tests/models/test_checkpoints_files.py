@@ -20,6 +20,7 @@ from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import seeded_weights
+from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import DTYPES
 
 pytestmark = pytest.mark.few_inputs
@@ -185,6 +186,17 @@ def test_a_layer_with_its_weights(folder: Path) -> None:
     for name, tensor in found.weights().items():
         assert torch.equal(tensor, tensors[f"model.layers.1.self_attn.{name}"])
     verified = cli("verify", "llama.onnx", "--runtime", "ort-cpu")
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_layer_may_promise_consecutive_positions(folder: Path) -> None:
+    """Which no config.json says: rotated keys are cached, so that the file asks where a row begins."""
+    options = ("--from", "llama", "--kv-cache", "--positions", "consecutive")
+    assert cli("export", *options, "-o", "llama.onnx").exit_code == 0
+    found = read_onnx(folder / "llama.onnx")
+    assert found.spec.positions == "consecutive"
+    assert graph_inputs(found.spec)["position_ids"] == (("batch", 1), "int64")
+    verified = cli("verify", "llama.onnx", "--from", "llama", "--runtime", "ort-cpu", "--reach", "seq=64")
     assert verified.exit_code == 0, verified.output
 
 

@@ -173,6 +173,10 @@ GRAPHS += [
 ]
 
 
+SCANNED = ("relative", "kerple", "sandwich", "fire", "cope", "deberta")
+GRAPHS += [(name, "native --target ort", None) for name in SCANNED]
+
+
 @pytest.mark.parametrize(("name", "form", "cache"), sampled(GRAPHS, 2))
 def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None:
     """Prompts, chunks and steps, of more and of fewer queries than W_r is multiplied with first."""
@@ -185,6 +189,18 @@ def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None
         if name == "learned":  # 64 rows
             inputs["position_ids"] = inputs["position_ids"].clip(0, 64 - seq)
         assert error(spec, run(inputs), inputs) < 2e-5, (batch, seq, past)
+
+
+@pytest.mark.parametrize("form", ["decomposed", "native --target ort"])
+@pytest.mark.parametrize("name", ["relative", "sandwich"])
+def test_more_keys_than_coarse_angles_are_apart(name: str, form: str) -> None:
+    """Angles are sums of coarse and fine ones, of which there are 128."""
+    spec = consecutive(name, kv_cache="concat")
+    form, _, target = form.partition(" --target ")
+    run = open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
+    for batch, seq, past in ((2, 1, 300), (1, 3, 256), (1, 150, 0)):
+        inputs = drawn(spec, batch, seq, past)
+        assert error(spec, run(inputs), inputs) < 2e-5, (seq, past)
 
 
 @given(

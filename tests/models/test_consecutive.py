@@ -5,6 +5,7 @@ The torch block in float64 looks each difference up; graphs lay them out by a sl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -76,6 +77,12 @@ def drawn(spec: Spec, batch: int, seq: int, past: int, seed: int = 0) -> dict[st
         else:
             arrays[name] = random.standard_normal(dims).astype(np.float32)
     return arrays
+
+
+def opened(spec: Spec, how: str) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    """The graph of a form, such as "native" or "contrib --target ort", on ONNX Runtime."""
+    form, _, target = how.partition(" --target ")
+    return open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
 
 
 def error(spec: Spec, made: dict[str, Array], inputs: dict[str, Array]) -> float:
@@ -181,9 +188,8 @@ GRAPHS += [(name, "native --target ort", None) for name in SCANNED]
 def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None:
     """Prompts, chunks and steps, of more and of fewer queries than W_r is multiplied with first."""
     spec = consecutive(name, kv_cache=cache, padding_mask=True)
-    form, _, target = form.partition(" --target ")
-    run = open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
-    rows = 1 if form == "contrib" and cache == "shared" else 2  # GroupQueryAttention takes no more in a chunk
+    run = opened(spec, form)
+    rows = 1 if form.startswith("contrib") and cache == "shared" else 2  # GroupQueryAttention takes no more in a chunk
     for batch, seq, past in ((2, 5, 0), (3, 1, 6), (rows, 4, 9), (1, 1, 0), (1, 40, 3)):
         inputs = drawn(spec, batch, seq, past)
         if name == "learned":  # 64 rows
@@ -196,8 +202,7 @@ def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None
 def test_more_keys_than_coarse_angles_are_apart(name: str, form: str) -> None:
     """Angles are sums of coarse and fine ones, of which there are 128."""
     spec = consecutive(name, kv_cache="concat")
-    form, _, target = form.partition(" --target ")
-    run = open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
+    run = opened(spec, form)
     for batch, seq, past in ((2, 1, 300), (1, 3, 256), (1, 150, 0)):
         inputs = drawn(spec, batch, seq, past)
         assert error(spec, run(inputs), inputs) < 2e-5, (seq, past)
@@ -255,8 +260,7 @@ def test_windows_in_the_order_of_reading_are_the_formula(name: str, how: str) ->
     """Whole windows, and their first cells, in torch and in graphs that take no positions."""
     spec, with_positions = case(name, positions="consecutive"), case(name)
     assert list(graph_inputs(spec)) == ["hidden_states"]
-    form, _, target = how.partition(" --target ")
-    run = open_ort(export(spec, weights_for(spec), form=form, target=target or "portable"))
+    run = opened(spec, how)
     size = spec.encoding.position_limits()[0]
     for batch, seq in ((2, size**2), (1, size**2), (2, 2 * size), (1, 2 * size + 1), (2, 1), (1, size - 1)):
         inputs = drawn(spec, batch, seq, 0)

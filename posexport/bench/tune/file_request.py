@@ -11,7 +11,7 @@ import attrs
 from posexport.artifact.paths import check_artifact
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.request import USUAL_TOKENS, check_files, one_scenario
-from posexport.bench.tune.space import Limits, Request
+from posexport.bench.tune.space import CONSECUTIVE, Limits, Request
 from posexport.errors import RequestError, located
 from posexport.progress import Progress, silent
 
@@ -84,7 +84,7 @@ def read_file_request(
         )
     forms, targets, opsets, allow = (_all(given, name) for name in ("form", "target", "opset", "allow"))
     limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
-    if "consecutive" in allow:
+    if CONSECUTIVE in allow:
         raise RequestError(
             f"--allow consecutive was given with the file {file!r}, whose positions are as they were written: drop it."
         )

@@ -30,7 +30,7 @@ OBJECTIVES = ("latency", "memory", "size")
 Options = Mapping[str, Any]
 """Options of a runtime, name to value; one that is left out is the runtime's own choice."""
 
-ALLOWED = ("consecutive", "denormal-as-zero")
+CONSECUTIVE, DENORMAL_AS_ZERO = ALLOWED = ("consecutive", "denormal-as-zero")
 """What a search tries only where the user allows it: a promise on positions, and numbers below the smallest normal one
 taken as zeros."""
 
@@ -104,10 +104,10 @@ class Request:
             raise RequestError(
                 f"scenario {self.scenario.kind!r} is a whole sweep: tune for one point of it, such as {self.scenario}."
             )
-        if "denormal-as-zero" in self.limits.allow and self.runtime != "ort-cpu":
+        if DENORMAL_AS_ZERO in self.limits.allow and self.runtime != "ort-cpu":
             raise RequestError(
-                f"--allow denormal-as-zero for {self.runtime}: it is an option of ONNX Runtime on a CPU, so drop it or "
-                "tune for ort-cpu."
+                f"--allow {DENORMAL_AS_ZERO} for {self.runtime}: it is an option of ONNX Runtime on a CPU, so drop "
+                "it or tune for ort-cpu."
             )
 
 
@@ -121,8 +121,8 @@ def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterato
     with positions as the specs have them and, where that is allowed, with consecutive ones too."""
     targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
     for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
-        further = "consecutive" in limits.allow and can_promise(spec)
-        modes = dict.fromkeys((spec.positions, *(("consecutive",) if further else ())))
+        further = CONSECUTIVE in limits.allow and can_promise(spec)
+        modes = dict.fromkeys((spec.positions, *((CONSECUTIVE,) if further else ())))
         for opset, positions in product(limits.opsets or (default_opset(form, spec),), modes):
             yield Program(form=form, dtype=dtype, opset=opset, target=target, positions=positions)
 
@@ -154,7 +154,7 @@ def options_of(runtime: str, gpu: bool, cpus: int | None = None, allow: Sequence
     }
     plan: dict[str, list[Any]] = {"profile": [None, NARROW], **({"cuda_graph": [None, True]} if gpu else {})}
     choices: dict[str, list[Any]] = axes.get(runtime, plan)
-    if "denormal-as-zero" in allow:
+    if DENORMAL_AS_ZERO in allow:
         choices["denormal_as_zero"] = [None, True]
     return [
         {name: value for name, value in zip(choices, values, strict=True) if value is not None}

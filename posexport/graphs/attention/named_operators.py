@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
+from posexport.graphs.expand import domain_of
 from posexport.graphs.expansions import EXPANSIONS
 from posexport.graphs.kernels import KERNELS
 
 
 def is_operator(node: ir.Node) -> bool:
     """Whether an operator of ONNX or of ONNX Runtime stands for attention with a softmax."""
-    known = node.domain in ("", "ai.onnx", "com.microsoft")
+    known = domain_of(node) in ("", "com.microsoft")
     return known and "Attention" in node.op_type and node.op_type != "LinearAttention"
 
 
@@ -31,4 +32,4 @@ def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:
 
 
 def _kind(node: ir.Node) -> tuple[str, str]:
-    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
+    return domain_of(node), node.op_type

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import attrs
 import onnx_ir as ir
@@ -122,14 +123,16 @@ def may_hold_attention(model: ir.Model) -> bool:
 
     Where it has not, nothing needs to be known of its inputs.
     """
-    return bool(_candidates(model))
+    return next(_candidates(model), None) is not None
 
 
 def unread(model: ir.Model) -> list[UnknownAttention]:
     """The attentions of a graph all of which are operators that can't be evaluated; none where there may be others."""
-    nodes = _candidates(model)
-    if not all(is_unread(node) and node.graph is model.graph for node in nodes):
-        return []
+    nodes = []
+    for node in _candidates(model):
+        if not is_unread(node) or node.graph is not model.graph:
+            return []
+        nodes.append(node)
     names = [node.name or node.outputs[0].name or "" for node in nodes]
     return [
         UnknownAttention(name=name, layer=layer, reason=operator_reason(node, {}))
@@ -137,10 +140,10 @@ def unread(model: ir.Model) -> list[UnknownAttention]:
     ]
 
 
-def _candidates(model: ir.Model) -> list[ir.Node]:
+def _candidates(model: ir.Model) -> Iterator[ir.Node]:
     """The nodes that may be attention, in any of the graphs of a model."""
     functions = (node for function in model.functions.values() for node in function)
-    return [node for node in (*model.graph.all_nodes(), *functions) if _may_be_attention(node)]
+    return filter(_may_be_attention, chain(model.graph.all_nodes(), functions))
 
 
 def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:

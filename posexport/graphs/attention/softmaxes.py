@@ -128,9 +128,13 @@ def _inverse(value: ir.Value | None) -> ir.Value | None:
     if node is not None:
         return node.inputs[0]
     node = above(value, "Div", KEEPS_ORDER)
-    one = None if node is None else constant_of(node.inputs[0])
-    is_one = one is not None and one.size == 1 and float(one.numpy().reshape(-1)[0]) == 1.0
-    return node.inputs[1] if node is not None and is_one else None
+    return node.inputs[1] if node is not None and _stored_number(node.inputs[0]) == 1.0 else None
+
+
+def _stored_number(value: ir.Value | None) -> float | None:
+    """The number of a constant that has one."""
+    tensor = constant_of(value)
+    return tensor.numpy().item() if tensor is not None and tensor.size == 1 else None
 
 
 def _unbounded(value: ir.Value | None) -> ir.Value | None:
@@ -139,15 +143,15 @@ def _unbounded(value: ir.Value | None) -> ir.Value | None:
     node = None if value is None else behind(value, KEEPS_ORDER).producer()
     if node is None or node.op_type not in ("Max", "Clip") or len([one for one in node.inputs if one is not None]) != 2:
         return value
-    number = constant_of(node.inputs[1])
+    number = _stored_number(node.inputs[1])
     sums = above(node.inputs[0], "ReduceSum", KEEPS_ORDER)
     source = None if sums is None else above(sums.inputs[0], "Exp")
     less = None if source is None else above(source.inputs[0], "Sub", ())
-    if number is None or number.size != 1 or sums is None or less is None:
+    if number is None or sums is None or less is None:
         return value
     maximum = above(less.inputs[1], "ReduceMax", KEEPS_ORDER)
     is_less = maximum is not None and maximum.inputs[0] is less.inputs[0] and _axes_of(maximum) == _axes_of(sums)
-    return node.inputs[0] if is_less and float(number.numpy().reshape(-1)[0]) <= 1.0 else value
+    return node.inputs[0] if is_less and number <= 1.0 else value
 
 
 def _product_with(source: ir.Node, result: ir.Value) -> Product | None:

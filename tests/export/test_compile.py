@@ -239,6 +239,20 @@ def test_a_block_with_a_cache_becomes_a_plan_that_takes_an_empty_one(tmp_path: P
     }
 
 
+@pytest.mark.parametrize(("encoding", "cache"), [("rope", "concat"), ("alibi", None)])
+def test_consecutive_positions_become_a_plan_with_fused_attention(
+    encoding: str, cache: str | None, tmp_path: Path
+) -> None:
+    path = copied(exported(encoding, kv_cache=cache, causal=True, positions="consecutive"), tmp_path)
+    compile_plan(path, tmp_path / "block.plan", BuildOptions(runtime=RTX, profile=("batch=1:1:2",)))
+    plan = load_artifact(tmp_path / "block.plan")
+    assert plan.contract_violation is None
+    assert plan.spec.consecutive
+    positions = {name: list(shape) for name, (shape, _) in plan.inputs.items() if name == "position_ids"}
+    assert positions == ({"position_ids": ["batch", 1]} if cache else {})
+    assert built(path).kernels.fused_attention is True
+
+
 def test_a_builder_that_gives_up_says_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"drop --compute-capability 7\.5.*FP32 GEMM is not supported"):
         built(exported("rope", dtype="fp32"), compute_capability=("7.5",))

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.few_inputs
 FORMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "function": (small_spec("rope"), {"form": "function"}, 0),
     "contrib": (small_spec("rope", causal=True, kv_cache="shared"), {"form": "contrib", "target": "ort"}, 1 << 40),
+    "consecutive": (small_spec("learned", causal=True, positions="consecutive"), {"form": "native"}, 1 << 40),
 }
 """Spec, options of the export, and the bytes of weights from which they go to a file of their own."""
 
@@ -118,6 +119,18 @@ def test_the_warm_up_is_a_request_that_the_graph_takes(made: Path, tmp_path: Pat
         name: np.zeros([1, *(() if name in reshaped else tensor.dims)], dtypes[name]) for name, tensor in sample.items()
     }
     assert session.run(["output"], made_up)[0].shape == (1, 1, 32)
+
+
+def test_requests_of_consecutive_tokens_say_where_each_begins(made: Path, tmp_path: Path) -> None:
+    package(made / "consecutive.onnx", repository=tmp_path / "m")
+    config = read_config((tmp_path / "m/consecutive/config.pbtxt").read_bytes())
+    assert {entry.name: list(entry.dims) for entry in config.input}["position_ids"] == [1]
+    model = tmp_path / "m/consecutive/1/model.onnx"
+    artifact = read_onnx(model)
+    inputs = inputs_for(artifact.spec, 2, 3)
+    inputs["position_ids"] = np.array([[7], [0]])
+    truth = run_block(artifact.spec, artifact.weights(), inputs)
+    np.testing.assert_allclose(run_ort(model, inputs)["output"], truth, atol=1e-5)
 
 
 def test_a_plan(plan: Path, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def _contextual_onnx(
     if seen is not None:
         seen = op.Cast(seen if rank_of(seen) == 4 else op.Unsqueeze(seen, [0, 1]), to=ir.DataType.FLOAT)
 
-    def make(op: Ops, count: int, q: ir.Value, k: ir.Value, seen: ir.Value | None) -> ir.Value:
-        logits = op.MatMul(op.Mul(q, constant(op, heads.scale, dtype_of(q))), k)
+    def make(op: Ops, count: int, q: ir.Value, scaled: ir.Value, k: ir.Value, seen: ir.Value | None) -> ir.Value:
+        logits = op.MatMul(scaled, k)
         gates = op.Sigmoid(cast(op, logits, ir.DataType.FLOAT))
         gates = gates if seen is None else op.Mul(gates, seen)
         sums = _sums_onnx(op, gates, lengths[1]) if ort else op.CumSum(gates, -1, reverse=1)
@@ -92,8 +92,10 @@ def _contextual_onnx(
         start, slope = (op.GatherElements(t, index, axis=-1) for t in (starts, slopes))
         return op.Add(start, op.Mul(places, slope))
 
+    # as a decomposed attention has them, so that ONNX Runtime makes one product of both
+    scaled = heads_onnx(op, op.Mul(q, constant(op, heads.scale, dtype_of(q))), heads.num_heads)
     queries = heads_onnx(op, q, heads.num_heads)
-    return by_head_onnx(op, queries, (queries, keys_onnx(op, q, k, heads), seen), make, ort)
+    return by_head_onnx(op, queries, (queries, scaled, keys_onnx(op, q, k, heads), seen), make, ort)
 
 
 BLOCK = 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx
 import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
+import onnxruntime
 import oracles
 import pytest
 from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, sampled, weights_for
@@ -279,3 +281,16 @@ def test_padding_in_bf16_has_kernels_on_the_cuda_provider(encoding: str, form: s
     reduced = [node for node in inferred.graph.node if node.op_type in ("ReduceMax", "Equal")]
     assert reduced
     assert all(types.get(name) != onnx.TensorProto.BFLOAT16 for node in reduced for name in node.input)
+
+
+@pytest.mark.parametrize("cache", [None, "concat"])
+def test_onnxruntime_makes_one_product_of_logits_that_are_read_twice(cache: str | None, tmp_path: Path) -> None:
+    """Beside it, four projections, queries with the table, and weights with values."""
+    spec = case("cope", kv_cache=cache)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    source = ir.to_proto(exported(spec)).SerializeToString()
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    operators = [node.op_type for node in ir.load(options.optimized_model_filepath).graph]
+    assert sum(operator in ("MatMul", "FusedMatMul", "Gemm") for operator in operators) == 7

@@ -134,15 +134,15 @@ def inspected(
 
 
 def _may_hold_attention(model: ir.Model) -> bool:
-    from posexport.graphs.attention.recognise import may_hold_attention  # loads torch
+    from posexport.graphs.attention.candidates import may_hold_attention  # loads torch
 
     return may_hold_attention(model)
 
 
 def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:
+    from posexport.graphs.attention.candidates import unread
     from posexport.graphs.attention.describe import Describer, undescribed
     from posexport.graphs.attention.origins import call_sites
-    from posexport.graphs.attention.recognise import unread
     from posexport.graphs.view import view_of
 
     if left := unread(model):

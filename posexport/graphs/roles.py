@@ -65,6 +65,7 @@ def roles_of(
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
     given = dict(given or {})
     check_given(given, values)
+    check_drawable(values.values())
     rows = _rows(values)
     kinds = _guesses(values, rows, given)
     for name, kind in kinds.items():
@@ -108,6 +109,20 @@ def roles_of(
             grouped=grouped,
         )
     return roles
+
+
+def check_drawable(values: Iterable[ir.Value]) -> None:
+    """RequestError for an input that is no tensor of numbers, and for one of which not even the number of dimensions is
+    known: no role helps there."""
+    for value in values:
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            raise _undrawable(value, "no tensor")
+        dtype_of_value(value)
+        if value.shape is None:
+            raise RequestError(
+                f"the input {shown(value.name)} has no shape, not even a number of dimensions, so nothing can be drawn "
+                "for it: export it with shapes."
+            )
 
 
 def values_of_model(values: Iterable[ir.Value]) -> Values:
@@ -224,10 +239,12 @@ def dtype_of_value(value: ir.Value) -> str:
     """posexport's name of a dtype, numpy's where posexport has none; RequestError for texts and values of no dtype."""
     if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         what = "no tensor" if value.dtype is None else "texts"
-        raise RequestError(
-            f"the input {shown(value.name)} holds {what}, which can't be drawn: cut the graph behind it."
-        )
+        raise _undrawable(value, what)
     return _DTYPES.get(value.dtype) or value.dtype.name.lower()
+
+
+def _undrawable(value: ir.Value, what: str) -> RequestError:
+    return RequestError(f"the input {shown(value.name)} holds {what}, which can't be drawn: cut the graph behind it.")
 
 
 def _dtype_kind(value: ir.Value) -> str:
@@ -243,7 +260,11 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     kind, rank = _dtype_kind(value), len(value.shape) if value.shape is not None else 0
     lower = plain_name(name)
     for pattern, role, kinds in NAMES:
+        if role == "features" and rank > 3:
+            continue  # caches of all layers have names of series too
         if kind and kind in kinds and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
+            if role in MASKS and kind == "f" and rank == 4 and _is_picture(value):
+                break
             return role
     if kind == "f":
         channels = value.shape[1] if value.shape is not None and rank == 4 else None
@@ -251,6 +272,23 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     if kind == "i" and rank == 2 and rows is not None:
         return "token_ids"
     return None
+
+
+_AS_PICTURES = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
+"""Operators between a picture and what reads it as one."""
+
+
+def _is_picture(value: ir.Value) -> bool:
+    """Whether a Conv or a Resize reads numbers, as those of a mask that is drawn on a picture."""
+    pending, seen = [value], {value}
+    while pending:
+        for node, _ in pending.pop().uses():
+            if node.op_type in ("Conv", "Resize"):
+                return True
+            if node.op_type in _AS_PICTURES and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                pending.append(node.outputs[0])
+    return False
 
 
 def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) -> None:

@@ -8,9 +8,10 @@ import attrs
 import onnx_ir as ir
 import torch
 
+from posexport.graphs.attention.candidates import nested
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.recognise import Found, nested, recognise
+from posexport.graphs.attention.recognise import Found, recognise
 from posexport.graphs.axes import BATCH
 from posexport.graphs.contracted_axes import token_first, untold
 from posexport.graphs.draw import DrawnInputs, probe_inputs

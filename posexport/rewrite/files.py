@@ -22,13 +22,13 @@ from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
+from posexport.graphs.attention.candidates import may_hold_attention
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
-from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
-from posexport.graphs.roles import values_of_model
+from posexport.graphs.roles import check_drawable, values_of_model
 from posexport.graphs.view import View
 from posexport.progress import Progress, silent
 from posexport.rewrite.angles.exact import exact_model
@@ -60,7 +60,8 @@ def rewrite_into(
     progress("recognising attention, and trying what takes its place")
     write = rewrite_as if options.angles is None else rewrite_exactly
     with located(repr(str(path))):
-        _check_shapes(graph, model)
+        if may_hold_attention(model):
+            check_drawable(_given(model))
         rewritten = write(model, options)
     names = [site.attention.name for site in rewritten.sites]
     with located("--only"):
@@ -114,17 +115,6 @@ def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> N
         raise RequestError(
             f"{name} is an artifact of posexport, whose spec says how its angles are: export it again with "
             "--angles exact, or leave that out."
-        )
-
-
-def _check_shapes(graph: GraphFile, model: ir.Model) -> None:
-    """RequestError for an input of which not even the number of dimensions is known, where there is attention."""
-    given = {value.name for value in model.graph.inputs if not value.is_initializer()}
-    unknown = [info.name for info in graph.model.graph.input if not info.type.tensor_type.HasField("shape")]
-    for name in (name for name in unknown if name in given and may_hold_attention(model)):
-        raise RequestError(
-            f"the input {shown(name)} has no shape, not even a number of dimensions, so nothing can be drawn for it: "
-            "export it with shapes."
         )
 
 

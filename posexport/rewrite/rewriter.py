@@ -13,7 +13,8 @@ import onnx_ir as ir
 from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
-from posexport.graphs.attention.recognise import may_hold_attention, narrower, unread
+from posexport.graphs.attention.candidates import may_hold_attention, unread
+from posexport.graphs.attention.recognise import narrower
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, domain_of, expand

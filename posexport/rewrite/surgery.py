@@ -77,8 +77,9 @@ def lower(model: ir.Model, functions: Functions, form: str) -> None:
     if any(node.domain == "com.microsoft" for node in model.graph.all_nodes()):
         model.opset_imports.setdefault("com.microsoft", 1)
     _share(model, inner, names)
-    for node in list(model.graph):
-        _read_before_repeating(model, node)
+    for node in inner:
+        if node.graph is model.graph:  # those that are alike are gone
+            _read_before_repeating(model, node)
 
 
 def _share(model: ir.Model, nodes: Collection[ir.Node], names: Collection[str]) -> None:

@@ -62,6 +62,8 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"cache_indirection", "zeros", "i"),
     (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "f"),
     (STATE, "state", "f"),
+    (r"observed_mask", "mask", "fib"),
+    (r"^past_(values|time_features)$", "features", "f"),
     (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "f"),
     (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
     (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),

@@ -374,6 +374,7 @@ def test_every_reason_is_on_the_page() -> None:
         root / "graphs" / "attention" / name
         for name in (
             "recognise.py",
+            "candidates.py",
             "unweighted.py",
             "scores.py",
             "heads.py",

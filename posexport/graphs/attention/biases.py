@@ -57,7 +57,7 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
     if not any(one.bias.any() for one in rows):
         return None
     if any((one.bias != one.bias[:1]).any() for one in rows):
-        return unknown("unknown", Reason(ROWS, "rows of a batch have different biases"))
+        return unknown("unknown", Reason(ROWS, "rows of a batch, or windows of an image, have different biases"))
     by_distance = [_by_distance(one, sinks) for one in rows]
     if any(one is None for one in by_distance):
         return _on_grid(rows[0]) or unknown(

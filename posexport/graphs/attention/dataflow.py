@@ -21,13 +21,13 @@ _TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where", "ScatterND", "ScatterElements"}
 
 
 class Dataflow:
-    """The kinds of all values of the main graph of a model, and its order.
+    """The kinds of all values of the main graph of a model, and its order; `functions` are those that it has.
 
     `token_inputs` are graph inputs with ids of tokens, `content_inputs` those with features or caches.
     """
 
     def __init__(self, model: ir.Model, token_inputs: Collection[str], content_inputs: Collection[str]) -> None:
-        self.graph = model.graph
+        self.graph, self.functions = model.graph, frozenset(model.functions)
         self.order: dict[ir.Node, int] = {node: index for index, node in enumerate(model.graph)}
         self.values: dict[str, ir.Value] = {}
         self.content: set[ir.Value] = set()

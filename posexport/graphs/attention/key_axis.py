@@ -30,7 +30,8 @@ def scores_by_key(
     """The scores of a softmax with their axes; raises Declined. `weighted` is its product with values, and the nodes
     before that."""
     scores, rank = scores_of(flow, probe, softmax.logits), len(probe.shape(softmax.logits))
-    old = flow.graph.opset_imports.get("", 13) < 13 and softmax.node.op_type == "Softmax"
+    is_operator = softmax.total is None  # Softmax or LogSoftmax, and no sums that are written out
+    old = flow.graph.opset_imports.get("", 13) < 13 and is_operator
     axis = softmax.axis if softmax.axis is not None else 1 if old else -1
     axis = axis - rank if axis >= 0 else axis
     over = f"{shown(name)} normalises over axis {axis + rank}"

@@ -13,15 +13,19 @@ from posexport.graphs.kernels import KERNELS
 
 
 def is_operator(node: ir.Node) -> bool:
-    """Whether an operator of ONNX or of ONNX Runtime stands for attention with a softmax."""
-    known = domain_of(node) in ("", "com.microsoft")
-    return known and "Attention" in node.op_type and node.op_type != "LinearAttention"
+    """Whether an operator of any domain, such as that of a plugin, stands for attention with a softmax."""
+    return "Attention" in node.op_type and not node.op_type.endswith("LinearAttention")
+
+
+def is_other_softmax(node: ir.Node) -> bool:
+    """Whether an operator that is none of ONNX's is a softmax, such as ONNX Runtime's BiasSoftmax."""
+    return domain_of(node) != "" and node.op_type.endswith("Softmax")
 
 
 def is_unread(node: ir.Node) -> bool:
-    """Whether an operator stands for attention that can't be evaluated here, such as ONNX Runtime's on whole numbers
+    """Whether an operator that stands for attention can't be evaluated here, such as ONNX Runtime's on whole numbers
     (QAttention) or on packed rows."""
-    return is_operator(node) and _kind(node) not in KERNELS
+    return _kind(node) not in KERNELS
 
 
 def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:

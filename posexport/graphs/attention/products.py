@@ -105,6 +105,8 @@ def _einsum(node: ir.Node, axes: tuple[str, str, str], weights: ir.Value | None)
         return None
     names = dict(zip(shared, "bh" if len(shared) == 2 else "b", strict=True))
     names |= {only_left[0]: axes[2][-2], only_right[0]: axes[2][-1], summed[0]: axes[0][-1]}
+    if not {*left, *right, *output} <= names.keys():  # one that is summed alone, which is no product of matrices
+        return None
     written = tuple("".join(names[letter] for letter in part) for part in (left, right, output))
     return Product(
         node=node, left=left_value, right=right_value, result=node.outputs[0], axes=(written[0], written[1], written[2])

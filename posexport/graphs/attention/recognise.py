@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -12,27 +11,20 @@ import onnx_ir as ir
 from posexport.errors import PosexportError, Reason, shown
 from posexport.graphs.attention.absorbed import keeps_numbers, layout_nodes, lays_out, loses_digits
 from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.graphs.attention.candidates import leads_to_product, reason_to_leave
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.key_axis import scores_by_key
 from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
-from posexport.graphs.attention.named_operators import is_operator, is_unread, operator_reason
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
+from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.score_axes import USUAL
 from posexport.graphs.attention.scores import Declined, Scores, reaches_product
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
-from posexport.graphs.attention.unweighted import (
-    COMBINING,
-    MIXING,
-    WEIGHT_OPS,
-    leads_to,
-    mixed_scores,
-    reason_without_product,
-)
+from posexport.graphs.attention.unweighted import WEIGHT_OPS, mixed_scores, reason_without_product
 from posexport.graphs.attention.weights import check_weights
 from posexport.graphs.attention.written_out import check_written_out
 
@@ -51,34 +43,63 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
     """
     found: list[Found] = []
     for node in flow.graph:
-        name, layer = node.name or node.outputs[0].name or "", len(found)
-        reason = _operator_reason(node, refused or {})
-        if reason is not None:
-            found.append(UnknownAttention(name=name, layer=layer, reason=reason))
-            continue
-        softmax = softmax_of(node)
-        if softmax is None:
-            continue
+        try:
+            found += _ended_by(flow, probe, node, batch, refused or {}, len(found))
+        except MemoryError:
+            raise
+        except Exception as error:
+            found.append(_failed(node.name or node.outputs[0].name or "", len(found), error))
+    return _with_caches_of_their_own(found)
+
+
+def _ended_by(
+    flow: Dataflow, probe: Probe, node: ir.Node, batch: int, refused: Mapping[ir.Node, str], layer: int
+) -> list[Found]:
+    """The attentions whose softmax ends in a node, or that it is as an operator; the first has this `layer`."""
+    name = node.name or node.outputs[0].name or ""
+    reason = reason_to_leave(node, refused, flow.functions)
+    softmax = None if reason is not None else softmax_of(node)
+    if softmax is not None:
         products = _weighted(flow, softmax)
         if softmax.doubt is not None:
-            if _is_of_attention(flow, softmax, bool(products)):
-                found.append(UnknownAttention(name=name, layer=layer, reason=softmax.doubt))
-            continue
-        reason = None if products else reason_without_product(flow, probe, softmax, name)
-        if reason is not None:
-            found.append(UnknownAttention(name=name, layer=layer, reason=reason))
-        for weighted in products:
-            product, layer = weighted[0], len(found)
-            at = name if weighted is products[0] else product.node.name or product.result.name or ""
-            try:
-                found.append(_attention(flow, probe, softmax, weighted, batch, at, layer))
-            except Declined as declined:
-                mixed = mixed_scores(flow, probe, softmax, at) if declined.reason.code in _UNSEEN else None
-                found.append(UnknownAttention(name=at, layer=layer, reason=mixed or declined.reason))
-            except PosexportError as error:
-                reason = Reason("not-evaluated", str(error).rstrip("."))
-                found.append(UnknownAttention(name=at, layer=layer, reason=reason))
-    return _with_caches_of_their_own(found)
+            reason = softmax.doubt if _is_of_attention(flow, softmax, bool(products)) else None
+            products = []
+        elif not products:
+            reason = reason_without_product(flow, probe, softmax, name)
+        names = [name, *(product.node.name or product.result.name or "" for product, _ in products[1:])]
+        attempts = enumerate(zip(products, names, strict=False), layer)
+        if products:
+            return [_attempted(flow, probe, softmax, each, batch, at, number) for number, (each, at) in attempts]
+    return [] if reason is None else [UnknownAttention(name=name, layer=layer, reason=reason)]
+
+
+def _attempted(
+    flow: Dataflow,
+    probe: Probe,
+    softmax: Softmax,
+    weighted: tuple[Product, list[ir.Node]],
+    batch: int,
+    name: str,
+    layer: int,
+) -> Found:
+    """One attention, or why it is left."""
+    try:
+        return _attention(flow, probe, softmax, weighted, batch, name, layer)
+    except Declined as declined:
+        mixed = mixed_scores(flow, probe, softmax, name) if declined.reason.code in _UNSEEN else None
+        return UnknownAttention(name=name, layer=layer, reason=mixed or declined.reason)
+    except PosexportError as error:
+        return UnknownAttention(name=name, layer=layer, reason=Reason("not-evaluated", str(error).rstrip(".")))
+    except MemoryError:
+        raise
+    except Exception as error:
+        return _failed(name, layer, error)
+
+
+def _failed(name: str, layer: int, error: Exception) -> UnknownAttention:
+    """An attention that a strange graph makes torch, numpy or what is here stumble over: the others are not lost."""
+    reason = Reason("failed", f"{shown(name)} can't be read ({type(error).__name__})")
+    return UnknownAttention(name=name, layer=layer, reason=reason)
 
 
 def _with_caches_of_their_own(found: Sequence[Found]) -> list[Found]:
@@ -108,74 +129,9 @@ def _behind_caches(one: Attention) -> Attention:
     return attrs.evolve(one, k=k, v=v)
 
 
-def _operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason | None:
-    """Why an operator that stands for attention, or a softmax before whole numbers, is left as it is."""
-    if is_operator(node):
-        return operator_reason(node, refused)
-    name = shown(node.name or node.outputs[0].name or "")
-    if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*WEIGHT_OPS, "DynamicQuantizeLinear"}):
-        return Reason("quantised", f"the weights of {name} are quantised before they meet the values")
-    return None
-
-
-def may_hold_attention(model: ir.Model) -> bool:
-    """Whether a graph has a softmax before a product, or an operator that stands for attention, in any of its graphs.
-
-    Where it has not, nothing needs to be known of its inputs.
-    """
-    return next(_candidates(model), None) is not None
-
-
-def unread(model: ir.Model) -> list[UnknownAttention]:
-    """The attentions of a graph all of which are operators that can't be evaluated; none where there may be others."""
-    nodes = []
-    for node in _candidates(model):
-        if not is_unread(node) or node.graph is not model.graph:
-            return []
-        nodes.append(node)
-    names = [node.name or node.outputs[0].name or "" for node in nodes]
-    return [
-        UnknownAttention(name=name, layer=layer, reason=operator_reason(node, {}))
-        for layer, (name, node) in enumerate(zip(names, nodes, strict=True))
-    ]
-
-
-def _candidates(model: ir.Model) -> Iterator[ir.Node]:
-    """The nodes that may be attention, in any of the graphs of a model."""
-    functions = (node for function in model.functions.values() for node in function)
-    return filter(_may_be_attention, chain(model.graph.all_nodes(), functions))
-
-
-def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
-    """Attention in the branches and bodies of If, Loop and Scan, which is left alone; the first has this `layer`."""
-    nodes = [node for node in model.graph.all_nodes() if node.graph is not model.graph and _may_be_attention(node)]
-    found = []
-    for index, node in enumerate(nodes):
-        name = node.name or node.outputs[0].name or ""
-        text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
-        found.append(UnknownAttention(name=name, layer=layer + index, reason=Reason("control-flow", text)))
-    return found
-
-
-def _may_be_attention(node: ir.Node) -> bool:
-    softmax = None if is_operator(node) else softmax_of(node)
-    if softmax is None:
-        return is_operator(node)
-    return softmax.product is not None or _leads_to_product(node.outputs[0])
-
-
-def _leads_to_product(value: ir.Value) -> bool:
-    return leads_to(value, {*PRODUCTS, *_QUANTISED}, {*WEIGHT_OPS, *COMBINING, *MIXING, "Flatten", *_TO_WHOLE})
-
-
-_QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QuantizeLinear"}
-_TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-"""Operators of quantised graphs: they take whole numbers, or make them."""
-
-
 def _is_of_attention(flow: Dataflow, softmax: Softmax, has_products: bool) -> bool:
     """Whether what is not known to be a softmax stands between the two products of attention."""
-    weighs = has_products or _leads_to_product(softmax.node.outputs[0])
+    weighs = has_products or leads_to_product(softmax.node.outputs[0])
     return weighs and reaches_product(flow, softmax.logits)
 
 

@@ -226,12 +226,15 @@ def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 
 def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
-    """Max or Clip with a bound far below any logit, which guards against overflow."""
-    path, other, _ = _sides(flow, node)
-    number = number_of(walk.probe, other)
-    if number is None or number * walk.factor > HIDDEN:
+    """Max with bounds far below any logit, which guard against overflow."""
+    inputs = [value for value in node.inputs if value is not None]
+    paths = [value for value in inputs if reaches_product(flow, value)]
+    if not paths:
+        raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
+    bounds = [number_of(walk.probe, value) for value in inputs if value is not paths[0]]
+    if any(number is None or number * walk.factor > HIDDEN for number in bounds):
         raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
-    walk.value = path
+    walk.value = paths[0]
 
 
 def _tanh(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
@@ -250,6 +253,9 @@ def _sinks(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     path = leads.index(True)
     if inputs[1 - path] in flow.content:
         raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with features")
+    if walk.factor != 1.0 or walk.softcap or walk.head_scales:
+        text = f"{shown(node.name or '')} joins the scores with sinks before they are capped or scaled"
+        raise Declined("score-order", text)
     walk.sinks, walk.sinks_first, walk.value = inputs[1 - path], path == 1, inputs[path]
 
 

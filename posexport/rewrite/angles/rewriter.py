@@ -9,7 +9,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason
-from posexport.graphs.attention.recognise import may_hold_attention, unread
+from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.rewrite.angles.exact import ExactModel, exact_model
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.request import RewriteOptions

@@ -1,0 +1,91 @@
+"""The nodes of a graph that may be attention, before anything is known of its inputs, and operators that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+
+import onnx_ir as ir
+
+from posexport.errors import Reason, shown
+from posexport.graphs.attention.attention import UnknownAttention
+from posexport.graphs.attention.named_operators import is_operator, is_other_softmax, is_unread, operator_reason
+from posexport.graphs.attention.products import PRODUCTS
+from posexport.graphs.attention.softmaxes import softmax_of
+from posexport.graphs.attention.unweighted import COMBINING, MIXING, WEIGHT_OPS, leads_to
+
+_QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QuantizeLinear"}
+_TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+"""Operators of quantised graphs: they take whole numbers, or make them."""
+
+Functions = Collection[tuple[str, str, str]]
+"""Domain, name and overload of the functions that a model has: their calls are no operators."""
+
+
+def reason_to_leave(node: ir.Node, refused: Mapping[ir.Node, str], functions: Functions) -> Reason | None:
+    """Why an operator that stands for attention, or a softmax before whole numbers, is left as it is."""
+    if _is_left(node, functions):
+        return operator_reason(node, refused)
+    name = shown(node.name or node.outputs[0].name or "")
+    if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*WEIGHT_OPS, "DynamicQuantizeLinear"}):
+        return Reason("quantised", f"the weights of {name} are quantised before they meet the values")
+    return None
+
+
+def may_hold_attention(model: ir.Model) -> bool:
+    """Whether a graph has a softmax before a product, or an operator that stands for attention, in any of its graphs.
+
+    Where it has not, nothing needs to be known of its inputs.
+    """
+    return next(_candidates(model), None) is not None
+
+
+def unread(model: ir.Model) -> list[UnknownAttention]:
+    """The attentions of a graph all of which are operators that can't be evaluated; none where there may be others."""
+    nodes = []
+    for node in _candidates(model):
+        if not (_is_left(node, model.functions) and is_unread(node)) or node.graph is not model.graph:
+            return []
+        nodes.append(node)
+    names = [node.name or node.outputs[0].name or "" for node in nodes]
+    return [
+        UnknownAttention(name=name, layer=layer, reason=operator_reason(node, {}))
+        for layer, (name, node) in enumerate(zip(names, nodes, strict=True))
+    ]
+
+
+def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
+    """Attention in the branches and bodies of If, Loop and Scan, which is left alone; the first has this `layer`."""
+    inner = (node for node in model.graph.all_nodes() if node.graph is not model.graph)
+    found = []
+    for index, node in enumerate(node for node in inner if _may_be_attention(node, model.functions)):
+        name = node.name or node.outputs[0].name or ""
+        text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
+        found.append(UnknownAttention(name=name, layer=layer + index, reason=Reason("control-flow", text)))
+    return found
+
+
+def leads_to_product(value: ir.Value) -> bool:
+    """Whether a product reads a value as the weights of a softmax."""
+    return leads_to(value, {*PRODUCTS, *_QUANTISED}, {*WEIGHT_OPS, *COMBINING, *MIXING, "Flatten", *_TO_WHOLE})
+
+
+def _candidates(model: ir.Model) -> Iterator[ir.Node]:
+    """The nodes that may be attention, in any of the graphs of a model."""
+    functions = (node for function in model.functions.values() for node in function)
+    nodes = chain(model.graph.all_nodes(), functions)
+    return (node for node in nodes if _may_be_attention(node, model.functions))
+
+
+def _may_be_attention(node: ir.Node, functions: Functions) -> bool:
+    if _is_left(node, functions):
+        return True
+    softmax = softmax_of(node)
+    return softmax is not None and (softmax.product is not None or leads_to_product(node.outputs[0]))
+
+
+def _is_left(node: ir.Node, functions: Functions) -> bool:
+    """Whether a node is an operator that stands for attention, or for a softmax of it."""
+    if node.op_identifier() in functions:
+        return False
+    return is_operator(node) or (is_other_softmax(node) and leads_to_product(node.outputs[0]))

@@ -28,7 +28,7 @@ def _title(group: Sequence[Data]) -> str:
 
 def _facts(group: Sequence[Data]) -> Iterator[tuple[str, str]]:
     first, last = group[0], group[-1]
-    if first["num_heads"] is None:
+    if first["head_dim"] is None:
         yield "not recognised", first["reason"]["text"]
         if first["operator"] is not None:
             yield "operator", first["operator"]

@@ -23,7 +23,7 @@ _MASKS = {
 
 def recognised(one: Data) -> str:
     """What is known of an attention, from its record: `4 heads over 2, size 16, causal, grown cache, rope half ...`."""
-    if one["num_heads"] is None:
+    if one["head_dim"] is None:
         return "not known"
     mask, cache = one["mask"] or {"kind": "none", "padding": []}, one["cache"]
     parts = [heads_text(one), "" if mask["kind"] == "none" else _kind(mask), "padding" if mask["padding"] else ""]
@@ -37,7 +37,8 @@ def heads_text(one: Data) -> str:
     heads, key_heads, width = one["num_heads"], one["num_kv_heads"], one["head_dim"]
     over = "" if key_heads == heads else f" over {key_heads}"
     values = "" if one["value_dim"] in (None, width) else f", values {one['value_dim']}"
-    return f"{heads} head{'s' if heads != 1 else ''}{over}, size {width}{values}"
+    count = "number of heads not known" if heads is None else f"{heads} head{'s' if heads != 1 else ''}"
+    return f"{count}{over}, size {width}{values}"
 
 
 def encoding_text(encoding: Data | None) -> str:

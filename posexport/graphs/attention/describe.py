@@ -23,6 +23,7 @@ from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.embedded import embedded
 from posexport.graphs.attention.factors import factors_of, temperature
 from posexport.graphs.attention.further_angles import further_angles
+from posexport.graphs.attention.head_count import traced_heads
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.masks import mask_of
@@ -95,13 +96,13 @@ class Describer:
         if isinstance(attention, UnknownAttention):
             return self.missing(attention, attention.reason)
         data: Data = dict.fromkeys(KEYS)
-        numbers = self._scales_of_all_heads(attention)
+        numbers, told = self._scales_of_all_heads(attention), self._tells_heads(attention)
         data |= {
             "name": attention.name,
             "layer": attention.layer,
             "state": attention.state,
-            "num_heads": attention.num_heads,
-            "num_kv_heads": attention.num_kv_heads,
+            "num_heads": attention.num_heads if told else None,
+            "num_kv_heads": attention.num_kv_heads if told else None,
             "head_dim": attention.head_dim,
             "value_dim": attention.value_dim,
             "scale": attention.scale * math.prod(numbers),
@@ -114,6 +115,13 @@ class Describer:
             **self._carrier(attention),
         }
         return data
+
+    def _tells_heads(self, attention: Attention) -> bool:
+        """Whether it is known which rows are heads: they have an axis, or come from the features of one token."""
+        product, probe = scores_product(self.view, attention), self.view.probe
+        if product is None or len(probe.shape(product.result)) != 3:
+            return True
+        return traced_heads(self.view.flow, probe, product) is not None
 
     def _scales_of_all_heads(self, attention: Attention) -> list[float]:
         """What all scores are multiplied by on all inputs, such as the root of a length that is fixed."""

@@ -9,6 +9,7 @@ import torch
 
 from posexport.errors import shown
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.head_count import traced_heads
 from posexport.graphs.attention.heads import Side, Source, side_of
 from posexport.graphs.attention.layouts import Layout, Sizes
 from posexport.graphs.attention.probe import Probe
@@ -26,8 +27,8 @@ def dims_of(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
     return dict(zip(letters, shape, strict=True))
 
 
-def sizes_of(probe: Probe, product: Product, batch: int) -> tuple[int, int, int, int, int]:
-    """Batch, heads, queries, keys and head size."""
+def sizes_of(flow: Dataflow, probe: Probe, product: Product, batch: int) -> tuple[int, int, int, int, int]:
+    """Rows, heads, queries, keys and head size. Rows are those of the inputs, or windows of an image too."""
     dims = dims_of(probe, product.result, product.axes[2])
     rows, heads = dims["b"], dims.get("h")
     if heads is None:
@@ -37,7 +38,12 @@ def sizes_of(probe: Probe, product: Product, batch: int) -> tuple[int, int, int,
             raise Declined(
                 "heads", f"{text}: if tokens come before rows in inputs, name their dimensions seq and batch"
             )
-        rows = batch
+        told = traced_heads(flow, probe, product)
+        heads = heads if told is None or heads % told else told
+        rows //= heads
+    elif heads == batch == 1 < rows and traced_heads(flow, probe, product) == rows:
+        text = f"the rows of {shown(product.node.name or '')} are heads, which stand before its only row"
+        raise Declined("heads", text)
     return rows, heads, dims["s"], dims["t"], dims_of(probe, product.left, product.axes[0])["d"]
 
 

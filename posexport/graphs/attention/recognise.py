@@ -167,7 +167,7 @@ def _attention(
 ) -> Attention:
     logits, (product, passed) = softmax.logits, weighted
     scores, axes = scores_by_key(flow, probe, softmax, weighted, name)
-    sizes = sizes_of(probe, scores.product, batch)
+    sizes = sizes_of(flow, probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
     check_heads(probe, scores.product, heads)

@@ -48,7 +48,7 @@ def _row(one: Data, count: int) -> tuple[Cell, ...]:
     """One attention, and how many like it follow."""
     name = one["name"] if count == 1 else f"{one['name']} and {count - 1} like it"
     reason = "" if one["reason"] is None else one["reason"]["text"]
-    if one["num_heads"] is None:
+    if one["head_dim"] is None:
         return cells(name, "", "", "", "", "", one["operator"] or "", reason)
     texts = (heads_text(one), mask_text(one["mask"]), encoding_text(one["encoding"]), cache_text(one["cache"]))
     return cells(name, *texts, more_text(one), one["operator"] or "", reason)

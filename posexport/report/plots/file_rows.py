@@ -80,7 +80,10 @@ def _encodings(one: Data) -> Iterator[Data]:
 
 
 def _spec(one: Data, encoding: Data) -> Spec:
-    """The block of an attention with one encoding; RequestError where that is none of posexport's."""
+    """The block of an attention with one encoding; RequestError where that is none of posexport's, or its heads are not
+    known."""
+    if one["num_heads"] is None:
+        raise RequestError("the number of its heads is not known.")
     parameters = {key: value for key, value in encoding.items() if key not in ("name", "rotary_start")}
     mask: Data = one["mask"] or {"kind": "none"}
     rotates = encoding not in (one["bias"], one["input_encoding"])

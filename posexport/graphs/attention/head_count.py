@@ -1,0 +1,79 @@
+"""How many heads a row has, where its product doesn't say: rows, windows of an image and heads may be one axis.
+
+The features of one token before its projection make the queries of all heads of one row, in one window. So other
+features are put in the place of those of one token, and the rows of the product whose queries change are counted.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.layouts import EXACT
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.products import Product
+
+_PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul", "Einsum", "Conv"}
+"""Products that may be those of features with weights."""
+
+
+def traced_heads(flow: Dataflow, probe: Probe, product: Product) -> int | None:
+    """How many rows of the product of queries and keys come from one token of the model's features; None where that
+    can't be told, as of learned queries and of caches."""
+    for operand, axes in ((product.left, product.axes[0]), (product.right, product.axes[1])):
+        begin = _projected(flow, probe, operand)
+        if begin is None:
+            continue
+        value, features = begin
+        drawn = probe.random(value)
+        changed = drawn.clone()
+        token = tuple(slice(None) if axis == features % drawn.dim() else 0 for axis in range(drawn.dim()))
+        changed[token] = probe.random(value)[token]
+        before, after = (probe.through(value, [operand], one)[0].double() for one in (drawn, changed))
+        rows = _changed_rows(before, after, axes)
+        if rows:
+            return rows
+    return None
+
+
+def _changed_rows(before: torch.Tensor, after: torch.Tensor, axes: str) -> int:
+    """The rows, and heads of rows, in which anything differs."""
+    letters = axes if before.dim() == len(axes) else axes.replace("h", "")
+    differs = (before - after).abs() > EXACT * max(float(before.abs().max()), 1e-30)
+    inner = [at for at, letter in enumerate(letters) if letter not in "bh"]
+    return int(differs.movedim(inner, (-2, -1)).flatten(-2).any(-1).sum())
+
+
+def _projected(flow: Dataflow, probe: Probe, operand: ir.Value) -> tuple[ir.Value, int] | None:
+    """What the nearest product with weights for all heads above an operand projects, or the input or the table that it
+    is made of; with the axis of features."""
+    for value in flow.dominators(operand):
+        node = value.producer()
+        content = [] if node is None else flow.content_inputs(node)
+        if node is None or not content:
+            return (value, -1) if value in flow.content else None
+        if node.op_type in _PRODUCTS and len(content) == 1:
+            axis = _features(probe, node, list(node.inputs).index(content[0]))
+            if axis is not None:
+                return content[0], axis
+        elif node.op_type in (*_PRODUCTS, "Softmax"):
+            return None
+    return None
+
+
+def _features(probe: Probe, node: ir.Node, at: int) -> int | None:
+    """The axis of the operand of this number that a product with weights sums over; None where heads have weights of
+    their own."""
+    if node.op_type == "Conv":
+        return 1
+    weights = node.inputs[1 - at]
+    if node.op_type == "Einsum":
+        inputs, _, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+        part, other = (inputs.split(",")[place] for place in (at, 1 - at))
+        summed = [letter for letter in part if letter.isalpha() and letter not in output]
+        by_head = {*part} & {*other} & {*output} - {"."}
+        return part.index(summed[0]) - len(part) if len(summed) == 1 and not by_head else None
+    if weights is not None and len([size for size in probe.shape(weights)[:-2] if size > 1]):
+        return None
+    return -1 if at == 0 else -2

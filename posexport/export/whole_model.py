@@ -37,6 +37,7 @@ from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
+from posexport.models.both_ways import check_causal
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
 from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cached_by_layer, decoder_signature, unchanged
 from posexport.models.whole_encoder import encoder_of
@@ -133,6 +134,7 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
             padded["attention_mask"] = padded["attention_mask"].clone()
             padded["attention_mask"][0, -1] = 0
         return [_Part(module=encoder, signature=signature, layers=layers, run=lambda: encoder(**padded))]
+    check_causal(model)
     cached = {}
     if how.kv_cache != "none":
         cached = cached_by_layer(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))

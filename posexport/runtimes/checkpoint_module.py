@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
+from posexport.models.both_ways import check_causal
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, constants_of, main_dtype, open_pretrained
 from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_by_layer, cached_layers, decoder_signature
 from posexport.models.whole_encoder import HIDDEN, encoder_of
@@ -106,6 +107,7 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
     if pretrained.kind != DECODER:
         parts = translator_of(model, dtype)
         return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]
+    check_causal(model)
     cached = cached_by_layer(model, torch.zeros(1, 1, dtype=torch.int64)) if cached_layers(inputs) else {}
     decoder = Decoder(model, cached or None, HIDDEN in outputs)
     signature = decoder_signature(decoder, cached, pretrained.text_config.vocab_size, dtype)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
+from posexport.models.image_size import GUESSED, image_size
 from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes, unchanged
 
 OUTPUTS = (
@@ -34,6 +36,7 @@ class Encoder(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        bbox: Tensor | None = None,
         pixel_values: Tensor | None = None,
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
@@ -43,6 +46,7 @@ class Encoder(nn.Module):
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
+            "bbox": bbox,
             "pixel_values": pixel_values,
             "input_values": input_values,
             "input_features": input_features,
@@ -53,13 +57,16 @@ class Encoder(nn.Module):
         return {**outputs, HIDDEN: hidden[-1]} if self.hidden and HIDDEN not in outputs else outputs
 
 
-def encoder_of(model: nn.Module, dtype: torch.dtype, hidden: bool = False) -> tuple[Encoder, Signature]:
+def encoder_of(
+    model: nn.Module, dtype: torch.dtype, hidden: bool = False, folder: Path | None = None
+) -> tuple[Encoder, Signature]:
     """The module of a model without caches, and its inputs and outputs; the model is run once for the names of these.
+    `folder` is that of its checkpoint, whose preprocessor may say how large images are.
 
     Sizes that the architecture fixes, such as those of images, are numbers. RequestError for a model that reads or
     gives something else than is known here.
     """
-    inputs = encoder_inputs(model)
+    inputs = encoder_inputs(model, folder)
     example = encoder_example(inputs, dtype)
     configuration: Any = model.config
     for config in (configuration, configuration.get_text_config()):
@@ -82,7 +89,7 @@ def encoder_of(model: nn.Module, dtype: torch.dtype, hidden: bool = False) -> tu
     return module, Signature(inputs=inputs, outputs=dict.fromkeys(outputs), example=example, shapes=shapes)
 
 
-def encoder_inputs(model: nn.Module) -> dict[str, Dimensions]:
+def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Dimensions]:
     """The inputs of a model by name, with sizes and names of dimensions."""
     config: Any = model.config
     parts = {
@@ -94,23 +101,47 @@ def encoder_inputs(model: nn.Module) -> dict[str, Dimensions]:
             "together: give a checkpoint of one of its parts."
         )
     main = str(getattr(model, "main_input_name", "input_ids"))
+    if main == "pixel_values" and takes(model, "decoder_input_ids"):
+        raise RequestError(
+            f"{type(model).__name__} is an encoder-decoder of images, which is not exported: give a checkpoint of its "
+            "encoder alone."
+        )
     if main not in _SHAPES:
         raise RequestError(f"{type(model).__name__} reads {main}: only models of {', '.join(_SHAPES)} are exported.")
-    inputs = {main: _SHAPES[main](config)}
+    inputs = {main: _SHAPES[main](config, folder)}
     if main == "input_ids":
         if takes(model, "attention_mask"):
             inputs["attention_mask"] = (BATCH, SEQUENCE)
         if takes(model, "token_type_ids") and (getattr(config, "type_vocab_size", None) or 0) > 1:
             inputs["token_type_ids"] = (BATCH, SEQUENCE)
+        if takes(model, "bbox"):
+            if not getattr(config, "max_2d_position_embeddings", None):
+                raise RequestError(
+                    f"{type(model).__name__} reads places of tokens on a page, bbox, that are no whole numbers, which "
+                    "a file has no input for: it is not exported."
+                )
+            inputs["bbox"] = (BATCH, SEQUENCE, 4)
     return inputs
 
 
-def _image(config: Any) -> Dimensions:
+_OPTIONAL = (
+    *("attention_mask", "pixel_mask", "pixel_values", "image", "langs", "global_attention_mask"),
+    *("entity_ids", "visual_embeds", "visual_feats"),
+)
+"""Inputs beside the main one that a model of transformers computes without, if it isn't given them."""
+
+
+def left_out_inputs(model: nn.Module) -> tuple[str, ...]:
+    """The inputs that a model of transformers can be given and its file can't."""
+    inputs = encoder_inputs(model)
+    return tuple(name for name in _OPTIONAL if takes(model, name) and name not in inputs)
+
+
+def _image(config: Any, folder: Path | None) -> Dimensions:
+    height, width = image_size(config, folder) or (GUESSED, GUESSED)
     config = getattr(config, "vision_config", None) or config
-    size = getattr(config, "image_size", None) or 224
-    height, width = size if isinstance(size, list | tuple) else (size, size)
     frames = getattr(config, "num_frames", None)  # of models of video
-    return (BATCH, *([frames] if frames else []), getattr(config, "num_channels", 3), int(height), int(width))
+    return (BATCH, *([frames] if frames else []), getattr(config, "num_channels", 3), height, width)
 
 
 def _sound(config: Any) -> Dimensions:
@@ -136,12 +167,12 @@ _WIDTHS = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bi
 """Settings that hold how many numbers a frame of sound has."""
 
 _SHAPES: Mapping[str, Any] = {
-    "input_ids": lambda _: (BATCH, SEQUENCE),
+    "input_ids": lambda *_: (BATCH, SEQUENCE),
     "pixel_values": _image,
-    "input_values": _sound,
-    "input_features": _features,
+    "input_values": lambda config, _: _sound(config),
+    "input_features": lambda config, _: _features(config),
 }
-"""The dimensions of the main input of a model, by its name, of the configuration."""
+"""The dimensions of the main input of a model, by its name, of the configuration and the checkpoint's folder."""
 
 _TRACED = {**TRACED, "samples": 4000, "frames": 40}
 
@@ -153,6 +184,6 @@ def encoder_example(inputs: Mapping[str, Dimensions], dtype: torch.dtype) -> dic
 
 def _example(name: str, shape: Dimensions, dtype: torch.dtype) -> Tensor:
     sizes = [_TRACED[size] if isinstance(size, str) else size for size in shape]
-    if name in ("input_ids", "token_type_ids"):
+    if name in ("input_ids", "token_type_ids", "bbox"):
         return torch.zeros(sizes, dtype=torch.int64)
     return torch.ones(sizes, dtype=torch.int64 if name == "attention_mask" else dtype)

@@ -165,6 +165,7 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
                 "attentions": unstructure(written.attentions),
                 "beside": list(written.beside),
                 "left_out": list(written.left_out),
+                "warnings": list(written.remarks),
             }
         )
     for exported, manifest in zip(written.exported, () if as_json else written.manifests, strict=False):
@@ -187,6 +188,8 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
             f"{len(written.unread)} tensors of {options.checkpoint} are not in the model, such as "
             f"{shown(written.unread[0])}: see that its config.json is that of these weights."
         )
+    for remark in written.remarks:
+        console.warn(remark)
     for one in written.left:
         console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
     if not written.manifests:

@@ -65,7 +65,7 @@ class WrittenModel:
 
     `manifests` is empty where nothing was written, because an attention was left and that was not allowed. `unread` are
     the checkpoint's tensors that the model doesn't have, and `left_out` is what the model reads beside tokens, such as
-    "vision", and the file does not.
+    "vision", and the file does not. `remarks` are sentences on what else is to be known of it.
     """
 
     exported: tuple[ExportedModel, ...]
@@ -73,6 +73,7 @@ class WrittenModel:
     beside: tuple[str, ...]
     unread: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def attentions(self) -> list[Mapping[str, Any]]:
@@ -112,6 +113,7 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
 
     from posexport.artifact.onnx_artifact import write_onnx
     from posexport.artifact.weight_source import model_weights
+    from posexport.export.remarks import remarks
     from posexport.export.whole_model import HowToExport, export_whole
     from posexport.models.pretrained import open_pretrained
 
@@ -127,7 +129,13 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         hidden_states=options.hidden_states,
     )
     exported = tuple(export_whole(pretrained, how, progress))
-    written = partial(WrittenModel, exported=exported, unread=pretrained.unread, left_out=pretrained.left_out)
+    written = partial(
+        WrittenModel,
+        exported=exported,
+        unread=pretrained.unread,
+        left_out=pretrained.left_out,
+        remarks=remarks(pretrained, how.dtype),
+    )
     if options.require_all and any(one.left() for one in exported):
         return written(manifests=(), beside=())
     progress("reading the weights")

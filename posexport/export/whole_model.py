@@ -127,7 +127,7 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
     if pretrained.kind == ENCODER:
         if how.kv_cache != "concat":
             raise FieldError("kv_cache", f"was given for {pretrained.architecture}, which has no caches: drop it.")
-        encoder, signature = encoder_of(model, dtype, how.hidden_states)
+        encoder, signature = encoder_of(model, dtype, how.hidden_states, pretrained.folder)
         layers = find_layers(model, getattr(pretrained.config, "num_hidden_layers", 0), configs)
         padded = {**signature.example}
         if "attention_mask" in padded:

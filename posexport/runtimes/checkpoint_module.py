@@ -103,7 +103,7 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
     """The part of the model that a file with these inputs and outputs is."""
     model, dtype = pretrained.model, main_dtype(pretrained)
     if pretrained.kind == ENCODER:
-        return encoder_of(model, dtype, HIDDEN in outputs)
+        return encoder_of(model, dtype, HIDDEN in outputs, pretrained.folder)
     if pretrained.kind != DECODER:
         parts = translator_of(model, dtype)
         return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport import machine
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import RequestError, RuntimeMissingError, shown
 from posexport.jsondata import structure, unstructure
 from posexport.processes import MISSING, Worker, failure_of, report, serve
 
 if TYPE_CHECKING:
+    import onnx
     import onnxruntime
 
+    from posexport.artifact.graph_file import GraphFile
     from posexport.runtimes.generation import Decoder, Generated, GenerationOptions
 
 LONGEST_STEP = 600.0
@@ -73,6 +75,7 @@ def generate_in_child(
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Open the file and generate."""
+    from posexport.artifact.graph_file import read_graph
     from posexport.runtimes.generation import GenerationOptions, generate
     from posexport.runtimes.ort import open_session
 
@@ -81,7 +84,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         machine.limit_to_what_is_free()
     path, prompts = Path(request["path"]), request["prompts"]
     uneven = request["encoder"] is None and len({len(prompt) for prompt in prompts}) > 1
-    if uneven and _counts_from_the_left(path):
+    graph = read_graph(path)
+    _check_dtypes(graph)
+    if uneven and _counts_from_the_left(graph.model):
         raise RequestError(
             "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
             "many tokens."
@@ -122,11 +127,17 @@ def _opened(
     return Decoder(session, device, length, encoded), [begin] * rows
 
 
-def _counts_from_the_left(path: Path) -> bool:
-    """Whether the attention of a file counts keys from the left, whatever the mask says."""
-    from posexport.artifact.graph_file import read_graph
+def _check_dtypes(graph: GraphFile) -> None:
+    """RequestError for a file in bf16, before a session fails at an operator of it: numpy has no such numbers."""
+    for name, (_, dtype) in (*graph.inputs().items(), *graph.outputs().items()):
+        if dtype == "bf16":
+            raise RequestError(
+                f"{shown(name)} is bf16: give a decoder in fp32 or fp16, as `export --model --dtype fp32` writes it."
+            )
 
-    model = read_graph(path).model
+
+def _counts_from_the_left(model: onnx.ModelProto) -> bool:
+    """Whether the attention of a file counts keys from the left, whatever the mask says."""
     nodes = (*model.graph.node, *(node for function in model.functions for node in function.node))
     return any(node.op_type == "GroupQueryAttention" for node in nodes)
 

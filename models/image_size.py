@@ -1,0 +1,57 @@
+"""The size of the images that a model reads: of its configuration, or of the preprocessor beside it.
+
+preprocessor_config.json     {"size": {"height": 384, "width": 384}}, {"size": {"shortest_edge": 224}}, {"size": 224}
+                             {"crop_size": ...} in the same ways, where it cuts after it has scaled
+processor_config.json        the same in "image_processor"
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posexport.errors import RequestError
+from posexport.files import is_there
+from posexport.jsondata import read_json
+
+GUESSED = 224
+"""The height and width that a file takes where nothing says them."""
+
+_MOST = 2**14
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+def image_size(config: Any, folder: Path | None) -> Size | None:
+    """The size by a configuration of transformers, or by the preprocessor in the checkpoint's folder; None where
+    neither says one, as where images are scaled to a shorter and a longer side."""
+    config = getattr(config, "vision_config", None) or config
+    found = _pair(getattr(config, "image_size", None))
+    if found is not None or folder is None:
+        return found
+    data = _object(folder / "preprocessor_config.json") or _object(folder / "processor_config.json")
+    data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
+    cuts = data.get("crop_size") is not None and data.get("do_center_crop", True)
+    return _pair(data.get("crop_size" if cuts else "size"))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What a file of JSON holds; nothing where it isn't there, can't be read or holds something else."""
+    try:
+        data = read_json(path) if is_there(path) else None
+    except (OSError, ValueError, RequestError):
+        data = None
+    return data if isinstance(data, dict) else {}
+
+
+def _pair(size: object) -> Size | None:
+    if isinstance(size, dict):
+        if {"height", "width"} <= size.keys():
+            size = [size["height"], size["width"]]
+        else:
+            size = size.get("shortest_edge") if size.get("longest_edge") is None else None
+    sides = list(size) if isinstance(size, list | tuple) else [size, size]
+    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= _MOST for side in sides):
+        return None
+    return sides[0], sides[1]

@@ -1,0 +1,94 @@
+"""What is to be known of the file of a whole model before it is used, one sentence each: what it leaves out, which of
+its sizes is a guess, and where it can't run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posexport.errors import RequestError, shown
+from posexport.files import is_there
+from posexport.jsondata import read_json
+from posexport.machine import size_text
+from posexport.models.image_size import GUESSED, image_size
+from posexport.models.pretrained import ENCODER, Pretrained, main_dtype
+from posexport.models.whole_encoder import left_out_inputs
+
+FEW = 2**20
+"""Bytes of experts for each token of a prompt that are not worth a word."""
+
+_CHOSEN = (*("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),)
+"""Names in configurations of how many experts read a token."""
+
+_PIPELINE = "modules.json"
+"""The file in which sentence-transformers lists what it puts behind a model."""
+
+
+def remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> tuple[str, ...]:
+    """The sentences on the file of a model, whose weights get this `dtype`, the checkpoint's where it is None."""
+    return tuple(_remarks(pretrained, dtype))
+
+
+def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]:
+    name, own = pretrained.architecture, main_dtype(pretrained)
+    if dtype is None and own == torch.bfloat16:
+        yield (
+            "the checkpoint is in bf16, and so is the file, which ONNX Runtime doesn't run on CPUs: give --dtype fp32 "
+            "or fp16 for those."
+        )
+    others = _behind(pretrained.folder)
+    if others:
+        yield (
+            f"{' and '.join(map(shown, others))} of {_PIPELINE}, which sentence-transformers puts behind the model, "
+            f"{'are' if len(others) > 1 else 'is'} left out: the file gives the states of tokens."
+        )
+    if pretrained.kind == ENCODER:
+        left = left_out_inputs(pretrained.model)
+        if left:
+            yield (
+                f"{name} can be given {' and '.join(left)} too, which the file has no input for: it computes what "
+                "transformers computes without."
+            )
+        reads_images = pretrained.model.main_input_name == "pixel_values"
+        if reads_images and image_size(pretrained.config, pretrained.folder) is None:
+            yield (
+                "neither config.json nor preprocessor_config.json says how large images are, so the file takes "
+                f"{GUESSED}x{GUESSED}, which is a guess: put image_size into config.json for another size."
+            )
+    size = expert_bytes(pretrained.model, (dtype or own).itemsize)
+    if size > FEW:
+        yield (
+            f"{name} chooses experts for each token, and its file copies their weights for each: some "
+            f"{size_text(size)} for each token of a prompt, so give long prompts in parts."
+        )
+
+
+def _behind(folder: Path) -> tuple[str, ...]:
+    """The kinds of modules that sentence-transformers puts behind the model of a folder."""
+    try:
+        listed = read_json(folder / _PIPELINE) if is_there(folder / _PIPELINE) else []
+    except (OSError, ValueError, RequestError):
+        listed = []
+    kinds = [one.get("type") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names = [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
+    return tuple(name for name in names if name != "Transformer")
+
+
+def expert_bytes(model: nn.Module, itemsize: int) -> int:
+    """The bytes of the experts of one layer that read one token; 0 of a model without experts."""
+    config: Any = model.config
+    if not hasattr(config, "_experts_implementation"):
+        return 0
+    text = config.get_text_config()
+    counts = (getattr(text, name, None) for name in _CHOSEN)
+    chosen = next((count for count in counts if isinstance(count, int) and count > 0), 1)
+    sizes = (
+        sum(each.numel() // each.shape[0] for each in module.parameters(recurse=False) if each.ndim == 3)
+        for module in model.modules()
+        if getattr(module, "down_proj", None) is not None and isinstance(module.down_proj, nn.Parameter)
+    )
+    return max(sizes, default=0) * chosen * itemsize

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from posexport.errors import RequestError, shown
+from posexport.errors import RequestError, plain, shown
 from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
@@ -32,6 +32,9 @@ ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
 
 POOLING = "add_pooling_layer"
 """The argument with which models such as ViTModel are made without a pooler, whose output is then none of theirs."""
+
+_QUANTIZED = ("quantization_config", "compression_config")
+"""The keys of config.json that say how weights are quantized."""
 
 KERNELS = ("sdpa", "eager")
 """Implementations of attention in transformers, in the order in which they are tried."""
@@ -100,7 +103,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     transformers = _transformers()
     if not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is no folder: give that of a checkpoint, with config.json and weights.")
-    tensors = Tensors(folder)
+    tensors = Tensors(folder, whole=True)
     files = tensors.files()
     if weights_file(folder) == INDEX and not isinstance(read_json(folder / INDEX).get("metadata"), dict):
         raise RequestError(
@@ -136,6 +139,10 @@ def open_pretrained(folder: Path) -> Pretrained:
                 f"{str(folder)!r} has {what} {shown(min(names))} of {known.__name__}"
                 f"{f' and {len(names) - 1} others' if len(names) > 1 else ''}: give a checkpoint of such a model."
             )
+    if (method := _method(model.config.to_dict())) is not None:  # dropped where transformers made plain weights
+        raise RequestError(
+            f"{str(folder)!r} is quantized ({plain(method)}): give the checkpoint that it was quantized from."
+        )
     if hasattr(model.config, "_experts_implementation"):
         model.set_experts_implementation(EXPERTS)
     model.eval().requires_grad_(False)
@@ -166,6 +173,7 @@ def _known_class(folder: Path, transformers: Any) -> Any:
     if not isinstance(data, dict):
         raise RequestError(f"{str(folder / FILE)!r} can't be read as JSON: give the folder of a checkpoint.")
     check_counts(data, str(folder / FILE))
+    _check_quantized(folder, data)
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     known = getattr(transformers, name, None) if name is not None and name.isidentifier() else None
@@ -181,6 +189,37 @@ def _known_class(folder: Path, transformers: Any) -> Any:
             f"{transformers.__version__} doesn't have: give a checkpoint of one that it has.{code}"
         )
     return known
+
+
+def _check_quantized(folder: Path, data: Mapping[str, Any]) -> None:
+    """RequestError for a checkpoint whose weights are quantized, unless transformers makes plain ones of them."""
+    method = _method(data)
+    if method is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.utils import is_accelerate_available
+
+    known = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
+    undone = known is not None and "dequantize" in signature(known.__init__).parameters
+    if undone and is_accelerate_available():
+        return
+    how = ", which transformers undoes with the package accelerate" if undone else ""
+    advice = "pip install accelerate, or give" if undone else "give"
+    raise RequestError(
+        f"{str(folder)!r} is quantized ({plain(method)}){how}: {advice} the checkpoint that it was quantized from."
+    )
+
+
+def _method(data: Mapping[str, Any]) -> str | None:
+    """How the weights of a config.json, or of a part of it, are quantized; None where they are not."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            method = (
+                value.get("quant_method", "by an unknown method") if value and key in _QUANTIZED else _method(value)
+            )
+            if method is not None:
+                return str(method)
+    return None
 
 
 @contextlib.contextmanager

@@ -24,19 +24,24 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Files of weights that torch unpickles, as checkpoints had them before SINGLE."""
+
 _OTHER_PARTS = frozenset(("vision_tower", "vision_model", "vision_encoder", "visual", "audio_tower", "audio_model"))
 """Names in the paths of modules that belong to another part of a model than its text."""
 
 
-def weights_file(folder: Path) -> str:
-    """The file that gives the tensors of a folder, SINGLE or INDEX; RequestError where neither is there."""
+def weights_file(folder: Path, whole: bool = False) -> str:
+    """The file that gives the tensors of a folder, SINGLE or INDEX; RequestError where neither is there, which says
+    what else may be given, unless it is to be a `whole` model."""
     for name in (SINGLE, INDEX):
         if (folder / name).is_file():
             return name
-    raise RequestError(
-        f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}: give a folder with .safetensors, "
-        "or its config.json for the shape alone."
-    )
+    shape = "" if whole else ", or its config.json for the shape alone"
+    pickled = next((name for name in _PICKLED if (folder / name).is_file()), None)
+    advice = "give a folder with .safetensors" if pickled is None else "save it with transformers' save_pretrained"
+    beside = "" if pickled is None else f" but {pickled}, which is not opened since it may hold code"
+    raise RequestError(f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}{beside}: {advice}{shape}.")
 
 
 def _is_bare(name: object) -> bool:
@@ -45,14 +50,15 @@ def _is_bare(name: object) -> bool:
 
 
 class Tensors:
-    """Name to tensor. Raises RequestError that names the file or tensor that is missing or wrong."""
+    """Name to tensor, of a layer or of a `whole` model. Raises RequestError that names the file or tensor that is
+    missing or wrong."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, whole: bool = False) -> None:
         self.folder = folder
         self._looked_up: set[str] = set()
         if (folder / ADAPTER).exists():
             raise RequestError(f"{str(folder)!r} holds {ADAPTER}, an adapter to the weights: merge it into them first.")
-        if weights_file(folder) == SINGLE:
+        if weights_file(folder, whole) == SINGLE:
             with self._open(SINGLE) as file:
                 self._files: Mapping[str, str] = dict.fromkeys(file.keys(), SINGLE)
         else:

@@ -30,7 +30,7 @@ _CLASS = "AutoTokenizer"
 FILES = (
     *(FAST, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
-    *("normalizer.json", "source.spm", "target.spm", "chat_template.json"),
+    *("normalizer.json", "source.spm", "target.spm", "spm.model", "tekken.json", "chat_template.json"),
 )
 """The files that a tokenizer may have in the folder of a checkpoint."""
 

@@ -1,0 +1,80 @@
+"""Folders of checkpoints that `export --model` refuses for how their weights are stored, in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli, refused
+from small_decoders import small_checkpoint
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_checkpoint(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def export(folder: Path) -> Any:
+    return cli("export", "--from", folder, "--model", "-o", folder.with_name("model.onnx"))
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"bits": 4}}, "by an unknown method"),
+        ({"compression_config": {"quant_method": "own\n\x1b[31m"}}, "own \\x1b[31m"),
+        ({"text_config": {"quantization_config": {"quant_method": "gptq"}}}, "gptq"),
+    ],
+)
+def test_quantized_weights(changes: dict[str, Any], method: str, folder: Path) -> None:
+    edit(folder, **changes)
+    refused(export(folder), f"'{folder}' is quantized ({method}): give the checkpoint that it was quantized from.")
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_quantized_weights_that_transformers_makes_plain_ones_of(
+    method: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.utils.is_accelerate_available", lambda: False)
+    edit(folder, quantization_config={"quant_method": method})
+    said = "which transformers undoes with the package accelerate: pip install accelerate, or give the checkpoint that"
+    refused(export(folder), f"is quantized ({method}), {said}")
+
+
+def test_a_config_without_quantized_weights(folder: Path) -> None:
+    edit(folder, quantization_config=None, compression_config=None)
+    result = export(folder)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights(name: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    said = f"but {name}, which is not opened since it may hold code: save it with transformers' save_pretrained"
+    assert "config.json" not in refused(export(folder), said + ".")
+    refused(cli("export", "--from", folder), said + ", or its config.json for the shape alone.")
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "config.json" not in refused(export(folder), "holds neither model.safetensors nor")
+
+
+def test_files_of_all_tokenizers_are_beside_the_model(folder: Path) -> None:
+    names = ("spm.model", "tekken.json", "tokenizer.json")
+    for name in names:
+        (folder / name).write_bytes(b"{}")
+    assert export(folder).exit_code == 0
+    assert all(folder.with_name(name).is_file() for name in names)

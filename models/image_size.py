@@ -51,7 +51,7 @@ def _pair(size: object) -> Size | None:
             size = [size["height"], size["width"]]
         else:
             size = size.get("shortest_edge") if size.get("longest_edge") is None else None
-    sides = list(size) if isinstance(size, list | tuple) else [size, size]
+    sides: list[Any] = list(size) if isinstance(size, list | tuple) else [size, size]
     if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= _MOST for side in sides):
         return None
     return sides[0], sides[1]

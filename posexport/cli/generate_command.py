@@ -13,7 +13,14 @@ from posexport.artifact.paths import check_artifact, encoder_beside
 from posexport.cli import console
 from posexport.errors import RequestError, shown
 from posexport.runtimes import ORT, RUNTIMES, runtime
-from posexport.runtimes.tokens import read_tokenizer, start_tokens, stop_tokens, trained_length, vocabulary_of
+from posexport.runtimes.tokens import (
+    length_of_short_frequencies,
+    read_tokenizer,
+    start_tokens,
+    stop_tokens,
+    trained_length,
+    vocabulary_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +83,7 @@ def generate(
         raise RequestError(f"--runtime is {shown(name)}: tokens are made by {' and '.join(_RUNTIMES)}.")
     from posexport.runtimes.generation import GenerationOptions
     from posexport.runtimes.generation_process import generate_in_child
+    from posexport.runtimes.generation_settings import generation_settings
 
     folder, encoder = path.parent, encoder_beside(path)
     if encoder is not None:
@@ -83,7 +91,18 @@ def generate(
     begin = () if decoder_input_ids is None else _ids("--decoder-input-ids", decoder_input_ids)
     usual_begin = start_tokens(folder)
     stop = () if ignore_eos else stop_tokens(folder)
-    options = GenerationOptions(stop=stop, **{key: value for key, value in given.items() if value is not None})
+    settings = generation_settings(folder)
+    options = GenerationOptions(
+        stop=stop,
+        suppressed=settings.suppressed,
+        suppressed_first=settings.suppressed_first,
+        **{key: value for key, value in given.items() if value is not None},
+    )
+    if settings.ignored:
+        console.warn(
+            f"{settings.file} asks for {', '.join(settings.ignored)}, which is not applied: tokens may be others than "
+            "those of transformers."
+        )
     with read_tokenizer(folder) if prompt else nullcontext() as tokenizer:
         prompts = [_ids("--prompt-ids", text) for text in prompt_ids]
         prompts = prompts if tokenizer is None else tokenizer.encode(prompt)
@@ -109,6 +128,12 @@ def generate(
         )
         if made.cache == "none":
             console.warn("the file has no caches, so each step computes all tokens again.")
+        short, read = length_of_short_frequencies(folder), first + max(map(len, made.tokens)) - 1
+        if short is not None and made.cache != "none" and first <= short < read:
+            console.warn(
+                f"the tokens went beyond {short}, where the model takes other angles (longrope): transformers computes "
+                "the keys before them again, as a file with --kv-cache none does, and this file keeps them."
+            )
         if as_json:
             console.show_json(_as_json(file, row.name, prompts, made, tokenizer))
         else:

@@ -53,7 +53,8 @@ _UNKNOWN = {
 @attrs.frozen(kw_only=True)
 class GenerationOptions:
     """How tokens are chosen. With a `temperature` of 0 the likeliest is; else one is drawn by `seed` from the `top_k`
-    likeliest (0: all) that have `top_p` of the probability together. `stop` are the ids behind which a row ends."""
+    likeliest (0: all) that have `top_p` of the probability together. `stop` are the ids behind which a row ends, those
+    that are `suppressed` are never chosen, and those that are `suppressed_first` not as the first new token."""
 
     max_new_tokens: int = integer(64, "the most tokens that are made", at_least=1)
     temperature: float = number(0.0, "0 for the likeliest token, more for more chance", at_least=0, at_most=100)
@@ -61,6 +62,8 @@ class GenerationOptions:
     top_p: float = number(1.0, "the part of probability that is drawn from", at_least=0, at_most=1)
     seed: int = integer(0, "seed of what is drawn", at_least=0)
     stop: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -228,7 +231,7 @@ def generate(
     seconds: list[float] = []
     while any(running) and len(seconds) < options.max_new_tokens:
         begin = time.perf_counter()
-        chosen = choose(decoder.step(tokens, mask))
+        chosen = choose(_allowed(decoder.step(tokens, mask), options, first=not seconds))
         seconds.append(time.perf_counter() - begin)
         told([token if on else None for token, on in zip(chosen, running, strict=True)])
         for row, token in enumerate(chosen):
@@ -239,6 +242,19 @@ def generate(
     return Generated(
         tokens=tuple(map(tuple, made)), prompt_seconds=seconds[0], step_seconds=tuple(seconds[1:]), cache=decoder.cache
     )
+
+
+def _allowed(logits: Array, options: GenerationOptions, first: bool) -> Array:
+    """Logits of which those of tokens that may not be chosen are minus infinity."""
+    hidden = {*options.suppressed, *(options.suppressed_first if first else ())}
+    columns = sorted(token for token in hidden if token < logits.shape[1])
+    if len(columns) == logits.shape[1]:
+        raise RequestError(
+            "generation_config.json suppresses all tokens that the model has: take some out of suppress_tokens, "
+            "begin_suppress_tokens or bad_words_ids."
+        )
+    logits[:, columns] = -np.inf
+    return logits
 
 
 def _chooser(options: GenerationOptions) -> Callable[[Array], list[int]]:

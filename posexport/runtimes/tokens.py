@@ -123,8 +123,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, of generation_config.json or config.json in a folder; none where neither says one, as
-    negative numbers don't. RequestError for a file that can't be read, and for what is no token."""
+    """The ids that end a text, of generation_config.json or config.json in a folder or of the part of it for text; none
+    where nothing says one, as negative numbers don't. RequestError for a file that can't be read, and for what is no
+    token."""
     for name in ("generation_config.json", "config.json"):
         config = read_config(folder / name)
         if config is None:
@@ -134,14 +135,16 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
                     "restore it, or remove it."
                 )
             continue
-        found = config.get("eos_token_id")
-        ids = found if isinstance(found, list) else [] if found is None else [found]
-        if wrong := [one for one in ids if not is_whole(one) or one >= MOST_TOKENS]:
-            raise RequestError(
-                f"{str(folder / name)!r} has the eos_token_id {shown(wrong[0])}: give the id of a token, or several."
-            )
-        if ids := [one for one in ids if one >= 0]:
-            return tuple(ids)
+        for part in (config, _text_part(config)):
+            found = part.get("eos_token_id")
+            ids = found if isinstance(found, list) else [] if found is None else [found]
+            if wrong := [one for one in ids if not is_whole(one) or one >= MOST_TOKENS]:
+                raise RequestError(
+                    f"{str(folder / name)!r} has the eos_token_id {shown(wrong[0])}: give the id of a token, or "
+                    "several."
+                )
+            if ids := [one for one in ids if one >= 0]:
+                return tuple(ids)
     return ()
 
 
@@ -166,20 +169,37 @@ def trained_length(folder: Path) -> int | None:
     """How many positions the model, of an encoder-decoder its decoder, was trained for, by the config.json in a folder;
     None where that is not said."""
     config = read_config(folder / "config.json") or {}
-    part = config.get("text_config")
-    for data in (config, part if isinstance(part, dict) else {}):
+    for data in (config, _text_part(config)):
         for name in ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"):
             if is_whole(data.get(name)) and data[name] > 0:
                 return int(data[name])
     return None
 
 
+def length_of_short_frequencies(folder: Path) -> int | None:
+    """Up to how many tokens a model computes with other angles than behind them (longrope), by the config.json in a
+    folder; None where it has one kind."""
+    config = read_config(folder / "config.json") or {}
+    for data in (config, _text_part(config)):
+        for table in (data.get("rope_parameters"), data.get("rope_scaling")):
+            if isinstance(table, dict) and "longrope" in (table.get("rope_type"), table.get("type")):
+                key = "original_max_position_embeddings"
+                lengths = (table.get(key), data.get(key))
+                return next((length for length in lengths if is_whole(length) and length > 0), None)
+    return None
+
+
 def vocabulary_of(folder: Path) -> int | None:
     """How many tokens the model has, by the config.json in a folder; None where that is not said."""
     config = read_config(folder / "config.json") or {}
-    part = config.get("text_config")
-    sizes = [data.get("vocab_size") for data in (part if isinstance(part, dict) else {}, config)]
+    sizes = [data.get("vocab_size") for data in (_text_part(config), config)]
     return next((size for size in sizes if is_whole(size) and size > 0), None)
+
+
+def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config.json for text, of a model that reads something beside it."""
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else {}
 
 
 def is_whole(value: object) -> TypeGuard[int]:

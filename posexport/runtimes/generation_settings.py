@@ -1,0 +1,89 @@
+"""What a model's generation_config.json asks of the choice of tokens, beside those that begin and end a text.
+
+Suppressed tokens are never chosen, in transformers as here. Other settings that transformers applies where it takes the
+likeliest token, such as a penalty for tokens that are there already, are not applied: they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.errors import RequestError, shown
+from posexport.runtimes.tokens import MOST_TOKENS, is_whole, read_config, stop_tokens
+
+_WITHOUT_EFFECT: Mapping[str, object] = {
+    "guidance_scale": 1,
+    "sequence_bias": None,
+    "encoder_repetition_penalty": 1,
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "exponential_decay_length_penalty": None,
+    "watermarking_config": None,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "stop_strings": None,
+}
+"""Settings that are not applied, with the values that change nothing."""
+
+
+@attrs.frozen(kw_only=True)
+class GenerationSettings:
+    """The ids that are never chosen, and those that are not chosen first; and the settings of `file` that are not
+    applied, with their values."""
+
+    file: str = ""
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def generation_settings(folder: Path) -> GenerationSettings:
+    """Those of generation_config.json in a folder, or of config.json where it isn't there, as transformers reads them.
+
+    RequestError for a list of tokens that is none.
+    """
+    for name in ("generation_config.json", "config.json"):
+        config = read_config(folder / name)
+        if config is not None:
+            return _settings(folder, name, config)
+    return GenerationSettings()
+
+
+def _settings(folder: Path, name: str, config: Mapping[str, Any]) -> GenerationSettings:
+    path = folder / name
+    words = config.get("bad_words_ids") or []
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
+        raise RequestError(f"{str(path)!r} has the bad_words_ids {shown(words)}: give a list of lists of ids, or none.")
+    ends = stop_tokens(folder) if words else ()  # which transformers leaves out
+    single = [word[0] for word in words if len(word) == 1 and word[0] not in ends]
+    ignored = [
+        f"{key} {shown(config[key])}"
+        for key, neutral in _WITHOUT_EFFECT.items()
+        if config.get(key) and config[key] != neutral
+    ]
+    if any(len(word) > 1 for word in words):
+        ignored.append("bad_words_ids of several tokens")
+    return GenerationSettings(
+        file=name,
+        suppressed=_ids(path, "suppress_tokens", config.get("suppress_tokens")) + _ids(path, "bad_words_ids", single),
+        suppressed_first=_ids(path, "begin_suppress_tokens", config.get("begin_suppress_tokens")),
+        ignored=tuple(ignored),
+    )
+
+
+def _ids(path: Path, key: str, found: object) -> tuple[int, ...]:
+    """Ids of tokens, of which those below 0 stand for none; RequestError for something else."""
+    ids = [] if found is None else found
+    if not isinstance(ids, list) or not all(is_whole(one) and one < MOST_TOKENS for one in ids):
+        raise RequestError(f"{str(path)!r} has the {key} {shown(found)}: give a list of ids of tokens, or none.")
+    return tuple(one for one in ids if one >= 0)

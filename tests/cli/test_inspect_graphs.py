@@ -170,7 +170,8 @@ def record(**changes: Any) -> dict[str, Any]:
 
 def test_records_in_words() -> None:
     assert recognised(record()) == "4 heads over 2, size 16"
-    assert recognised(record(num_heads=None)) == "not known"
+    assert recognised(record(head_dim=None)) == "not known"
+    assert recognised(record(num_heads=None, num_kv_heads=None)) == "number of heads not known, size 16"
     mask = {"kind": "window", "window": 9, "chunk": None, "padding": ["m"]}
     found = recognised(record(mask=mask, cache={"kind": "grown"}, encoding={"name": "alibi"}, num_kv_heads=4))
     assert found == "4 heads, size 16, causal, window 9, padding, grown cache, alibi"

@@ -13,7 +13,7 @@ from helpers import cli, refused
 from small_decoders import TRAINED, VOCABULARY, exported_model, save_randomised, small_checkpoint
 
 from posexport.errors import RequestError
-from posexport.models.both_ways import check_causal
+from posexport.models.whole_both_ways import check_causal
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")

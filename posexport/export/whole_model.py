@@ -37,9 +37,9 @@ from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
-from posexport.models.whole_both_ways import check_causal
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
 from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cached_by_layer, decoder_signature, unchanged
+from posexport.models.whole_both_ways import check_causal
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
-from posexport.models.whole_both_ways import check_causal
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, constants_of, main_dtype, open_pretrained
 from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_by_layer, cached_layers, decoder_signature
+from posexport.models.whole_both_ways import check_causal
 from posexport.models.whole_encoder import HIDDEN, encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.runtimes.generation import BUFFER

@@ -69,6 +69,26 @@ def test_windows_are_no_heads(heads: int, options: dict[str, bool]) -> None:
     assert (site.state, site.reason) == (REWRITTEN, None)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_heads_that_share_their_weights_are_counted(early: bool) -> None:
+    """The features of a token are given to heads before one weight projects those of each; `early` has the axis of
+    heads before that of tokens when it does."""
+    g, rng, heads, length = Writer(), np.random.default_rng(0), 3, 5
+    x = g.input("features", TensorProto.FLOAT, "batch", length, heads * SIZE)
+    x = g.op("Reshape", x, g.const([0, 0, heads, SIZE]))
+    x = g.op("Transpose", x, perm=[0, 2, 1, 3]) if early else x
+    sides = []
+    for _ in range(3):
+        side = g.op("MatMul", x, g.floats(rng.standard_normal((SIZE, SIZE)) / np.sqrt(SIZE)))
+        side = side if early else g.op("Transpose", side, perm=[0, 2, 1, 3])
+        sides.append(g.op("Reshape", side, g.const([-1, length, SIZE])))
+    q, k, v = sides
+    mixed = g.op("Reshape", attended(g, q, k, v), g.const([-1, heads, length, SIZE]))
+    mixed = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.const([0, 0, heads * SIZE]))
+    found = described(finished(g, mixed, ["batch", length, heads * SIZE]))
+    assert (found["num_heads"], found["num_kv_heads"], found["head_dim"]) == (heads, heads, SIZE)
+
+
 def test_what_tells_no_number_of_heads_is_said_to_be_unknown() -> None:
     """Features that are a product of features come from no token alone."""
     g = Writer()

@@ -6,6 +6,8 @@ features are put in the place of those of one token, and the rows of the product
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 import torch
 
@@ -56,10 +58,24 @@ def _projected(flow: Dataflow, probe: Probe, operand: ir.Value) -> tuple[ir.Valu
         if node.op_type in _PRODUCTS and len(content) == 1:
             axis = _features(probe, node, list(node.inputs).index(content[0]))
             if axis is not None:
-                return content[0], axis
+                return (_before_heads(probe, content[0]) if axis == -1 else None) or (content[0], axis)
         elif node.op_type in (*_PRODUCTS, "Softmax"):
             return None
     return None
+
+
+def _before_heads(probe: Probe, value: ir.Value) -> tuple[ir.Value, int] | None:
+    """What is projected by weights that all heads share, before its features were given to heads; None where they are
+    not."""
+    shape, node = list(probe.shape(value)), value.producer()
+    if node is not None and node.op_type == "Transpose":
+        order = node.attributes.get_ints("perm", [])
+        if not order or order[-1] != len(order) - 1 or node.inputs[0] is None:
+            return None
+        shape, node = list(probe.shape(node.inputs[0])), node.inputs[0].producer()
+    source = node.inputs[0] if node is not None and node.op_type == "Reshape" else None
+    whole = None if source is None else [*shape[:-2], math.prod(shape[-2:])]
+    return None if source is None or len(shape) < 4 or list(probe.shape(source)) != whole else (source, -1)
 
 
 def _features(probe: Probe, node: ir.Node, at: int) -> int | None:

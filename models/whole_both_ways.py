@@ -20,13 +20,15 @@ _TOKENS = 4
 def check_causal(model: nn.Module) -> None:
     """RequestError for a decoder whose tokens see later ones where it reads plain text."""
     name, config = type(model).__name__, _text_config(model)
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        whole: Any = model
+    whole: Any = model
+    both = not getattr(config, "is_causal", True)
+    both |= getattr(config, "use_bidirectional_attention", None) in (True, "all")
+    if both and config is whole.config:  # its body reads tokens alone, and so can be exported
         raise RequestError(
             f"{name} reads its prompt in both directions, which a decoder of steps can't do: for its states without a "
             f"head, put {type(whole.base_model).__name__} into 'architectures' of its config.json."
         )
-    if getattr(config, "prefix_lm", False) or _sees_later(model):
+    if both or getattr(config, "prefix_lm", False) or _sees_later(model):
         raise RequestError(
             f"{name} reads its prompt in both directions, which a decoder of steps can't do: give a checkpoint of a "
             "decoder whose tokens see only those before them."

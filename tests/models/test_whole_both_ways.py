@@ -91,9 +91,13 @@ def test_masks_of_numbers_show_it_too() -> None:
 
 
 def test_neither_exported_nor_verified(tmp_path: Path) -> None:
-    """Without types of tokens transformers itself takes such a model as causal, so a file of it passed."""
+    """Without types of tokens transformers itself takes such a model as causal, so a file of it passed.
+
+    What it has below its head reads images too, and would be refused as well.
+    """
     save_randomised(paligemma(), tmp_path / "paligemma")
-    refused(cli("export", "--from", tmp_path / "paligemma", "--model", "-o", tmp_path / "model.onnx"), SAID)
+    command = ("export", "--from", tmp_path / "paligemma", "--model", "-o", tmp_path / "model.onnx")
+    refused(cli(*command), f"{SAID}: give a checkpoint of a decoder whose tokens see only those before them.")
     assert not (tmp_path / "model.onnx").exists()
     small_checkpoint(tmp_path / "llama")
     file = exported_model(tmp_path / "llama", tmp_path / "model.onnx")

@@ -2,6 +2,7 @@
 
 preprocessor_config.json     {"size": {"height": 384, "width": 384}}, {"size": {"shortest_edge": 224}}, {"size": 224}
                              {"crop_size": ...} in the same ways, where it cuts after it has scaled
+                             {"size": 800, "max_size": 1333}, the shorter side and the most that the longer one has
 processor_config.json        the same in "image_processor"
 """
 
@@ -32,8 +33,9 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
         return found
     data = _object(folder / "preprocessor_config.json") or _object(folder / "processor_config.json")
     data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
-    cuts = data.get("crop_size") is not None and data.get("do_center_crop", True)
-    return _pair(data.get("crop_size" if cuts else "size"))
+    if data.get("crop_size") is not None and data.get("do_center_crop", True):
+        return _pair(data["crop_size"])
+    return None if isinstance(data.get("max_size"), int) else _pair(data.get("size"))  # that of the longer side
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]
     if others:
         yield (
             f"{' and '.join(map(shown, others))} of {_PIPELINE}, which sentence-transformers puts behind the model, "
-            f"{'are' if len(others) > 1 else 'is'} left out: the file gives the states of tokens."
+            f"{'are' if len(others) > 1 else 'is'} left out: the file gives what {name} gives alone."
         )
     if pretrained.kind == ENCODER:
         left = left_out_inputs(pretrained.model)

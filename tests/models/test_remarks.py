@@ -58,7 +58,7 @@ def test_a_pipeline_of_sentence_transformers(tmp_path: Path) -> None:
         (folder / "modules.json").write_text(json.dumps(modules))
         said = warnings(folder)
         assert ("'Pooling' and 'Normalize' of modules.json" in said) == (len(kinds_of) > 1)
-        assert ("are left out: the file gives the states of tokens" in said) == (len(kinds_of) > 1)
+        assert ("are left out: the file gives what BertModel gives alone." in said) == (len(kinds_of) > 1)
 
 
 PREPROCESSORS: dict[str, tuple[dict[str, Any], tuple[int, int] | None]] = {
@@ -68,6 +68,7 @@ PREPROCESSORS: dict[str, tuple[dict[str, Any], tuple[int, int] | None]] = {
     "cut": ({"size": {"shortest_edge": 80}, "crop_size": {"height": 64, "width": 64}}, (64, 64)),
     "not cut": ({"size": 80, "crop_size": 64, "do_center_crop": False}, (80, 80)),
     "of a processor": ({"image_processor": {"size": {"height": 32, "width": 48}}}, (32, 48)),
+    "a shorter side and the most of the longer": ({"size": 80, "max_size": 133}, None),
     "two sides": ({"size": {"shortest_edge": 64, "longest_edge": 100}}, None),
     "nothing": ({}, None),
     "no number": ({"size": {"height": "32", "width": None}}, None),

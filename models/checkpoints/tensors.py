@@ -37,9 +37,10 @@ def weights_file(folder: Path, whole: bool = False) -> str:
     for name in (SINGLE, INDEX):
         if (folder / name).is_file():
             return name
-    shape = "" if whole else ", or its config.json for the shape alone"
     pickled = next((name for name in _PICKLED if (folder / name).is_file()), None)
     advice = "give a folder with .safetensors" if pickled is None else "save it with transformers' save_pretrained"
+    again = "" if pickled is None else "give "
+    shape = "" if whole else f", or {again}its config.json for the shape alone"
     beside = "" if pickled is None else f" but {pickled}, which is not opened since it may hold code"
     raise RequestError(f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}{beside}: {advice}{shape}.")
 

@@ -262,7 +262,7 @@ def test_weights_that_are_not_there_are_not_replaced_silently(command: str, besi
     (folder / "llama" / "model.safetensors").unlink()
     if beside is not None:
         (folder / "llama" / beside).write_bytes(b"{}")
-    said = ("'llama' holds neither model.safetensors nor", "or its config.json for the shape alone")
+    said = ("'llama' holds neither model.safetensors nor", "its config.json for the shape alone")
     for options in ([], ["--layers", "2"], ["--layer", "1"]):
         refused(cli(command, "--from", "llama", *options), *said)
     (folder / "from.toml").write_text("from = 'llama'")

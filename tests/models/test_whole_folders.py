@@ -64,7 +64,7 @@ def test_pickled_weights(name: str, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / name)
     said = f"but {name}, which is not opened since it may hold code: save it with transformers' save_pretrained"
     assert "config.json" not in refused(export(folder), said + ".")
-    refused(cli("export", "--from", folder), said + ", or its config.json for the shape alone.")
+    refused(cli("export", "--from", folder), said + ", or give its config.json for the shape alone.")
 
 
 def test_no_weights(folder: Path) -> None:

@@ -176,13 +176,18 @@ def trained_length(folder: Path) -> int | None:
     return None
 
 
+_SHORT_AND_LONG = ("longrope", "su")
+"""Names of the one kind of angles that change at a length: the first checkpoints of Phi-3 have the second."""
+
+
 def length_of_short_frequencies(folder: Path) -> int | None:
     """Up to how many tokens a model computes with other angles than behind them (longrope), by the config.json in a
     folder; None where it has one kind."""
     config = read_config(folder / "config.json") or {}
     for data in (config, _text_part(config)):
         for table in (data.get("rope_parameters"), data.get("rope_scaling")):
-            if isinstance(table, dict) and "longrope" in (table.get("rope_type"), table.get("type")):
+            kinds = (table.get("rope_type"), table.get("type")) if isinstance(table, dict) else ()
+            if any(kind in _SHORT_AND_LONG for kind in kinds):
                 key = "original_max_position_embeddings"
                 lengths = (table.get(key), data.get(key))
                 return next((length for length in lengths if is_whole(length) and length > 0), None)

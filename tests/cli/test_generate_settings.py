@@ -188,7 +188,9 @@ def test_the_length_at_which_angles_change(tmp_path: Path) -> None:
         ({"rope_scaling": table}, 8),
         ({"rope_parameters": {"rope_type": "longrope"}, "original_max_position_embeddings": 9}, 9),
         ({"text_config": {"rope_scaling": table}}, 8),
+        ({"rope_scaling": {**table, "type": "su"}}, 8),
         ({"rope_scaling": {**table, "type": "yarn"}}, None),
+        ({"rope_scaling": {**table, "type": ["su"]}}, None),
         ({"rope_scaling": None, "original_max_position_embeddings": 9}, None),
     ):
         (tmp_path / "config.json").write_text(json.dumps(data))

@@ -186,8 +186,7 @@ def length_of_short_frequencies(folder: Path) -> int | None:
     config = read_config(folder / "config.json") or {}
     for data in (config, _text_part(config)):
         for table in (data.get("rope_parameters"), data.get("rope_scaling")):
-            kinds = (table.get("rope_type"), table.get("type")) if isinstance(table, dict) else ()
-            if any(kind in _SHORT_AND_LONG for kind in kinds):
+            if isinstance(table, dict) and any(table.get(key) in _SHORT_AND_LONG for key in ("rope_type", "type")):
                 key = "original_max_position_embeddings"
                 lengths = (table.get(key), data.get(key))
                 return next((length for length in lengths if is_whole(length) and length > 0), None)

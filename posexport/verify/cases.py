@@ -24,7 +24,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.aligned import Directions
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
-from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
+from posexport.verify.draws import ANEW, Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.starts import starts
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
@@ -255,7 +255,7 @@ def _sizes(
         if draft.positions != "alike":  # some are almost as long as the longest, others anything below
             starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
             starts[1::2] = rng.integers(min(past, 1), past + 1, len(starts[1::2])).tolist()
-            if batch > 3:  # one that begins beside others that go on
+            if batch > 3 or (batch > 1 and rng.random() < ANEW):  # one that begins beside others that go on
                 starts[1] = 0
         # any row may be the longest: one that is read for all shows
         before = rng.permutation(np.array([min(start, room) for start in starts], np.int64))

@@ -57,11 +57,30 @@ def too_costly(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) ->
     if spec.cross:
         lengths = [case.sizes["encoder_seq"] for case in cases]
         wanted.append(("sequence of an encoder", lengths, within(reach, bounds["encoder_seq"])))
+    wanted += _caches(spec, cases, reach, bounds)
     return tuple(
         f"no {what} was longer than {max(lengths)} tokens, since longer ones take long: give --reach seq={reach}"
         for what, lengths, most in wanted
         if max(lengths, default=most) < MOST_OF * most
     )
+
+
+def _caches(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> Iterator[tuple[str, list[int], int]]:
+    """The cached tokens of one row or more, and of several, and how many of them a graph's bounds allow."""
+    if not spec.kv_cache:
+        return
+    ends = _ends(bounds, "past_seq")
+    ends += [None if end is None else end - bounds["seq"][0] for end in _ends(bounds, "total_seq", "max_seq")]
+    most = max(min([reach - 1, *(end for end in ends if end is not None)]), 0)
+    lengths = [(case.sizes["batch"], case.keys - case.sizes["seq"]) for case in cases]
+    yield "cache", [past for _, past in lengths], most
+    if bounds["batch"][1] is None or bounds["batch"][1] > 1:
+        yield "cache of several rows", [past for batch, past in lengths if batch > 1], most
+
+
+def _ends(bounds: Bounds, *dims: str) -> list[int | None]:
+    """The largest sizes of those of these dimensions that a graph has."""
+    return [bounds[dim][1] for dim in dims if dim in bounds]
 
 
 def _windows(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:

@@ -17,38 +17,28 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk, size_between
+from posexport.verify import draws
+from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, size_between
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
 from posexport.verify.few_tokens import along_weights, far_rows, magnitudes, squares
+from posexport.verify.over_keys import CACHED, LONG, USUAL_CACHED, over_keys
 from posexport.verify.own_numbers import own_numbers
 from posexport.verify.plain import large_chunks, plain, wide_buffers, wide_cross
 from posexport.verify.reach import Reach
-
-ENCODED = 5e9
-"""Multiply-adds that the tokens of an encoder under a step or a chunk may take: there are many such cases."""
+from posexport.verify.rows import CROWD, CROWD_TOKENS, ROWS, band_between, each_size, rows_of_batches
 
 SERVED = 2e9
 """Multiply-adds of the batch of pictures that servers make, of more than 4,096 tokens: above, it is left out."""
 
-LONG = 600
-"""Tokens that the longest row has whatever they cost."""
-
-LOGITS, CACHED, ALL_CACHED = 160_000_000, 2**27, 100_000_000
-"""Logits of the longest row, and numbers in the longest cache and in all others together, where no reach was asked for:
-each takes eight bytes, several times."""
+LOGITS = 160_000_000
+"""Logits of the longest row, where no reach was asked for: each takes eight bytes, several times."""
 
 MOST = 1_400
 """Tokens that a further case may have, so that many of them can be asked for."""
 
 MANY = 24
 """Rows of a batch beyond which they get shorter."""
-
-POWERS = (128, 256, 512, 1024)
-"""Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
-
-BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281, 500, 889, 1580)
-"""Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
 
 SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
@@ -60,23 +50,8 @@ the longest row to the last of them from which on there is one more halfway, of 
 TEXTS = ((130, 250), (260, 500), (520, 700))
 """And of texts on several axes."""
 
-ROWS = {"one": (1, 1), "several": (2, 5), "many": (6, 9), "dozen": (10, 16), "crowd": (17, 40)}
-"""Rows of a batch, from one number to another; fewer where each has many tokens."""
-
-CROWD = ROWS["crowd"]
-
-CROWD_TOKENS = 900
-"""Tokens of all rows of the largest batches together."""
-
 FEW = 12
 """Tokens below which both of the largest kinds of batch are tried with each length, since they cost little."""
-
-USUAL_CACHED = 2**23
-"""Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
-
-LONG_BUFFER, MANY_ROWS, LEAST_FREE = 4_000, 4, 1_000
-"""Free slots of a shared cache in which few tokens are; rows from which on they share them; and the fewest that each
-then has, give or take a half."""
 
 ALIKE_WORK = 4e9
 """Multiply-adds of a prompt whose tokens are nearly alike, up to which there is one for each band of lengths."""
@@ -85,7 +60,7 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    own = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone)
+    own = (_lengths, _between, over_keys, own_numbers, _hiding, _alone)
     groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
@@ -97,7 +72,8 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             draft = attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=min(draft.encoder, most))
             if spec.ordered and draft.positions in ("far", "far row", "middle", "near"):  # keys are large there already
                 positions = draft.positions if max(past, draft.spare) < LEAST else "consecutive"
-                draft = attrs.evolve(draft, positions=positions, values="normal")
+                values = draft.values if positions == "consecutive" else "normal"
+                draft = attrs.evolve(draft, positions=positions, values=values)
             yield draft
 
 
@@ -115,39 +91,12 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             draft = drafts[at]
             if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
                 if rng.random() < 0.5:
-                    batch = _band(rng, 1, max(CROWD[1], reach.batch))
-                    seq = _band(rng, 1, max(min(MOST // batch, reach.seq), 1))
+                    batch = band_between(rng, 1, max(CROWD[1], reach.batch))
+                    seq = band_between(rng, 1, max(min(MOST // batch, reach.seq), 1))
                     past = min(draft.past, USUAL_CACHED // (per_token(spec) * batch))
                     draft = attrs.evolve(draft, name="any size", batch=batch, seq=seq, past=past)
                 kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
-
-
-def _each(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
-    """Sizes from `low` to `high` without end, in random orders of all of them; behind every second one comes a power of
-    two."""
-    sizes = list(range(low, high + 1))
-    powers = itertools.cycle(size for size in sizes if size & (size - 1) == 0)
-    while True:
-        for number, size in enumerate(rng.permutation(sizes).tolist()):
-            yield size
-            if number % 2 == 0:
-                yield next(powers)
-
-
-def _rows(rng: np.random.Generator, reach: Reach) -> dict[str, Iterator[int]]:
-    """Numbers of rows by kind of batch, each of them in turn; every second of the largest is the reach that was asked
-    for."""
-    rows = {who: _each(rng, *bounds) for who, bounds in ROWS.items()}
-    if reach.batch >= CROWD[0]:
-        asked = itertools.repeat(reach.batch)
-        rows["crowd"] = itertools.chain.from_iterable(zip(asked, rows["crowd"], strict=False))
-    return rows
-
-
-def _band(rng: np.random.Generator, low: int, high: int) -> int:
-    """A size from `low` to `high`, each doubling as likely."""
-    return int(low * (high / low) ** rng.random())
 
 
 def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
@@ -161,7 +110,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
     size = partial(size_between, rng)
     negative = "negative" if spec.negative_positions else "near"
-    power = int(rng.choice(POWERS[:-1]))
+    power = int(rng.choice((128, 256, 512)))
     long = _long(spec, reach)
     # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
     yield Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left", "shifted")
@@ -181,17 +130,25 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
     yield from _short(spec, rng, reach)
     if spec.position_axes > 1 and spec.position_limits() is None:
+        kinds = itertools.cycle(rng.permutation(draws.TEXTS).tolist())
         for low, high in (*SHORT, *TEXTS):
-            yield Draft("text", 1, shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, "text", "holes")
+            positions = draws.TEXT + next(kinds)
+            yield Draft("text", 1, shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, positions, "holes")
     if spec.padding_mask:
         yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
     yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
     # from the second number on a length belongs to another band, and is not tried where it costs too much
     for draft, least in (
-        (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "long left"), 65),
-        (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "near", "left", "loud"), 129),
-        (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "middle", "holes", "outlier"), 257),
-        (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "long right"), 513),
+        (Draft("65 on", 1, band_between(rng, 65, 127), 0, 0, size(1025, 1700), "far", "long left"), 65),
+        (
+            Draft("129 on", 1, band_between(rng, 129, 255), 0, 80, band_between(rng, 257, 511), "near", "left", "loud"),
+            129,
+        ),
+        (Draft("257 on", 1, size(257, 400), 0, 0, band_between(rng, 129, 255), "middle", "holes", "outlier"), 257),
+        (
+            Draft("513 on", 1, band_between(rng, 513, 800), 0, 3, band_between(rng, 65, 127), "far row", "long right"),
+            513,
+        ),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
     ):
@@ -220,7 +177,7 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int)
         (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), (514, 1023), 704, 2, 2),
     ):
         costs_little = work(spec, {"batch": draft.batch, "seq": high}) <= ROWS_WORK
-        seq, first = _band(rng, low, high if costs_little else highest), rng.random() < 0.5
+        seq, first = band_between(rng, low, high if costs_little else highest), rng.random() < 0.5
         other = attrs.evolve(draft, name=f"{draft.name} of any length", seq=seq)
         tried = [(draft, least), (other, least_other)]
         if not costs_little:
@@ -247,7 +204,7 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
     values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
-    rows = _rows(rng, reach) | {"several": _each(rng, ROWS["several"][0], ROWS["many"][1])}
+    rows = rows_of_batches(rng, reach) | {"several": each_size(rng, ROWS["several"][0], ROWS["many"][1])}
     large = ["dozen", "crowd"]
     by_turns = itertools.cycle(rng.permutation(large).tolist())
     for low, high in SHORT:
@@ -278,94 +235,20 @@ def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         yield Draft("length between", 1, seq, 0, 0, size_between(rng, 2, 60), *next(kinds), next(values))
 
 
-def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Steps, chunks and prompts over keys that are there before: those of a cache, or of an encoder."""
-    if spec.kv_cache:
-        drafts = _cached(spec, rng, reach)
-        yield from drafts if reach.given else _held_together(spec, list(drafts))
-    elif spec.cross:
-        for draft in _cached(spec, rng, reach):
-            keys = shrunk(max(draft.past, 1), partial(_encoder_work, spec, draft.batch), ENCODED)
-            yield attrs.evolve(draft, past=0, spare=0, encoder=keys)
-
-
-def _encoder_work(spec: Spec, batch: int, keys: int) -> float:
-    return work(spec, {"batch": batch, "seq": 1, "encoder_seq": keys})
-
-
-def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
-    """The drafts, with fewer cached tokens and free slots in the largest of them where all but the latest step together
-    would have more than ALL_CACHED numbers in their caches."""
-    rows = [draft.batch * per_token(spec) for draft in drafts]
-    slots = [draft.past + draft.spare * (spec.kv_cache == "shared") for draft in drafts]
-    most = ALL_CACHED
-    while sum(min(row * count, most) for row, count in zip(rows, slots, strict=True)) > ALL_CACHED:
-        most = int(most * 0.9)
-    for draft, row in zip(drafts, rows, strict=True):
-        fits = most // row
-        few = attrs.evolve(draft, past=min(draft.past, fits), spare=min(draft.spare, fits))
-        yield draft if draft.name == "late step" else few
-
-
-def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """The same where all keys are those of a cache."""
-    size = partial(size_between, rng)
-    late, rows = _late(spec, reach), _rows(rng, reach)
-    yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
-    # one row takes turns; several have a kind of positions and of padding each
-    positions = itertools.cycle(("middle", "far"))
-    padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
-    values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
-    spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    most = {"one": (180, 1580), "several": (140, 1580), "many": (100, 1580), "dozen": (40, 889), "crowd": (7, 889)}
-    tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
-    for (who, (widest, longest)), (what, few, more) in itertools.product(most.items(), tokens):
-        largest, more = max(ROWS[who][1], reach.batch if who == "crowd" else 1), min(more, widest)
-        longest = min(longest, USUAL_CACHED // (per_token(spec) * largest))
-        bands = (STEPS if largest * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
-        for middle in sorted({min(about, longest) for about in bands}):
-            seq, batch = _band(rng, few, more), next(rows[who])
-            past = middle if middle < 4 else _band(rng, round(0.75 * middle), round(1.33 * middle))
-            past = min(past, late - 1)
-            kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
-            yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
-    if spec.kv_cache == "shared":
-        free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
-        for batch, seq, past in (
-            *((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))),
-            *((1, size(32, 127), size(0, 20)), (size(4, 9), size(2, 60), 0), (size(4, 9), 1, _band(rng, 128, 500))),
-        ):
-            slots = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
-            yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-slots // 2), 1), max(slots, 1)), 1, "near")
-    if spec.negative_positions:
-        yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
-    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
-    yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
-    for power, more in zip(POWERS, itertools.cycle(rng.permutation((-1, 0, 1)).tolist()), strict=False):
-        yield Draft(f"{power} keys", 2, 1, power + more - (spec.kv_cache is not None), 1, 1, "near")
-    yield Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
-    yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
-    yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
-    yield Draft("late chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
-    yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
-    yield Draft("long chunk", 4, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
-    yield Draft("prompt", 2, shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
-
-
 def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of more than a hundred tokens, nearly alike but for those that masks hide; one of them, drawn, and no
     batch, where they cost much."""
     if not (spec.causal or spec.padding_mask or spec.window or spec.attention_chunk_size):
         return
     drafts = [
-        Draft("hiding", 1, _band(rng, *band), 0, 3, 60, "near", "few holes", "alike")
+        Draft("hiding", 1, band_between(rng, *band), 0, 3, 60, "near", "few holes", "alike")
         for band in ((130, 250), (260, 500), (520, 1000), (1030, 2040))
     ]
     if work(spec, {"batch": 1, "seq": drafts[-1].seq}) > ALIKE_WORK:
         drafts = [drafts[int(rng.integers(3))]]
     else:
-        rows, seq = size_between(rng, 2, 5), _band(rng, 130, 500)
-        drafts.append(Draft("hiding", rows, seq, _band(rng, 20, 200), 3, 60, "near", "mixed", "alike"))
+        rows, seq = size_between(rng, 2, 5), band_between(rng, 130, 500)
+        drafts.append(Draft("hiding", rows, seq, band_between(rng, 20, 200), 3, 60, "near", "mixed", "alike"))
     for draft in drafts:
         yield attrs.evolve(draft, seq=shorter(spec, draft.batch, draft.seq))
 
@@ -384,8 +267,3 @@ def _long(spec: Spec, reach: Reach) -> int:
         return reach.seq
     seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
     return max(min(reach.seq, LONG), shorter(spec, 1, seq))
-
-
-def _late(spec: Spec, reach: Reach) -> int:
-    """Keys of the longest cache."""
-    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token(spec)))

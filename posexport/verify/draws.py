@@ -38,6 +38,10 @@ def position_end(spec: Spec) -> int:
     return min(far, FAR_ROUNDED) if rough else far
 
 
+ANEW = 0.3
+"""The part of batches of two or three rows of which one begins with an empty cache beside others that go on; with more
+rows, one always does."""
+
 Positions = Callable[[np.random.Generator, Array, int], Array]
 """(generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
 
@@ -169,6 +173,9 @@ digits for what a query sees that sees such keys alone."""
 TEXTS = ("consecutive", "far", "offset", "middle", "consecutive", "far", "scattered")
 """Kinds of the positions of a text, which stands as far along every axis."""
 
+TEXT = "text, "
+"""What stands before one of TEXTS as the kind of positions along several axes."""
+
 
 @attrs.frozen
 class At:
@@ -182,7 +189,7 @@ def is_far_apart(spec: Spec, kind: object, width: int) -> bool:
     this kind."""
     if spec.consecutive:
         kind = "consecutive"
-    if kind in ("far", "middle", "text") or (kind == "far row" and spec.position_axes > 1):
+    if kind in ("far", "middle") or str(kind).startswith(TEXT) or (kind == "far row" and spec.position_axes > 1):
         return True
     return _steepness(spec) * (width if kind in (*_close(spec), "mixed") else NEAR) > FAINT
 
@@ -217,11 +224,12 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         rows, tokens = kind.positions.shape[:2]
         batch, seq = places.shape
         made = kind.positions[np.arange(batch)[:, None] % rows, np.arange(seq) % tokens]
+        made = np.minimum(made, np.array(known or (spec.position_limit() or FAR_EXACT,)) - 1)
         made = made[..., 0] if axes == 1 else made
     elif axes == 1:
         made = _along(kind, rng, places, limit, mixed)
-    elif kind == "text":
-        text = _along(str(rng.choice(TEXTS)), rng, places, limit, mixed)
+    elif kind.startswith(TEXT):
+        text = _along(kind.removeprefix(TEXT), rng, places, limit, mixed)
         made = np.repeat(text[..., None], axes, -1)
     elif kind in ("consecutive", "packed", "still"):
         width = min(limits[0], max(3, round((1.7 * places.shape[1]) ** 0.5)))
@@ -304,9 +312,11 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "holes": lambda rng, length, cached: rng.random(length) < rng.uniform(0.2, 0.9),
     "few holes": lambda rng, length, cached: rng.random(length) < 0.97,
     "one": lambda rng, length, cached: np.arange(length) == rng.integers(length),
+    "anew": lambda rng, length, cached: np.arange(length) >= cached,
     "all": lambda rng, length, cached: np.zeros(length, bool),
 }
-"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. "all" leaves no key to see."""
+"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. "anew" leaves none that is
+cached, as a row has it that begins beside others; "all" leaves no key to see."""
 
 
 def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
@@ -328,4 +338,7 @@ def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: 
         mask[row, :length] = PADDING[kinds[row % len(kinds)]](rng, int(length), int(before))
     if kind == "last row":
         mask[-1] = 0
+    elif kind == "mixed" and len(lengths) in (2, 3) and cached.all() and rng.random() < ANEW:
+        row = int(rng.integers(len(lengths)))
+        mask[row, : lengths[row]] = PADDING["anew"](rng, int(lengths[row]), int(cached[row]))
     return mask

@@ -1,0 +1,176 @@
+"""Sets of inputs over keys that are there before: steps, chunks and prompts over a cache, or over an encoder.
+
+Caches of wide blocks have many numbers, so they share a budget and most of them get shorter there. Those in which
+faults hide from one number of keys on have a budget of their own, so that they keep their length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+
+import attrs
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draft import Draft, per_token, shorter, shrunk, size_between
+from posexport.verify.eligibility import work
+from posexport.verify.reach import Reach
+from posexport.verify.rows import CROWD_TOKENS, ROWS, band_between, rows_of_batches
+
+ENCODED = 5e9
+"""Multiply-adds that the tokens of an encoder under a step or a chunk may take: there are many such cases."""
+
+LONG = 600
+"""Keys that the longest cache has whatever they cost."""
+
+CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 70_000_000, 100_000_000
+"""Numbers in the longest cache, in those that keep their length together, and in all others together, where no reach
+was asked for: each takes eight bytes, several times."""
+
+USUAL_CACHED = 2**23
+"""Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
+
+POWERS, BOTH_ROWS = (128, 256, 512, 1024, 2048), 2
+"""Numbers of keys at which buffers end or wrap, each tried by single tokens with one key less and one more too; and the
+rows that the exact ones have."""
+
+BEFORE_END = (20, 120)
+"""Keys that the latest steps but one are before the end of the longest cache."""
+
+BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281, 500, 889, 1580)
+"""Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
+
+LONG_BUFFER, MANY_ROWS, LEAST_FREE = 4_000, 4, 1_000
+"""Free slots of a shared cache in which few tokens are; rows from which on they share them; and the fewest that each
+then has, give or take a half."""
+
+PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
+"""Kinds of positions that steps and chunks of one row have by turns."""
+
+LATE_STEP = "late step"
+"""The draft with the longest cache, which no budget makes shorter."""
+
+KEPT = ("step near the end", " keys", "steps near the end", "step of one", "keys and one", "late steps", "late chunk")
+"""How the names of drafts begin or end that keep their length, the most important first."""
+
+
+def over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Steps, chunks and prompts over keys that are there before: those of a cache, or of an encoder."""
+    if spec.kv_cache:
+        drafts = _cached(spec, rng, reach)
+        yield from drafts if reach.given else _held_together(spec, list(drafts))
+    elif spec.cross:
+        for draft in _cached(spec, rng, reach):
+            keys = shrunk(max(draft.past, 1), partial(_encoder_work, spec, draft.batch), ENCODED)
+            yield attrs.evolve(draft, past=0, spare=0, encoder=keys)
+
+
+def _encoder_work(spec: Spec, batch: int, keys: int) -> float:
+    return work(spec, {"batch": batch, "seq": 1, "encoder_seq": keys})
+
+
+def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
+    """The drafts, with fewer cached tokens and free slots in the largest of them where all but those that keep their
+    length together would have more than ALL_CACHED numbers in their caches."""
+    kept = _kept(spec, drafts)
+    others = [_numbers(spec, draft) for number, draft in enumerate(drafts) if number not in kept]
+    most = ALL_CACHED
+    while sum(min(numbers, most) for numbers in others) > ALL_CACHED:
+        most = int(most * 0.9)
+    for number, draft in enumerate(drafts):
+        fits = most // (draft.batch * per_token(spec))
+        few = attrs.evolve(draft, past=min(draft.past, fits), spare=min(draft.spare, fits))
+        yield kept.get(number, few)
+
+
+def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
+    """The drafts that keep their length, by their index; with fewer rows where BANDS_CACHED asks for it."""
+    kept = {number: draft for number, draft in enumerate(drafts) if draft.name == LATE_STEP}
+    left = BANDS_CACHED
+    for kind in KEPT:
+        for number, draft in enumerate(drafts):
+            if number in kept or not _is_of(draft, kind):
+                continue
+            for rows in (draft.batch, *range(min(draft.batch - 1, BOTH_ROWS), 0, -1)):
+                fewer_rows = attrs.evolve(draft, batch=rows)
+                if (numbers := _numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= BOTH_ROWS):
+                    kept[number] = fewer_rows
+                    left -= numbers
+                    break
+    return kept
+
+
+def _is_of(draft: Draft, kind: str) -> bool:
+    return draft.name.endswith(kind) if kind.startswith(" ") else draft.name.startswith(kind)
+
+
+def _numbers(spec: Spec, draft: Draft) -> int:
+    """Numbers in the cache of a draft."""
+    slots = draft.past + draft.spare * (spec.kv_cache == "shared")
+    return draft.batch * slots * per_token(spec)
+
+
+def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """The same where all keys are those of a cache."""
+    size = partial(size_between, rng)
+    late, rows = longest_cache(spec, reach), rows_of_batches(rng, reach)
+    yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
+    # one row takes turns; several have a kind of positions and of padding each
+    positions = itertools.cycle(PATTERN)
+    padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
+    values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
+    spare = itertools.cycle((3, 300, 0, 70, 1, 25))
+    most = {"one": (180, 1580), "several": (140, 1580), "many": (100, 1580), "dozen": (40, 889), "crowd": (7, 889)}
+    tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
+    for (who, (widest, longest)), (what, few, more) in itertools.product(most.items(), tokens):
+        largest, more = max(ROWS[who][1], reach.batch if who == "crowd" else 1), min(more, widest)
+        longest = min(longest, USUAL_CACHED // (per_token(spec) * largest))
+        bands = (STEPS if largest * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
+        for middle in sorted({min(about, longest) for about in bands}):
+            seq, batch = band_between(rng, few, more), next(rows[who])
+            past = middle if middle < 4 else band_between(rng, round(0.75 * middle), round(1.33 * middle))
+            past = min(past, late - 1)
+            kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
+            yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
+    if spec.kv_cache == "shared":
+        free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
+        for batch, seq, past in (
+            *((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))),
+            *(
+                (1, size(32, 127), size(0, 20)),
+                (size(4, 9), size(2, 60), 0),
+                (size(4, 9), 1, band_between(rng, 128, 500)),
+            ),
+        ):
+            slots = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
+            yield Draft(
+                "long buffer", batch, seq, past, band_between(rng, max(-(-slots // 2), 1), max(slots, 1)), 1, "near"
+            )
+    if spec.negative_positions:
+        yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
+    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
+    yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
+    cached = spec.kv_cache is not None
+    for power in POWERS:
+        if power <= late:
+            yield Draft(f"{power} keys", BOTH_ROWS, 1, power - cached, 1, 1, "near")
+    for power, more in itertools.product(POWERS, (-1, 1)):
+        if power + more <= late:
+            yield Draft(f"keys and one of {power}", 1, 1, power + more - cached, 0, 1, "near")
+    for name, rows in (("step", 1), ("steps", size(2, 3)), ("steps", size(4, 9))):
+        before = max(late - size(*BEFORE_END) - 1, 1)
+        yield Draft(f"{name} near the end", rows, 1, before, 1, 1, "near")
+    yield Draft(LATE_STEP, 1, 1, late - 1, 39, 1, "offset", "right")
+    yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
+    yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
+    yield Draft("late chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
+    yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
+    yield Draft("long chunk", 4, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
+    yield Draft("prompt", 2, shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
+
+
+def longest_cache(spec: Spec, reach: Reach) -> int:
+    """Keys of the longest cache."""
+    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token(spec)))

@@ -25,16 +25,16 @@ ENCODED = 5e9
 LONG = 600
 """Keys that the longest cache has whatever they cost."""
 
-CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 70_000_000, 100_000_000
+CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 75_000_000, 100_000_000
 """Numbers in the longest cache, in those that keep their length together, and in all others together, where no reach
 was asked for: each takes eight bytes, several times."""
 
 USUAL_CACHED = 2**23
 """Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
 
-POWERS, BOTH_ROWS = (128, 256, 512, 1024, 2048), 2
-"""Numbers of keys at which buffers end or wrap, each tried by single tokens with one key less and one more too; and the
-rows that the exact ones have."""
+POWERS, FEW_ROWS = {128: 2, 256: 1, 512: 2, 1024: 1, 2048: 2}, 2
+"""Numbers of keys at which buffers end or wrap, each tried by single tokens of so many rows, and of one row with one
+key less and one more; and the rows that other drafts keep whose cache is too large otherwise."""
 
 BEFORE_END = (20, 120)
 """Keys that the latest steps but one are before the end of the longest cache."""
@@ -52,7 +52,7 @@ PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
 LATE_STEP = "late step"
 """The draft with the longest cache, which no budget makes shorter."""
 
-KEPT = ("step near the end", " keys", "steps near the end", "step of one", "keys and one", "late steps", "late chunk")
+KEPT = ("step near the end", " keys", "step of one", "steps near the end", "keys and one", "late steps", "late chunk")
 """How the names of drafts begin or end that keep their length, the most important first."""
 
 
@@ -93,9 +93,9 @@ def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
         for number, draft in enumerate(drafts):
             if number in kept or not _is_of(draft, kind):
                 continue
-            for rows in (draft.batch, *range(min(draft.batch - 1, BOTH_ROWS), 0, -1)):
+            for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
                 fewer_rows = attrs.evolve(draft, batch=rows)
-                if (numbers := _numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= BOTH_ROWS):
+                if (numbers := _numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
                     kept[number] = fewer_rows
                     left -= numbers
                     break
@@ -153,15 +153,15 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
     cached = spec.kv_cache is not None
-    for power in POWERS:
+    for power, count in POWERS.items():
         if power <= late:
-            yield Draft(f"{power} keys", BOTH_ROWS, 1, power - cached, 1, 1, "near")
+            yield Draft(f"{power} keys", count, 1, power - cached, 1, 1, "near")
     for power, more in itertools.product(POWERS, (-1, 1)):
         if power + more <= late:
             yield Draft(f"keys and one of {power}", 1, 1, power + more - cached, 0, 1, "near")
-    for name, rows in (("step", 1), ("steps", size(2, 3)), ("steps", size(4, 9))):
+    for name, count in (("step", 1), ("steps", size(2, 3)), ("steps", size(4, 9))):
         before = max(late - size(*BEFORE_END) - 1, 1)
-        yield Draft(f"{name} near the end", rows, 1, before, 1, 1, "near")
+        yield Draft(f"{name} near the end", count, 1, before, 1, 1, "near")
     yield Draft(LATE_STEP, 1, 1, late - 1, 39, 1, "offset", "right")
     yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
     yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")

@@ -11,7 +11,7 @@ import numpy as np
 
 from posexport.spec.spec import Spec
 from posexport.verify.coverage import distances, grid_offsets, spread_cells
-from posexport.verify.draft import Draft, shorter
+from posexport.verify.draft import Draft, shorter, size_between
 from posexport.verify.draws import At
 from posexport.verify.reach import Reach
 
@@ -51,6 +51,12 @@ def own_numbers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
                 yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
         if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
             yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
+            for past in (keys - 1, keys):  # one token, that sees the oldest key, or just no longer
+                yield Draft(f"step past {keys} keys", 1, 1, past, 2, 1, "near", values="oldest")
+        elif keys > 1 and spec.dtype != "fp32" and not spec.cross:
+            seq = keys + size_between(rng, 2, 4)
+            if shorter(spec, 1, seq) == seq:
+                yield Draft(f"prompt past {keys} keys", 1, seq, 0, 0, 1, "near", values="oldest")
     for edge in spec.position_edges():
         yield from _around(spec, edge, edge + int(rng.integers(edge + 1)))
 

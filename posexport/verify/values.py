@@ -74,6 +74,9 @@ HALF_ROOM = 24.0
 """How many times larger than usual logits may be in half precision before hidden states and cached keys get smaller:
 its digits are too few for the weights of softmax then."""
 
+SMALL = 0.05
+"""Factor on hidden states before a norm, in half precision, beside which what attention adds is large."""
+
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
 
@@ -289,7 +292,16 @@ def _peaks(tokens: Tokens) -> Array:
 
 
 def _oldest(tokens: Tokens) -> Array:
-    """Values of the first cached tokens so large that one key among thousands shows."""
+    """Values of the first cached tokens so large that one key among thousands shows. In half precision hidden states
+    are small where a norm comes first, so that what attention adds shows beside them; elsewhere the first of many are
+    large."""
+    spec = tokens.spec
+    if not tokens.cached and spec.dtype != "fp32":
+        if tokens.normed:
+            return tokens.values * SMALL
+        first = np.arange(tokens.values.shape[1]) < OLDEST * (tokens.values.shape[1] > 2 * OLDEST)
+        factor = HIDDEN_PEAK[spec.dtype] if spec.layers == 1 else LOUD_BELOW
+        return np.where(first[:, None], _as_scaled(spec, factor), 1.0) * tokens.values
     if not tokens.cached or tokens.keys:
         return tokens.values
     first = np.arange(tokens.values.shape[2]) < OLDEST

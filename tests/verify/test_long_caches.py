@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import verify_helpers as plant
@@ -13,8 +14,16 @@ from helpers import small_spec
 from mutation.surgery import Nodes, change_value, change_visibility
 
 from posexport.runtimes import RUNTIMES
+from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify import verify
+from posexport.verify.cases import Case
+from posexport.verify.coverage import too_costly
+from posexport.verify.draft import Draft
+from posexport.verify.drafts import corners
+from posexport.verify.draws import TEXT, TEXTS, At, position_ids
+from posexport.verify.over_keys import PATTERN, POWERS
+from posexport.verify.reach import default_reach
 from posexport.verify.result import FAILED, Verdict
 
 Mutate = Callable[[onnx.ModelProto], Any]
@@ -90,7 +99,97 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+SLOW = {"keys of a wide block in two rows", "2048 keys of a wide block"}
+"""Faults of wide blocks but one: each takes a minute."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in FAULTS]
+)
 def test_a_fault_of_long_caches_fails(tmp_path: Path, name: str) -> None:
     spec, mutate = FAULTS[name]
     assert verdict_of(tmp_path, spec, mutate).state == FAILED
+
+
+def anew(nodes: Nodes) -> str:
+    """Two rows of which one begins in an empty cache, and the other has more than 60 tokens in it."""
+    index = "write_indices"
+    return nodes.all_of(
+        within(nodes, nodes.size("hidden_states", 0), 2, 2),
+        nodes.op("Equal", nodes.op("ReduceMin", index, keepdims=0), nodes.const(0)),
+        nodes.op("Greater", nodes.op("ReduceMax", index, keepdims=0), nodes.const(60)),
+    )
+
+
+def test_two_rows_of_which_one_begins_in_an_empty_cache_fail(tmp_path: Path) -> None:
+    spec = small_spec("rope", causal=True, kv_cache="shared")
+    assert verdict_of(tmp_path, spec, off(anew)).state == FAILED
+
+
+def drafts_of(spec: Spec, seed: int = 0) -> list[Draft]:
+    return list(corners(spec, np.random.default_rng(seed), default_reach(spec)))
+
+
+def wide(heads: int, **more: Any) -> Spec:
+    return small_spec("rope", **{**WIDE, "num_heads": heads, "head_dim": 128, **more})
+
+
+@pytest.mark.parametrize("heads", [6, 16, 32])
+@pytest.mark.parametrize("cache", ["concat", "shared"])
+def test_wide_blocks_keep_their_late_steps_and_powers_of_two(heads: int, cache: str) -> None:
+    drafts = drafts_of(wide(heads, kv_cache=cache))
+    keys = {(each.batch > 1, each.past + 1) for each in drafts if each.seq == 1}
+    assert {each for _, each in keys} >= {128, 256, 512, 1024, 2048, 2200}
+    assert any(several and 2048 <= each <= 2200 for several, each in keys)
+    assert any(not several and 2080 <= each <= 2180 for several, each in keys)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_small_blocks_have_each_power_of_two_and_one_on_each_side(seed: int) -> None:
+    keys = {each.past + 1 for each in drafts_of(small_spec("rope", **USUAL), seed) if each.seq == 1}
+    assert {power + more for power in POWERS for more in (-1, 0, 1)} <= keys
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers", "said"),
+    [(32, 1, []), (64, 1, ["cache of several rows"]), (32, 32, ["cache", "cache of several rows"])],
+)
+def test_caches_that_had_to_be_cut_are_said(heads: int, layers: int, said: list[str]) -> None:
+    spec = wide(heads, layers=layers)
+    cases = [
+        Case(name=each.name, arrays={}, sizes={"batch": each.batch, "seq": each.seq, "past_seq": each.past})
+        for each in drafts_of(spec)
+    ]
+    bounds = bounds_of(graph_inputs(spec), {})
+    found = [clause for clause in too_costly(spec, cases, 2_200, bounds) if clause.startswith("no cache")]
+    assert [clause.removeprefix("no ").split(" was longer")[0] for clause in found] == said
+    fixed = {**bounds, "batch": (1, 1), "past_seq": (12, 12)}
+    assert not any(clause.startswith("no cache") for clause in too_costly(spec, cases, 2_200, fixed))
+
+
+def test_texts_have_every_kind_of_positions() -> None:
+    drafts = drafts_of(small_spec("rope2d"))
+    assert {TEXT + kind for kind in TEXTS} <= {each.positions for each in drafts if isinstance(each.positions, str)}
+
+
+def test_steps_of_one_row_have_every_kind_of_positions() -> None:
+    drafts = drafts_of(small_spec("rope", **USUAL))
+    assert {*PATTERN} <= {each.positions for each in drafts if each.name == "step of one"}
+
+
+def test_given_positions_stay_within_a_table() -> None:
+    spec = small_spec("learned", max_positions=20)
+    given = At(np.array([[[3], [19], [40]]]))
+    found = position_ids(given, np.random.default_rng(0), np.arange(3)[None], spec)
+    assert found.tolist() == [[3, 19, 19]]
+
+
+@pytest.mark.parametrize("cache", ["concat", None])
+def test_half_precision_sees_the_oldest_key_of_a_window(cache: str | None) -> None:
+    spec = small_spec("rope", dtype="fp16", causal=True, window=1100, kv_cache=cache)
+    oldest = [each for each in drafts_of(spec) if each.values == "oldest"]
+    if cache:
+        assert {each.past for each in oldest if each.seq == 1} == {1099, 1100}
+    else:
+        assert all(each.seq > 1100 for each in oldest)
+        assert oldest

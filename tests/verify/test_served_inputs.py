@@ -28,7 +28,7 @@ from posexport.verify import submission, verify
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.drafts import corners
 from posexport.verify.judge import ArtifactJob
-from posexport.verify.over_keys import ALL_CACHED
+from posexport.verify.over_keys import ALL_CACHED, BANDS_CACHED
 from posexport.verify.reach import default_reach
 from posexport.verify.result import FAILED, PASSED
 

@@ -34,7 +34,7 @@ COMMON = ("rope", "alibi", "t5", "none", "learned", "sinusoidal", "relative", "r
 
 FORM_RANKS = ("native", "contrib", "decomposed")
 DTYPE_RANKS = ("fp16", "bf16", "fp32")
-MODE_RANKS = ("decode", "prefill", "decode-shared", "padding")
+MODE_RANKS = ("decode", "prefill", "decode-shared", "padding", "decode-consecutive", "prefill-consecutive")
 
 DECODER: Mapping[str, Any] = {
     "hidden_size": 256,

@@ -35,7 +35,8 @@ class MatrixOptions:
     "--mode",
     metavar="NAME",
     multiple=True,
-    help="only this one of prefill, decode, decode-shared and padding, repeatable  [default: all]",
+    help="only this one of prefill, decode, decode-shared, padding, prefill-consecutive and decode-consecutive, "
+    "repeatable  [default: all]",
 )
 @click.option(
     "--runtime",

@@ -60,6 +60,13 @@ MODES = {
         summary="prefill, chunks and single tokens, written into shared buffers", fields={"kv_cache": "shared"}
     ),
     "padding": Mode(summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}),
+    "prefill-consecutive": Mode(
+        summary="a whole sequence at once, its positions consecutive by promise", fields={"positions": "consecutive"}
+    ),
+    "decode-consecutive": Mode(
+        summary="prefill, chunks and single tokens, over caches that grow, positions consecutive by promise",
+        fields={"kv_cache": "concat", "positions": "consecutive"},
+    ),
 }
 """All ways of use, by name."""
 

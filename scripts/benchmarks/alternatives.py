@@ -1,9 +1,9 @@
 """posexport's best form against what users have without it, for every encoding and scenario, on ONNX Runtime's CPU.
 
-One block, one process, two threads. A first session over forms and targets finds posexport's fastest form; new sessions
-then time it beside the alternatives, so that luck in the first does not count. Alternatives are torch eager,
-torch.compile, torch's own ONNX export at three opsets, and that file through two optimizers; beside them stands the
-lower bound. Results: docs/results/alternatives.json and alternatives.md.
+One block, one process, two threads, denormal numbers taken as zeros by all. A first session over forms and targets
+finds posexport's fastest form; new sessions then time it beside the alternatives, so that luck in the first does not
+count. Alternatives are torch eager, torch.compile, torch's own ONNX export at three opsets, and that file through two
+optimizers; beside them stands the lower bound. Results: docs/results/alternatives.json and alternatives.md.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def measure(quick: bool) -> list[Row]:
     """How many encodings miss each goal; the figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
+    torch.set_flush_denormal(True)
     cells: list[dict[str, Any]] = []
     for encoding, cache in itertools.product(["rope"] if quick else ENCODINGS, (None, GROWN)):
         with temporary.folder() as folder:
@@ -97,10 +98,12 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
     for name in names:
         inputs = seeded_inputs(buffers, SIZES[name], 0)
         plain, notes = timing.grown(inputs, SIZES[name].past_seq or 0), dict(missing)
-        ours = {form: timing.of_file(path, plain) for form, path in forms.items()}
-        ours |= {f"{form}, shared buffers": timing.of_file(path, inputs) for form, path in buffered.items()}
+        ours = {form: timing.of_file(path, plain, **timing.FLUSHED) for form, path in forms.items()}
+        ours |= {
+            f"{form}, shared buffers": timing.of_file(path, inputs, **timing.FLUSHED) for form, path in buffered.items()
+        }
         others = {TORCH: timing.of_torch(block, plain)}
-        others |= {other: timing.of_file(path, plain) for other, path in files.items()}
+        others |= {other: timing.of_file(path, plain, **timing.FLUSHED) for other, path in files.items()}
         if encoding in timing.COMMON and name in FOR_ALL and not quick:
             torch.compiler.reset()  # other compiled blocks count against the limit of recompilations
             others[COMPILED] = timing.of_torch(torch.compile(block, dynamic=False), plain)  # type: ignore[arg-type]
@@ -108,6 +111,7 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
             notes[COMPILED] = "compiled for the common encodings only, in the two scenarios of all"
         _leave_out_wrong(ours, others[TORCH], notes)
         _leave_out_wrong(others, others[TORCH], notes)
+        timing.check_flushed()
         others[LOWER_BOUND] = Contender(lambda: lower_bound.LowerBoundRunner(spec, "cpu", THREADS), plain)
         cell = {"encoding": encoding, "scenario": name, **_compare(ours, others, BURSTS.get(name, 1), quick)}
         cells.append({**cell, "missing": notes, **judged(name, cell["ratios"])})

@@ -19,7 +19,6 @@ from typing import Any
 import attrs
 import kernels
 import memory
-import numpy as np
 import textbook
 import timing
 import torch
@@ -32,6 +31,7 @@ from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.export.support import unsupported_reason
 from posexport.files import write_json
 from posexport.models import ENCODINGS, read_spec
+from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensorrt import api
 from posexport.spec.spec import Spec
 
@@ -67,9 +67,6 @@ LONGER: Mapping[str, Mapping[str, int]] = {
 
 SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {DECODE: 7}
 SESSION_SECONDS, ROUNDS = 2.5, (5, 20)
-
-FLUSHED: Mapping[str, Any] = {"denormal_as_zero": True}
-"""Options of every session: weights of far keys under alibi are denormal numbers, with which some CPUs are slow."""
 
 
 def measure(quick: bool) -> list[Row]:
@@ -116,22 +113,40 @@ def spec_of(encoding: str, mode: str, cache: str | None, causal: bool | None = N
     return timing.block_spec(encoding, 768, 12, causal=causal, kv_cache=cache, positions=mode)
 
 
+def caches(scenario: str) -> tuple[str | None, ...]:
+    """The caches that files of a scenario have."""
+    return (None,) if scenario == PREFILL else ("concat", "shared")
+
+
+def inputs_of(spec: Spec, scenario: str) -> Arrays:
+    """The inputs of a scenario for a block: the same numbers for both caches."""
+    sizes = SIZES[scenario]
+    if spec.kv_cache != "concat":
+        return seeded_inputs(spec, sizes, 0)
+    return timing.grown(seeded_inputs(attrs.evolve(spec, kv_cache="shared"), sizes, 0), sizes.past_seq or 0)
+
+
+def named(form: str, cache: str | None) -> str:
+    """What a file is called in tables."""
+    return f"{form}, shared buffers" if cache == "shared" else form
+
+
 def _files(encoding: str, mode: str, scenario: str, folder: Path, causal: bool | None = None) -> dict[str, Contender]:
     """Every file of an encoding in a mode; none where it has no such mode."""
-    sizes, contenders = SIZES[scenario], dict[str, Contender]()
-    if not has_mode(encoding, mode):
-        return contenders
-    for cache in (None,) if scenario == PREFILL else ("concat", "shared"):
+    contenders = dict[str, Contender]()
+    for cache in caches(scenario) if has_mode(encoding, mode) else ():
         spec = spec_of(encoding, mode, cache, causal)
-        inputs = seeded_inputs(spec if cache is None else attrs.evolve(spec, kv_cache="shared"), sizes, 0)
-        if cache == "concat":
-            inputs = timing.grown(inputs, sizes.past_seq or 0)
+        inputs = inputs_of(spec, scenario)
         own = folder / f"{mode}-{cache}"
         own.mkdir(parents=True)
         for form, path in timing.write_forms(spec, own, FORMS)[0].items():
-            name = f"{form}, shared buffers" if cache == "shared" else form
-            contenders[name] = timing.of_file(path, inputs, **FLUSHED)
+            contenders[named(form, cache)] = timing.of_file(path, inputs, **timing.FLUSHED)
     return contenders
+
+
+def rounds_of(seconds: float) -> int:
+    """The rounds of a session in which one takes so many seconds."""
+    return max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
 
 
 def _measure(
@@ -141,24 +156,25 @@ def _measure(
     burst = BURSTS.get(scenario, 1)
 
     def rounds(seconds: float) -> int:
-        return 3 if quick else max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
+        return 3 if quick else rounds_of(seconds)
 
     kinds = {NONE: plain, **{mode: _files(encoding, mode, scenario, folder) for mode in MODES}}
     if encoding == "relative" and scenario == PREFILL:
         spec = spec_of(encoding, "consecutive", None)
         inputs = seeded_inputs(spec, SIZES[scenario], 0)
-        kinds[TEXTBOOK] = {"torch-onnx 20": textbook.contender(folder / "textbook.onnx", spec, inputs, **FLUSHED)}
+        kinds[TEXTBOOK] = {
+            "torch-onnx 20": textbook.contender(folder / "textbook.onnx", spec, inputs, **timing.FLUSHED)
+        }
     every = {(kind, form): one for kind, files in kinds.items() for form, one in files.items()}
-    named = {f"{kind}: {form}": one for (kind, form), one in every.items()}
-    _check_equal({name: one for name, one in named.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
-    if np.float32(1e-30) * np.float32(1e-10) != 0:  # ONNX Runtime asks the first session of a process alone
-        raise RuntimeError("denormal numbers aren't zeros here: measure positions in a process of their own")
-    first = timing.time_sessions(named, 1, rounds, burst, 99)
+    labelled = {f"{kind}: {form}": one for (kind, form), one in every.items()}
+    check_equal({name: one for name, one in labelled.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
+    timing.check_flushed()
+    first = timing.time_sessions(labelled, 1, rounds, burst, 99)
     best: dict[str, str] = {}
     for kind, files in kinds.items():
         if files:
-            best[kind] = timing.ranking(first, [f"{kind}: {form}" for form in files], next(iter(named)))[0]
-    sessions = timing.time_sessions({kind: named[name] for kind, name in best.items()}, SESSIONS, rounds, burst)
+            best[kind] = timing.ranking(first, [f"{kind}: {form}" for form in files], next(iter(labelled)))[0]
+    sessions = timing.time_sessions({kind: labelled[name] for kind, name in best.items()}, SESSIONS, rounds, burst)
     series = {kind: list(itertools.chain(*values)) for kind, values in sessions.items()}
     cells = []
     for mode in MODES:
@@ -187,7 +203,7 @@ def _measure(
     return cells
 
 
-def _check_equal(contenders: Mapping[str, Contender], what: str) -> None:
+def check_equal(contenders: Mapping[str, Contender], what: str) -> None:
     """RuntimeError where files of one encoding compute different functions: a wrong file is no contender."""
     first, *others = contenders
     for name in others:

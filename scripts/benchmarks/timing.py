@@ -33,6 +33,10 @@ PARAMETERS: Mapping[str, dict[str, Any]] = {
 }
 """What an encoding must be given to reach long prompts; everything else is its default."""
 
+FLUSHED: Mapping[str, Any] = {"denormal_as_zero": True}
+"""Options of sessions, where all that stands beside each other has them: weights of far keys are denormal numbers under
+a causal mask or alibi, with which some CPUs are slow. ONNX Runtime asks the first session of a process alone."""
+
 Series = dict[str, list[list[float]]]
 """Seconds by name: a list of rounds for each session."""
 
@@ -78,6 +82,12 @@ class Contender:
 def of_file(path: Path, inputs: Arrays, **options: Any) -> Contender:
     """An ONNX file on ONNX Runtime's CPU provider, with options of posexport.runtimes.ort."""
     return Contender(lambda: ort.load(path, {"threads": THREADS, **options}), inputs)
+
+
+def check_flushed() -> None:
+    """RuntimeError where numpy, which shares the thread with ONNX Runtime, still computes with denormal numbers."""
+    if np.float32(1e-30) * np.float32(1e-10) != 0:
+        raise RuntimeError("denormal numbers aren't zeros here: measure this part in a process of its own")
 
 
 def of_torch(block: Block, inputs: Arrays) -> Contender:

@@ -1,0 +1,143 @@
+"""Blocks with positions as data beside those that an earlier commit of posexport wrote: is any slower?
+
+    python scripts/benchmarks/before.py CHECKOUT
+
+takes a checkout of that commit, writes every encoding's files with its code in a process of its own, and times the
+fastest of them beside the fastest of today: in sessions and rounds as those of `positions`, without denormal numbers.
+Where the file that was fastest is among those of today, there is nothing to time. Results:
+docs/results/positions-before.json and positions-before.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import onnx
+import positions
+import timing
+import torch
+from positions import BURSTS, CONFIDENCE, FORMS, PREFILL, SESSIONS, SIZES, rounds_of
+from results import RESULTS, machine_line, record, rounded, table, write_figures
+from timing import Contender
+
+from posexport import temporary
+from posexport.bench import statistics
+from posexport.files import write_json
+from posexport.models import ENCODINGS
+
+WRITE = """
+import json, pathlib, sys, timing
+name, causal, cache, folder, *forms = sys.argv[1:]
+spec = timing.block_spec(name, 768, 12, causal=causal == "True", kv_cache=cache or None)
+files, _ = timing.write_forms(spec, pathlib.Path(folder), forms)
+print(json.dumps({form: str(path) for form, path in files.items()}))
+"""
+"""What the earlier code runs: all files of an encoding, for a cache or none."""
+
+
+@click.command()
+@click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--encoding", multiple=True, type=click.Choice(list(ENCODINGS)), help="this one only; writes nothing")
+def main(checkout: Path, encoding: tuple[str, ...]) -> None:
+    """Time every encoding's fastest file beside the fastest that the code in CHECKOUT writes."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(timing.THREADS)
+    commit = subprocess.run(["git", "-C", checkout, "rev-parse", "--short=8", "HEAD"], capture_output=True, check=True)
+    cells = []
+    for name, scenario in itertools.product(encoding or ENCODINGS, SIZES):
+        if scenario == PREFILL or positions.decodes(name):
+            with temporary.folder() as folder:
+                cells.append(compare(name, scenario, checkout.resolve(), folder))
+                click.echo(f"{scenario}: {' '.join(_row(cells[-1]))}")
+    if not encoding:
+        data = rounded({**record(), "before": commit.stdout.decode().strip(), "cells": cells})
+        write_json(RESULTS / "positions-before.json", data)
+        write_figures("positions-before.md", figures(data))
+
+
+def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[str, Any]:
+    """The fastest file of each side, and the ratio of today's time to the earlier; None where it is the same file."""
+    files: dict[str, dict[str, Path]] = {"now": {}, "before": {}}
+    contenders = dict[str, Contender]()
+    for cache in positions.caches(scenario):
+        spec = positions.spec_of(encoding, "data", cache)
+        inputs = positions.inputs_of(spec, scenario)
+        written = {"now": timing.write_forms(spec, _made(folder, "now", cache), FORMS)[0]}
+        written["before"] = _write_before(checkout, encoding, cache, _made(folder, "before", cache))
+        for side, paths in written.items():
+            files[side] |= {positions.named(form, cache): path for form, path in paths.items()}
+            contenders |= {
+                f"{side}: {positions.named(form, cache)}": timing.of_file(path, inputs, **timing.FLUSHED)
+                for form, path in paths.items()
+            }
+    positions.check_equal(contenders, f"{encoding}, {scenario}")
+    timing.check_flushed()
+    burst, reference = BURSTS.get(scenario, 1), next(iter(contenders))
+    first = timing.time_sessions(contenders, 1, rounds_of, burst, 99)
+    best = {
+        side: timing.ranking(first, [name for name in contenders if name.startswith(f"{side}: ")], reference)[0]
+        for side in files
+    }
+    cell = {"encoding": encoding, "scenario": scenario, **{side: best[side].partition(": ")[2] for side in files}}
+    if _graph(files["before"][cell["before"]]) in map(_graph, files["now"].values()):
+        return {**cell, "ratio": None}
+    sessions = timing.time_sessions({side: contenders[best[side]] for side in files}, SESSIONS, rounds_of, burst)
+    series = {side: list(itertools.chain(*values)) for side, values in sessions.items()}
+    return {**cell, "ratio": attrs.asdict(statistics.ratio(series["now"], series["before"], CONFIDENCE))}
+
+
+def _made(folder: Path, side: str, cache: str | None) -> Path:
+    made = folder / f"{side}-{cache}"
+    made.mkdir()
+    return made
+
+
+def _write_before(checkout: Path, encoding: str, cache: str | None, folder: Path) -> dict[str, Path]:
+    """The files that the code in a checkout writes, by form."""
+    arguments = (encoding, str(positions.decodes(encoding)), cache or "", folder, *FORMS)
+    code = os.pathsep.join(map(str, (checkout, checkout / "scripts" / "benchmarks")))
+    command = [sys.executable, "-P", "-c", WRITE, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": code})
+    return {form: Path(path) for form, path in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def _graph(path: Path) -> bytes:
+    """What a file computes, without what is said about it."""
+    model = onnx.load(path)
+    return b"".join(part.SerializeToString(deterministic=True) for part in (model.graph, *model.functions))
+
+
+def figures(data: Mapping[str, Any]) -> list[str]:
+    """The lines of the page for results as they stand in the file."""
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    lines = [textwrap.fill(f"{machine_line(data['machine'])}; {versions}. Before: commit {data['before']}.", 120)]
+    for scenario in SIZES:
+        rows = [_row(cell) for cell in data["cells"] if cell["scenario"] == scenario]
+        lines += [
+            "",
+            f"### `{scenario}`",
+            "",
+            *table(("encoding", "before", "now", "× before"), rows, ("before", "now")),
+        ]
+    return lines
+
+
+def _row(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    ratio = cell["ratio"]
+    shown = f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else "the same file"
+    return cell["encoding"], cell["before"], cell["now"], shown
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,7 @@ from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.masks import mask_of
 from posexport.graphs.attention.measure import Measure
+from posexport.graphs.attention.order import acts_in_order
 from posexport.graphs.attention.origins import CallSites, Origins, scores_product
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
 from posexport.graphs.attention.rotary import BARRIERS, Rotary
@@ -41,7 +42,7 @@ Data = dict[str, Any]
 T = TypeVar("T")
 
 FEATURES, SIDE, ROTATION, POSITIONS = "scores-of-features", "one-side-rotates", "rotation-unknown", "positions-unknown"
-FURTHER = "rotated-again"
+FURTHER, UNTRIED = "rotated-again", "order-not-tried"
 NOT_MEASURED, FAILED = "not-evaluated", "failed"
 """Codes of reasons why an encoding, a bias or a mask is not known."""
 
@@ -89,7 +90,8 @@ class Describer:
         self._measure = Measure(view)
         self._origins = Origins(view, sites)
         self._known: dict[Hashable, Any] = {}
-        self._outputs = {one.output.value for one in view.attentions if isinstance(one, Attention)}
+        self._results = {one.output.value: one.output for one in view.attentions if isinstance(one, Attention)}
+        self._outputs = {*self._results}
 
     def describe(self, attention: Attention | UnknownAttention) -> Data:
         """An attention as data, with the keys KEYS."""
@@ -159,7 +161,7 @@ class Describer:
         added = self._shared(("embedded", attention.q.source.value), partial(self._embedded, attention))
         return {
             "mask": mask,
-            "encoding": rotation or factor or bias or added or {"name": "none"},
+            "encoding": rotation or factor or bias or added or self._order(attention),
             "bias": bias,
             "query_factor": factor,
             "input_encoding": added,
@@ -248,6 +250,22 @@ class Describer:
                 reason = Reason(POSITIONS, f"positions act on its {name} {how}")
                 return unknown("unknown", reason), 0
         return None, 0
+
+    def _order(self, attention: Attention) -> Data:
+        """No encoding, where tokens in another order give queries, keys and values in that order."""
+        results = {value: one for value, one in self._results.items() if value is not attention.output.value}
+        for name, side, dim in _sides(attention):
+            sizes = self._sizes(attention, side, dim)
+            key = ("order", side.source, sizes)
+            try_order = partial(acts_in_order, self.view.flow, self.view.probe, side.source, sizes, results)
+            kept = self._shared(key, try_order)
+            if kept is None:
+                text = f"whether the order of tokens acts on its {name} can't be tried"
+                return unknown("unknown", Reason(UNTRIED, text))
+            if not kept:
+                text = f"tokens in another order give other {name}, by something above that is not read"
+                return unknown("unknown", Reason(POSITIONS, text))
+        return {"name": "none"}
 
     def _turned(self, attention: Attention, side: Side) -> Rotary | None:
         """The rotation of queries or keys, of whole heads or of a part of them, with its pairs as features of the whole

@@ -25,6 +25,11 @@ ROW = 16
 EXACT = 2e-6
 """What tables of sines and cosines may differ by from them: they are float32."""
 
+_SKIPS = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
+"""Operators of ONNX Runtime that norm the sum of their first two inputs."""
+
+_SUMS = {"Add", "Sum", *_SKIPS}
+
 _STEPS = 3000
 """Nodes that are looked at above an attention, at most."""
 
@@ -37,7 +42,9 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
         node = value.producer()
         if node is None or value in stops:
             continue
-        if node.op_type in ("Add", "Sum") and (added := _added(view, node)) is not None:
+        if node.op_type == "EmbedLayerNormalization" and (table := _table_of(node)) is not None:
+            return _in_operator(view, table)
+        if node.op_type in _SUMS and (added := _added(view, node)) is not None:
             return _named(measure, *added)
         sources = {one for one in node.inputs if one is not None and one in view.flow.content} - seen
         seen |= sources
@@ -45,10 +52,25 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
     return None
 
 
+def _table_of(node: ir.Node) -> ir.Value | None:
+    """The table of positions that com.microsoft EmbedLayerNormalization adds from."""
+    return node.inputs[3] if len(node.inputs) > 3 else None
+
+
+def _in_operator(view: View, table: ir.Value) -> dict[str, Any] | None:
+    """What an operator adds from a table that it looks positions up in; None for the same in all places."""
+    rows = view.probe.get(table)
+    if table not in view.flow.constant or rows.dim() != 2:
+        return {"name": "absolute", "max_positions": None}
+    if not varies_by_token(rows, len(rows)):
+        return None
+    return _sines(rows[:ROW].numpy()) or {"name": "learned", "max_positions": len(rows)}
+
+
 def _added(view: View, node: ir.Node) -> tuple[ir.Value, int] | None:
     """What an Add adds to content, if it differs from token to token and not from feature to feature alone; and its
     axis of tokens, from the end."""
-    operands = [one for one in node.inputs if one is not None]
+    operands = [one for one in (node.inputs[:2] if node.op_type in _SKIPS else node.inputs) if one is not None]
     others = [one for one in operands if one not in view.flow.content]
     shape = view.probe.shape(node.outputs[0])
     if len(operands) != 2 or len(others) != 1 or len(shape) != 3:

@@ -1,0 +1,143 @@
+"""Attention is said to have no encoding only where the order of tokens was tried; positions inside of ONNX Runtime's
+operators are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from attention_graphs import HEADS, SIZE, Writer, attention
+from descriptions import described
+from onnx import TensorProto, helper
+
+from posexport.graphs.attention.describe import Describer
+from posexport.graphs.view import view_of
+
+WIDTH, ROWS, WORDS = HEADS * SIZE, 40, 50
+
+Array = np.ndarray[Any, Any]
+
+Stem = Callable[[Writer], str]
+"""What makes the features [batch, seq, WIDTH] of the attention."""
+
+
+def encoder(stem: Stem, layers: int = 1) -> onnx.ModelProto:
+    """Attention with a residual behind a stem."""
+    g, rng = Writer(), np.random.default_rng(3)
+    x = stem(g)
+    for _ in range(layers):
+        sides = []
+        for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]):
+            weight = g.floats(rng.standard_normal((WIDTH, WIDTH)) / 8)
+            split = g.op("Reshape", g.op("MatMul", x, weight), g.const([0, 0, HEADS, SIZE]))
+            sides.append(g.op("Transpose", split, perm=perm))
+        q, k, v = sides
+        scores = g.op("Mul", g.op("MatMul", q, k), g.floats(SIZE**-0.5))
+        out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+        x = g.op("Add", x, g.op("Reshape", out, g.const([0, 0, WIDTH])))
+    g.nodes.append(helper.make_node("Identity", [x], ["output"]))
+    g.outputs.append(helper.make_tensor_value_info("output", g.type, ("batch", "seq", WIDTH)))
+    graph = helper.make_graph(g.nodes, "encoder", g.inputs, g.outputs, g.weights)
+    domains = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=9)
+
+
+def named(model: onnx.ModelProto) -> dict[str, Any]:
+    encoding: dict[str, Any] = described(model)["encoding"]
+    return encoding
+
+
+def embed_layer_norm(table: Array) -> Stem:
+    """com.microsoft EmbedLayerNormalization with this table of positions."""
+
+    def stem(g: Writer) -> str:
+        ids = g.input("input_ids", TensorProto.INT32, "batch", "seq")
+        words = g.floats(np.random.default_rng(1).standard_normal((WORDS, WIDTH)))
+        norm = (g.floats(np.ones(WIDTH)), g.floats(np.zeros(WIDTH)))
+        inputs = [ids, "", words, g.floats(table), "", *norm]
+        node = helper.make_node("EmbedLayerNormalization", inputs, ["embedded", "count"], domain="com.microsoft")
+        g.nodes.append(node)
+        return "embedded"
+
+    return stem
+
+
+def skip_layer_norm(table: Array, operator: str) -> Stem:
+    """Words and rows of a table that are added inside of a norm."""
+
+    def stem(g: Writer) -> str:
+        ids = g.input("input_ids", TensorProto.INT64, "batch", "seq")
+        words = g.op("Gather", g.floats(np.random.default_rng(1).standard_normal((WORDS, WIDTH))), ids)
+        places = g.input("position_ids", TensorProto.INT64, "batch", "seq")
+        added = g.op("Gather", g.floats(table), places)
+        return g.op(operator, words, added, g.floats(np.ones(WIDTH)), domain="com.microsoft")
+
+    return stem
+
+
+def features(g: Writer) -> str:
+    return g.input("hidden_states", g.type, "batch", "seq", WIDTH)
+
+
+def mixed(g: Writer) -> str:
+    """Features of which each token's neighbours are a part."""
+    weight = g.floats(np.random.default_rng(2).standard_normal((WIDTH, 1, 3)))
+    turned = g.op("Transpose", features(g), perm=[0, 2, 1])
+    return g.op("Transpose", g.op("Conv", turned, weight, group=WIDTH, pads=[1, 1]), perm=[0, 2, 1])
+
+
+def numbers(rows: int = ROWS) -> Array:
+    return np.random.default_rng(5).standard_normal((rows, WIDTH))
+
+
+def test_the_table_of_positions_inside_of_an_operator_is_read() -> None:
+    assert named(encoder(embed_layer_norm(numbers()))) == {"name": "learned", "max_positions": ROWS}
+    angles = np.arange(ROWS)[:, None] * 100.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    sines = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(ROWS, WIDTH)
+    found = named(encoder(embed_layer_norm(sines)))
+    assert (found["name"], round(found["theta"], 3)) == ("sinusoidal", 100.0)
+
+
+def test_a_table_with_the_same_row_for_all_is_not_called_learned() -> None:
+    assert named(encoder(embed_layer_norm(np.ones((ROWS, WIDTH)))))["name"] != "learned"
+
+
+@pytest.mark.parametrize("operator", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+def test_positions_that_are_added_inside_of_a_norm_are_read(operator: str) -> None:
+    assert named(encoder(skip_layer_norm(numbers(), operator))) == {"name": "learned", "max_positions": ROWS}
+
+
+def test_no_encoding_is_none_in_all_layers() -> None:
+    view = view_of(ir.from_proto(encoder(features, layers=3)))
+    assert [Describer(view).describe(one)["encoding"] for one in view.attentions] == [{"name": "none"}] * 3
+
+
+def test_order_that_acts_by_no_encoding_is_unknown() -> None:
+    found = named(encoder(mixed))
+    assert found["name"] == "unknown" and found["reason"]["code"] == "positions-unknown"
+
+
+def by_inputs(g: Writer, heads: str, queries: bool) -> str:
+    """Turned by cosines and sines that are inputs."""
+    cos, sin = (g.op("Unsqueeze", g.input(name, g.type, "batch", "seq", SIZE), g.const([1])) for name in ("cos", "sin"))
+    ends = g.const([0]), g.const([SIZE // 2]), g.const([SIZE]), g.const([-1])
+    first, second = (g.op("Slice", heads, *pair, ends[3]) for pair in (ends[:2], ends[1:3]))
+    other = g.op("Concat", g.op("Neg", second), first, axis=-1)
+    return g.op("Add", g.op("Mul", heads, cos), g.op("Mul", other, sin))
+
+
+def test_cosines_and_sines_that_are_inputs_are_not_none() -> None:
+    found = named(attention(rotate=by_inputs))
+    assert found["name"] == "unknown" and found["reason"]["code"] == "order-not-tried"
+
+
+def test_positions_on_queries_alone_that_come_in_as_features_are_not_none() -> None:
+    def added(g: Writer, heads: str, queries: bool) -> str:
+        places = g.input("position_embeddings", g.type, "batch", "seq", SIZE)
+        return g.op("Add", heads, g.op("Unsqueeze", places, g.const([1]))) if queries else heads
+
+    assert named(attention(rotate=added))["name"] == "unknown"

@@ -171,7 +171,8 @@ def cases_of(
             continue
         seen.add(key)
         rng = np.random.default_rng((seed, number))
-        case = draw_inputs(roles, sizes, rng, corner.kinds, corner.label, tokens)
+        kinds = attrs.evolve(corner.kinds, marks=number > 0)  # the first one is of tokens that mean nothing
+        case = draw_inputs(roles, sizes, rng, kinds, corner.label, tokens)
         drawn.append(attrs.evolve(case, label=f"{corner.label} {_sizes_text(roles, case)}"))
     return drawn
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -49,7 +49,7 @@ class Kinds:
     """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
     SCORES; with `ends` the first and the last token of the vocabulary are among the tokens, and with positions `every`
     all tokens are, if there are enough places. With `apart`, rows of a buffer hold more tokens or fewer: one holds
-    none."""
+    none. With `marks`, ids that the graph compares tokens with are among them, a quarter of each row at most."""
 
     positions: str = "consecutive"
     padding: str = "none"
@@ -57,6 +57,7 @@ class Kinds:
     scores: str = "plain"
     ends: bool = True
     apart: bool = False
+    marks: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -120,7 +121,16 @@ def _ids(draw: _Draw) -> Array:
     if draw.kinds.ends and ids.size:
         ids.flat[-1] = rows - 1
         ids.flat[0] = 0 if ids.size > 1 else rows - 1
+    if draw.kinds.marks and draw.role.marks and ids.ndim and ids.shape[-1] > 2:
+        _mark(ids, draw.role.marks, draw.rng)
     return ids
+
+
+def _mark(ids: Array, marks: Sequence[int], rng: np.random.Generator) -> None:
+    """Put ids that the graph compares tokens with between the first token of each row and the last, as many in all."""
+    places, count = ids.shape[-1] - 2, max(ids.shape[-1] // 4, 1)
+    for number, row in enumerate(ids.reshape(-1, ids.shape[-1])):
+        row[1 + rng.permutation(places)[:count]] = np.resize(np.roll(marks, number), count)
 
 
 def _types(draw: _Draw) -> Array:

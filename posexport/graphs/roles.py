@@ -15,11 +15,15 @@ import onnx_ir as ir
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
 from posexport.graphs.axes import KNOWN_AXES, MASKS, Axes, axes_of, reused_names, without_names
+from posexport.graphs.compared import compared_ids
 from posexport.graphs.load import inlined, ir_of
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values
 from posexport.spec.input_roles import NAMES, ROLES, WHERE, check_input, check_role, plain_name
+
+TOKEN_IDS = ("token_ids", "encoder_token_ids")
+"""The roles of ids of tokens."""
 
 
 class GivenRoleError(RequestError):
@@ -31,11 +35,12 @@ class Role:
     """What one input is for: `kind` is one of ROLES, `axes` the meaning of each axis (posexport.graphs.axes), a number
     where it has none and is fixed.
 
-    Integers lie below `rows`, where a table says so. Images are made of patches: `strides` and `patches` on each side,
-    where known. Sound has `frames` for one token, and from it to the next. `taken` are sizes that the graph was seen to
-    take, rising, of axes by meaning of which it doesn't take all (posexport.graphs.baked). `stated` is the shape as the
-    file states it, `?` where a dimension has no name, or one that stands for other lengths too. `grouped` says that the
-    graph has GroupQueryAttention: it takes no padding on the left, and several tokens after others for one row only.
+    Integers lie below `rows`, where a table says so; tokens are compared with the ids `marks`. Images are made of
+    patches: `strides` and `patches` on each side, where known. Sound has `frames` for one token, and from it to the
+    next. `taken` are sizes that the graph was seen to take, rising, of axes by meaning of which it doesn't take all
+    (posexport.graphs.baked). `stated` is the shape as the file states it, `?` where a dimension has no name, or one
+    that stands for other lengths too. `grouped` says that the graph has GroupQueryAttention: it takes no padding on the
+    left, and several tokens after others for one row only.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Role:
     patches: int | None = None
     frames: tuple[int, int] = (1, 1)
     grouped: bool = False
+    marks: tuple[int, ...] = ()
     taken: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
@@ -103,6 +109,7 @@ def roles_of(
             dtype=dtype_of_value(value),
             axes=meanings,
             rows=rows[name],
+            marks=compared_ids(value, rows[name]) if known[name] in TOKEN_IDS else (),
             strides=strides_of(value) if pictures else None,
             patches=patches_of(model) if pictures else None,
             frames=frames_of(model, value) if known[name] == "audio" else (1, 1),

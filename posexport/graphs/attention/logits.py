@@ -66,11 +66,12 @@ class AddedToScores:
         padding: str = "none",
         positions: Positions | None = None,
         seed: int = 0,
+        marks: bool = False,
     ) -> Logits:
         """The sum of all terms on inputs of these sizes, as near as the graph allows; RequestError where it takes no
         such inputs."""
         values, drawn = self._measure.run(
-            self.values, seq=seq, past=past, batch=batch, padding=padding, positions=positions, seed=seed
+            self.values, seq=seq, past=past, batch=batch, padding=padding, positions=positions, seed=seed, marks=marks
         )
         total: torch.Tensor = torch.zeros((1, 1, 1, 1), dtype=torch.float64)
         for term, value in zip(self.terms, values, strict=True):

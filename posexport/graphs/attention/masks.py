@@ -67,7 +67,11 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     hides = padding and kind != "other" and _padded(added, measure, kind, size)
     if hides is None:
         return _mask("other", None, padding, tested)
-    return _mask(kind, size, padding if hides else [], tested)
+    compared = sorted(name for name in read if roles[name].marks) if kind != "other" else []
+    marked = compared and _marked(added, kind, size, [roles[name] for name in compared])
+    if marked is None:
+        return _mask("other", None, sorted([*padding, *compared]), tested)
+    return _mask(kind, size, sorted([*(padding if hides else []), *(compared if marked else [])]), tested)
 
 
 def _mask(kind: str, size: int | None, padding: list[str], tested: int | None, inputs: list[str] | None = None) -> Mask:
@@ -187,6 +191,22 @@ def _follows_positions(added: AddedToScores, measure: Measure, kind: str, size: 
         one = added.at(seq=9, positions=[[place] * axes for place in (0, 1, 2, 0, 1, 4, 3, 2, 3)])
         return not _fits(one, kind, size)
     return False
+
+
+def _marked(added: AddedToScores, kind: str, size: int | None, tokens: list[Role]) -> bool | None:
+    """Whether keys that are ids with which the graph compares tokens, such as padding, are hidden from all queries, and
+    nothing else changes; None where it does something else."""
+    try:
+        one = added.at(seq=16, batch=3, marks=True)
+    except RequestError:
+        return False
+    unmarked = np.broadcast_to(_visible(one, kind, size), one.seen.shape)
+    seen = (one.seen | ~unmarked).all((1, 2))  # [rows, keys]
+    ids = [(one.inputs.arrays[role.name], role.marks) for role in tokens]
+    stand = [np.isin(array, marks) for array, marks in ids if array.shape == seen.shape]
+    if not stand or not (one.seen == unmarked & seen[:, None, None]).all():
+        return None if (one.seen != unmarked).any() else False
+    return bool((~seen).any()) if not (~seen & ~np.logical_or.reduce(stand)).any() else None
 
 
 def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool | None:

@@ -89,20 +89,23 @@ class Measure:
         positions: Positions | Rows | None = None,
         sides: Mapping[str, int] | None = None,
         seed: int = 0,
+        marks: bool = False,
     ) -> tuple[list[torch.Tensor], DrawnInputs]:
         """Values on inputs of these sizes, as near as the graph allows, and the inputs.
 
         `padding` is as in posexport.graphs.draw; `positions` are those of `batch` rows of `seq` tokens, or of every
         row, and of as many tokens of an encoder; `sides` are the height and the width of images, by default the model's
-        own.
+        own. Ids that the graph compares tokens with are among the tokens with `marks` alone.
         """
         needed = self.inputs_of(values)
         roles = {name: role for name, role in self._view.roles.items() if name in needed}
         sizes = self.sizes(seq, past, batch, sides)
         if positions is not None and any(role.kind == POSITIONS and ENCODER in role.axes for role in roles.values()):
             sizes[ENCODER] = sizes[SEQ]
-        drawn = draw_inputs(self._sized(roles), sizes, np.random.default_rng(seed), Kinds(padding=padding))
+        drawn = draw_inputs(self._sized(roles), sizes, np.random.default_rng(seed), Kinds(padding=padding, marks=marks))
         for name, role in roles.items():
+            if role.marks and not marks:
+                drawn.arrays[name][np.isin(drawn.arrays[name], role.marks)] = _unmarked(role)
             if positions is not None and role.kind == POSITIONS:
                 drawn.arrays[name][...] = _positions(drawn.arrays[name].shape, role.axes, positions)
         arrays = {name: to_torch(drawn.arrays[name]) for name in roles}
@@ -138,6 +141,11 @@ class Measure:
                 pending += sources
             self._inputs[value] = frozenset(names)
         return self._inputs[value]
+
+
+def _unmarked(role: Role) -> int:
+    """An id that the graph compares no token with."""
+    return next(one for one in range(len(role.marks) + 1) if one not in role.marks)
 
 
 def _positions(shape: tuple[int, ...], axes: Axes, positions: Positions | Rows) -> np.ndarray:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import onnx_ir as ir
 
@@ -57,7 +58,9 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
     if not any(one.bias.any() for one in rows):
         return None
     if any((one.bias != one.bias[:1]).any() for one in rows):
-        return unknown("unknown", Reason(ROWS, "rows of a batch, or windows of an image, have different biases"))
+        found = _by_region(rows[0]) if len(rows) == 1 else None
+        text = "rows of a batch, or windows of an image, have different biases"
+        return found or unknown("unknown", Reason(ROWS, text))
     by_distance = [_by_distance(one, sinks) for one in rows]
     if any(one is None for one in by_distance):
         return _on_grid(rows[0]) or unknown(
@@ -158,6 +161,33 @@ def _on_grid(one: Logits) -> Bias | None:
             if all((values == values[:, :1]).all() for values in first):
                 return {"name": "beit", "window_size": side}
     return None
+
+
+def _by_region(one: Logits) -> Bias | None:
+    """Windows of an image with the same bias by offset on their grid, which have besides one negative number, or minus
+    infinity, between tokens of different regions: those that a shift brought into one window."""
+    rows, heads, queries, keys = one.bias.shape
+    if queries != keys or one.past or rows < 2:
+        return None
+    total = np.where(one.seen, one.bias, -np.inf)
+    shared = total.max(0)
+    if not np.isfinite(shared).all():
+        return None
+    besides = total - shared
+    limit = ROUNDING * max(float(np.abs(one.bias).max()), 1e-30)
+    numbers, together = besides[besides < -limit], besides[:, 0] >= -limit
+    number = float(numbers.max(initial=-np.inf))
+    same = np.isinf(numbers).all() if math.isinf(number) else (np.abs(numbers - number) <= limit).all()
+    if not same or not ((besides >= -limit) == together[:, None]).all() or not all(map(_are_regions, together)):
+        return None
+    found = _on_grid(attrs.evolve(one, seen=np.ones((1, heads, queries, keys), bool), bias=shared[None]))
+    return found if found is None or math.isinf(number) else {**found, "between_regions": float(f"{number:.6g}")}
+
+
+def _are_regions(together: Array) -> bool:
+    """Whether each token [S, S] goes together with all that go together with one of those."""
+    further = together.astype(int) @ together.astype(int) > 0
+    return bool(together.diagonal().all() and (together == together.T).all() and (further == together).all())
 
 
 def _offsets(cells: list[tuple[int, int]]) -> Array:

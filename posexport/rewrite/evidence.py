@@ -135,6 +135,8 @@ def _compare(
             want, have = (attention.output.layout.to_heads(tensor, sizes) for tensor in (want, have))
             shown = by_query(logits, attention.logits_axes, attention.num_heads)
             seen = (shown > UNSEEN).any(-1).reshape(sizes[:3])
+            if attention.divides_zeros:  # its logits don't tell which keys are hidden
+                seen = seen & ~torch.isnan(want).all(-1)
             want, have = want[seen], have[seen]
         if not torch.isfinite(want).all():
             return  # nothing can be said where the original isn't finite

@@ -158,6 +158,70 @@ def masked(*, at_end: bool = False) -> Mix:
     return mix
 
 
+def seen(g: Graph, scores: str, *, keys_only: bool = False, window: int = 2) -> str:
+    """Truth values [1, 1, S, T]: keys up to the query and `window` ahead; or [1, 1, 1, T], all keys but the third."""
+    length = g.op("Squeeze", g.length(scores, 3), g.constant([0]))
+    places = g.op("Range", g.constant(0), length, g.constant(1))
+    if keys_only:
+        return g.op("Unsqueeze", g.op("Not", g.op("Equal", places, g.constant(2))), g.constant([0, 1, 2]))
+    queries = g.op("Add", g.op("Unsqueeze", places, g.constant([1])), g.constant(window))
+    return g.op("Unsqueeze", g.op("LessOrEqual", places, queries), g.constant([0, 1]))
+
+
+def zeroed(
+    by: str = "Where", *, late: bool = False, keys_only: bool = False, filled: float = 0.0, sums: str = "zeroed"
+) -> Mix:
+    """Exponentials made zero where keys are hidden, then divided by their sum; near misses fill another number, or sum
+    others."""
+
+    def mix(g: Graph, scores: str, values: str) -> str:
+        powers = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([-1]))))
+        truth, zero = seen(g, scores, keys_only=keys_only), g.constant(filled, np.float32)
+        kept = {
+            "Where": lambda: g.op("Where", truth, powers, zero),
+            "Where Not": lambda: g.op("Where", g.op("Not", truth), zero, powers),
+            "Mul": lambda: g.op("Mul", g.op("Cast", truth, to=TensorProto.FLOAT), powers),
+            "hidden": lambda: g.op("Mul", powers, g.op("Cast", g.op("Not", truth), to=TensorProto.FLOAT)),
+        }[by]()
+        other = g.op("Where", seen(g, scores, window=1), powers, zero) if sums == "other" else powers
+        total = g.op("ReduceSum", kept if sums not in ("all", "other") else other, g.constant([-1]))
+        if sums == "bounded":
+            total = g.op("Max", total, g.constant(0.9, np.float32))
+        if sums == "added":
+            total = g.op("Add", total, g.constant(1e-1, np.float32))
+        if late:
+            return g.op("Div", g.op("MatMul", kept, values), total)
+        return g.op("MatMul", g.op("Div", kept, total), values)
+
+    return mix
+
+
+def zeroed_by_input(g: Graph, scores: str, values: str) -> str:
+    """Exponentials made zero where an input says so."""
+    truth = g.op("Greater", g.op("Unsqueeze", "attention_mask", g.constant([1, 2])), g.constant(0.5, np.float32))
+    powers = g.op("Where", truth, g.op("Exp", scores), g.constant(0.0, np.float32))
+    return g.op("MatMul", g.op("Div", powers, g.op("ReduceSum", powers, g.constant([-1]))), values)
+
+
+ZEROED: dict[str, Mix] = {
+    "Where": zeroed(),
+    "Where Not": zeroed("Where Not"),
+    "Mul": zeroed("Mul"),
+    "late": zeroed(late=True),
+    "late Mul": zeroed("Mul", late=True),
+    "by key": zeroed(keys_only=True),
+}
+
+NOT_ZEROED: dict[str, Mix] = {
+    "another number": zeroed(filled=0.5),
+    "the sum of all": zeroed(sums="all"),
+    "the sum of others": zeroed(sums="other"),
+    "a bound": zeroed(sums="bounded"),
+    "a number beside": zeroed(sums="added"),
+}
+"""What is no softmax of the keys that are seen."""
+
+
 def bounded(kind: str, bound: float = 1e-9, maximum: int | None = None, *, upper: bool = False) -> Mix:
     """A sum that is kept from zero, of scores less their `maximum` over an axis where one is given."""
 

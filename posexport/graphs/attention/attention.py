@@ -22,7 +22,8 @@ class Attention:
 
     `near` is the same attention between its two products alone, without what lies before them and behind. `logits` have
     the axes `logits_axes` (posexport.graphs.attention.score_axes). `output` is the result [B, N, S, D] as the graph
-    lays it out. `square`: there are always as many keys as queries.
+    lays it out. `square`: there are always as many keys as queries. `divides_zeros`: where a query sees no key, the
+    graph divides zero by zero.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Attention:
     logits_axes: ScoreAxes
     softmax_dtype: str
     weights: ir.Value
+    divides_zeros: bool = False
     near: Attention | None = None
 
     state = RECOGNISED

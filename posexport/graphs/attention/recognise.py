@@ -20,13 +20,14 @@ from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.operands import check_heads, dims_of, operand_side, result_of, side_behind, sizes_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
-from posexport.graphs.attention.score_axes import USUAL
-from posexport.graphs.attention.scores import Declined, Scores, reaches_product
+from posexport.graphs.attention.score_axes import USUAL, ScoreAxes
+from posexport.graphs.attention.scores import Declined, Scores, Term, reaches_product
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
 from posexport.graphs.attention.unweighted import WEIGHT_OPS, mixed_scores, reason_without_product
 from posexport.graphs.attention.weights import check_weights
 from posexport.graphs.attention.written_out import check_written_out
+from posexport.graphs.attention.zeroed import Zeroed
 
 _OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Flatten"}
 
@@ -173,6 +174,8 @@ def _attention(
     check_heads(probe, scores.product, heads)
     check_heads(probe, product, heads, values=True)
     check_written_out(probe, softmax, scores, name)
+    if softmax.zeroed is not None:
+        scores = _with_zeros(softmax.zeroed, scores, axes.get(softmax.logits, USUAL), name)
     for node in layout_nodes(scores.nodes):
         if not lays_out(probe, node):
             name = shown(node.name or node.outputs[0].name or "")
@@ -209,11 +212,20 @@ def _attention(
         logits_axes=axes.get(inner, USUAL),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.node.outputs[0],
+        divides_zeros=softmax.zeroed is not None,
     )
     whole = _whole(flow, probe, near, operands)
     if whole is None and k.source.heads != v.source.heads:
         raise Declined("heads", f"{shown(name)} has {k.source.heads} key heads and {v.source.heads} of values")
     return _with_turns(flow, probe, near if whole is None else whole, (rows, queries, keys))
+
+
+def _with_zeros(zeroed: Zeroed, scores: Scores, axes: ScoreAxes, name: str) -> Scores:
+    """The scores with the keys hidden whose exponentials are made zero."""
+    if axes != USUAL:
+        raise Declined("softmax-form", f"{shown(name)} makes exponentials zero, whose keys are on another axis")
+    hides = Term(value=zeroed.condition, level=zeroed.result, seen_if=zeroed.seen_if, fill=-math.inf)
+    return attrs.evolve(scores, terms=(hides, *scores.terms))
 
 
 def _with_turns(flow: Dataflow, probe: Probe, one: Attention, lengths: tuple[int, int, int]) -> Attention:

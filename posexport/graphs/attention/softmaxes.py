@@ -2,6 +2,8 @@
 
     exp(x) / sum(exp(x))      exp(LogSoftmax(x))      exp(x - log(sum(exp(x))))      (exp(x) v) / sum(exp(x))
 
+Exponentials of hidden keys may be made zero before the sum (posexport.graphs.attention.zeroed): the softmax of logits
+that are minus infinity there. A query that sees no key then gets zero divided by zero, as it does from that one.
 The sum may drop its axis and get it back by a Reshape or an Unsqueeze: its shape says whether that is the same axis
 (posexport.graphs.attention.written_out).
 """
@@ -16,6 +18,7 @@ import onnx_ir as ir
 from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
+from posexport.graphs.attention.zeroed import Zeroed, zeroed_by
 
 _PASSED = ("Cast", "Identity")
 
@@ -28,7 +31,8 @@ class Softmax:
     """A softmax of `logits` whose last node is `node`; `axis` is None where the operator names none.
 
     Where it is written out, exponentials are divided by `total`. With `product` they are so behind the product with
-    values, whose result is then that of the division. `doubt` says why it is not known to be a softmax.
+    values, whose result is then that of the division. `zeroed` makes exponentials of hidden keys zero before. `doubt`
+    says why it is not known to be a softmax.
     """
 
     node: ir.Node
@@ -36,6 +40,7 @@ class Softmax:
     axis: int | None
     total: ir.Value | None = None
     product: Product | None = None
+    zeroed: Zeroed | None = None
     doubt: Reason | None = None
 
 
@@ -97,16 +102,22 @@ def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
 def _divided(node: ir.Node) -> Softmax | None:
     """Exponentials divided by their sum, or multiplied by the reciprocal of it; or their product with values is."""
     for part, divisor in _quotients(node):
-        sums = above(_unbounded(_inverse(divisor) if node.op_type == "Mul" else divisor), "ReduceSum", KEEPS_ORDER)
-        source = None if sums is None else above(sums.inputs[0], "Exp")
-        if sums is None or source is None or source.inputs[0] is None:
+        total = _inverse(divisor) if node.op_type == "Mul" else divisor
+        sums = above(_unbounded(total), "ReduceSum", KEEPS_ORDER)
+        powers = None if sums is None or sums.inputs[0] is None else behind(sums.inputs[0], _PASSED)
+        zeroed = None if powers is None else zeroed_by(powers.producer())
+        source = None if powers is None else above(powers if zeroed is None else zeroed.kept, "Exp")
+        if sums is None or powers is None or source is None or source.inputs[0] is None:
             continue
-        if above(part, "Exp") is source:
-            return _of_sums(node, source.inputs[0], sums, divisor)
-        late = _product_with(source, part)
-        if late is not None:
-            found = _of_sums(source, source.inputs[0], sums, divisor)
-            return attrs.evolve(found, product=attrs.evolve(late, result=node.outputs[0]))
+        if zeroed is not None and above(total, "ReduceSum", KEEPS_ORDER) is None:
+            continue  # a bound changes the sum where the largest logit is that of a hidden key
+        if behind(part, _PASSED) is powers:
+            return attrs.evolve(_of_sums(node, source.inputs[0], sums, divisor), zeroed=zeroed)
+        late = _product_with(powers, part)
+        last = powers.producer()
+        if late is not None and last is not None:
+            found = _of_sums(last, source.inputs[0], sums, divisor)
+            return attrs.evolve(found, product=attrs.evolve(late, result=node.outputs[0]), zeroed=zeroed)
     return _almost_divided(node)
 
 
@@ -154,12 +165,12 @@ def _unbounded(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if is_less and number <= 1.0 else value
 
 
-def _product_with(source: ir.Node, result: ir.Value) -> Product | None:
+def _product_with(powers: ir.Value, result: ir.Value) -> Product | None:
     """The product of exponentials with values whose result has features in place of keys, and else the same axes: a sum
     over the keys divides each of its rows."""
     node = result.producer()
     for weights in () if node is None else node.inputs:
-        if node is None or weights is None or above(weights, "Exp") is not source:
+        if node is None or weights is None or behind(weights, _PASSED) is not powers:
             continue
         product = product_of(node, WEIGHTED, weights=weights)
         if product is not None and product.axes[0].endswith("st") and product.axes[2] == product.axes[0][:-1] + "d":

@@ -26,6 +26,9 @@ def check_written_out(probe: Probe, softmax: Softmax, scores: Scores, name: str)
         divided = softmax.node.outputs[0]
         if probe.shapes.of(softmax.total) != (*shape[:-1], ONE) or probe.shapes.of(divided) != shape:
             raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")
+    zeroed = softmax.zeroed
+    if zeroed is not None and (scores.sinks is not None or probe.shapes.of(zeroed.result) != shape):
+        raise Declined("softmax-form", f"{shown(name)} makes exponentials zero, but not one for each score")
     product = softmax.product
     if product is not None and probe.shapes.of(product.result) != probe.shapes.of(product.node.outputs[0]):
         raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")

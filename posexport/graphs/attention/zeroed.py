@@ -1,0 +1,73 @@
+"""Numbers of hidden keys that are made zero: exponentials before their sum.
+
+Where(seen, exp(x), 0)    Where(hidden, 0, exp(x))    exp(x) * Cast(seen)
+"""
+
+from __future__ import annotations
+
+import attrs
+import onnx_ir as ir
+
+from posexport.graphs.attention.dataflow import constant_of
+
+
+@attrs.frozen(kw_only=True)
+class Zeroed:
+    """`result` has the numbers of `kept` where the truth value `condition` is `seen_if`, and zeros elsewhere."""
+
+    kept: ir.Value
+    condition: ir.Value
+    seen_if: bool
+    result: ir.Value
+
+
+def zeroed_by(node: ir.Node | None) -> Zeroed | None:
+    """What a node keeps where it makes the other numbers zero, None where it does something else."""
+    if node is None or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "Where":
+        condition, first, second = node.inputs[:3]
+        if condition is None or first is None or second is None:
+            return None
+        kept, zero = (first, second) if _is_zero(second) else (second, first)
+        if not _is_zero(zero) or _is_zero(kept):
+            return None
+        return Zeroed(kept=kept, condition=condition, seen_if=kept is first, result=node.outputs[0])
+    if node.op_type == "Mul" and len(node.inputs) == 2:
+        for kept, factor in (node.inputs, node.inputs[::-1]):
+            truths = _truths(factor)
+            if truths is not None and kept is not None:
+                return Zeroed(kept=kept, condition=truths, seen_if=True, result=node.outputs[0])
+    return None
+
+
+def _is_zero(value: ir.Value) -> bool:
+    tensor = constant_of(value)
+    return tensor is not None and tensor.size == 1 and float(tensor.numpy().reshape(-1)[0]) == 0.0
+
+
+def _truths(value: ir.Value | None) -> ir.Value | None:
+    """The truth values that a value of zeros and ones is cast from."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Cast" or node.inputs[0] is None:
+        return None
+    return node.inputs[0] if _are_truths(node.inputs[0]) else None
+
+
+_TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}
+
+_LAYOUTS = {"Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Slice", "Gather", "Tile"}
+"""Operators that give the numbers of their first input, or some of them."""
+
+
+def _are_truths(value: ir.Value | None) -> bool:
+    """Whether a value holds truth values, also where the file doesn't state its dtype."""
+    while value is not None:
+        if value.dtype is not None:
+            return value.dtype == ir.DataType.BOOL
+        node = value.producer()
+        if node is None or node.op_type not in _LAYOUTS:
+            cast = node is not None and node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL
+            return cast or (node is not None and node.op_type in _TRUTHS)
+        value = node.inputs[0]
+    return False

@@ -160,7 +160,7 @@ def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, pro
         return attrs.evolve(
             found, reason=Reason(NOT_EVALUATED, f"the graph can't be evaluated {asked} ({type(error).__name__})")
         )
-    found = attrs.evolve(found, axes={name: role.axes for name, role in view.roles.items()})
+    found = attrs.evolve(found, axes={name: role.axes for name, role in view.roles.items() if name in found.roles})
     describer = Describer(view, sites)
     attentions = []
     for number, one in enumerate(view.attentions, 1):

@@ -75,7 +75,10 @@ class SymbolicShapes:
             for at, value in enumerate(node.outputs):
                 if computed:
                     self.fixed.add(value)
-                self._shapes[value] = self._of_output(node, at, value)
+                role = roles.get(value.name or "")  # of an operator that is not read
+                self._shapes[value] = (
+                    self._of_output(node, at, value) if role is None else self._of_graph_input(value, role)
+                )
                 for size in self._shapes[value]:
                     self.symbols.note_length(size)
                 if value not in flow.content and value not in self.fixed and self.whole_numbers(value) is not None:

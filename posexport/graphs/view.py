@@ -21,6 +21,7 @@ from posexport.graphs.load import live
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
 from posexport.graphs.settled import settled_roles
+from posexport.graphs.unread import with_unread
 from posexport.runtimes.tensors import to_tensors
 
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
@@ -63,7 +64,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
     """
     live(model, kept)
-    roles = settled_roles(model, roles_of(model, given), seed)
+    roles = with_unread(model, settled_roles(model, roles_of(model, given), seed))
     drawn = probe_inputs(roles, seed)
     operands = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
     for name, dtype in _dtypes(model, to_tensors(drawn.arrays), operands.values()).items():
@@ -73,7 +74,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     refused: dict[ir.Node, str] = {}
     flow, probe = _probed(model, roles, drawn, seed)
     if untold(roles) and (turned := token_first(model, probe, roles)):
-        roles = settled_roles(model, roles_of(model, given, turned), seed)
+        roles = with_unread(model, settled_roles(model, roles_of(model, given, turned), seed))
         drawn = probe_inputs(roles, seed)
         flow, probe = _probed(model, roles, drawn, seed)
     around = {value.name or "": value for value in maybe_folded(model)}

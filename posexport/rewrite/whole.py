@@ -20,6 +20,7 @@ import torch
 from posexport.errors import Reason, RequestError
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.node_arguments import ROUNDING
 from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
 from posexport.runtimes.tensors import to_tensors
 
@@ -63,6 +64,7 @@ def whole_evidence(
     missing = [name for name in outputs if name not in {value.name for value in after.graph.outputs}]
     if missing:
         return WholeEvidence(problem=_differs(f"it has no output {missing[0]!r}"))
+    outputs += _read_by_unread(before, cases)
     names = Counter(value.name for node in after.graph for value in node.outputs if value.name)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:  # which runtimes refuse
@@ -101,8 +103,19 @@ def whole_evidence(
             if overflowing is not None:
                 text = f"in the dtypes of the file output {overflowing!r} is finite in only one of the two"
                 return WholeEvidence(error=error, cases=tried, problem=_differs(f"{text} on {case.label}"))
-    left = tuple(name for name in outputs if name not in computable) if tried else ()
+    left = tuple(value.name or "" for value in before.graph.outputs if value.name not in computable) if tried else ()
     return WholeEvidence(error=error, cases=tried, untested=None if tried else untested, left=left)
+
+
+def _read_by_unread(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[str]:
+    """The numbers that operators read whose outputs are drawn as inputs are (posexport.graphs.unread)."""
+    inputs = {value.name for value in model.graph.inputs}
+    drawn = {name for case in cases[:1] for name in case.arrays} - inputs
+    nodes = [node for node in model.graph if any(value.name in drawn for value in node.outputs)]
+    read = [value for node in nodes for value in node.inputs if value is not None and value.producer() is not None]
+    quantised = {value for value in read if value.dtype is not None and not value.dtype.is_floating_point()}
+    rounded = {value for value in read if (node := value.producer()) and node.op_type in ROUNDING} | quantised
+    return [value.name or "" for value in dict.fromkeys(read) if value not in rounded]
 
 
 def _grown(have: torch.Tensor, want: torch.Tensor, buffers: Sequence[str]) -> torch.Tensor:

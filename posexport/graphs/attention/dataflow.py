@@ -23,7 +23,8 @@ _TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where", "ScatterND", "ScatterElements"}
 class Dataflow:
     """The kinds of all values of the main graph of a model, and its order; `functions` are those that it has.
 
-    `token_inputs` are graph inputs with ids of tokens, `content_inputs` those with features or caches.
+    `token_inputs` are graph inputs with ids of tokens, `content_inputs` those with features or caches, and outputs of
+    operators that are not read (posexport.graphs.unread).
     """
 
     def __init__(self, model: ir.Model, token_inputs: Collection[str], content_inputs: Collection[str]) -> None:
@@ -32,6 +33,7 @@ class Dataflow:
         self.values: dict[str, ir.Value] = {}
         self.content: set[ir.Value] = set()
         self.constant: set[ir.Value] = set()
+        self._unread = {node for node in model.graph if any(value.name in content_inputs for value in node.outputs)}
         self._whole: set[ir.Value] = set()  # whole numbers that stand for features until they are scaled
         tokens: set[ir.Value] = set()
         for value in (*model.graph.inputs, *model.graph.initializers.values()):
@@ -49,6 +51,9 @@ class Dataflow:
         inputs = [value for value in node.inputs if value is not None] + outer_values(node)
         for value in node.outputs:
             self.values[value.name or ""] = value
+        if node in self._unread:
+            self.content.update(node.outputs)
+            return
         if all(value in self.constant for value in inputs):
             self.constant.update(node.outputs)
             return
@@ -69,7 +74,9 @@ class Dataflow:
         return -1 if node is None else self.order.get(node, -1)
 
     def content_inputs(self, node: ir.Node) -> list[ir.Value]:
-        """The content that a node reads, each value once."""
+        """The content that a node reads, each value once; none of an operator that is not read."""
+        if node in self._unread:
+            return []
         read = numbers_read(node, [value for value in node.inputs if value is not None])
         return list(dict.fromkeys(value for value in read if value in self.content))
 
@@ -97,7 +104,7 @@ class Dataflow:
         while pending:
             value = pending.pop()
             node = value.producer()
-            if value is source or node is None or node in nodes:
+            if value is source or node is None or node in nodes or node in self._unread:
                 continue
             nodes.add(node)
             pending += self.content_inputs(node)

@@ -132,8 +132,8 @@ class Measure:
             while pending:
                 one = pending.pop()
                 node = one.producer()
-                if node is None:
-                    if one.is_graph_input() and not one.is_initializer():
+                if node is None or one.name in self._view.roles:
+                    if one.name in self._view.roles or (one.is_graph_input() and not one.is_initializer()):
                         names.add(one.name or "")
                     continue
                 sources = {source for source in (*node.inputs, *outer_values(node)) if source is not None} - seen

@@ -34,10 +34,10 @@ def zeroed_by(node: ir.Node | None) -> Zeroed | None:
             return None
         return Zeroed(kept=kept, condition=condition, seen_if=kept is first, result=node.outputs[0])
     if node.op_type == "Mul" and len(node.inputs) == 2:
-        for kept, factor in (node.inputs, node.inputs[::-1]):
-            truths = _truths(factor)
-            if truths is not None and kept is not None:
-                return Zeroed(kept=kept, condition=truths, seen_if=True, result=node.outputs[0])
+        for at in (0, 1):
+            product, truths = node.inputs[at], _truths(node.inputs[1 - at])
+            if truths is not None and product is not None:
+                return Zeroed(kept=product, condition=truths, seen_if=True, result=node.outputs[0])
     return None
 
 

@@ -59,7 +59,7 @@ def _role(value: ir.Value, roles: Mapping[str, Role]) -> Role | None:
         dtype = dtype_of_value(value)
     except RequestError:
         return None
-    if len(shape) != 3 or axes is None or axes[:2] != (BATCH, SEQ) or not isinstance(shape[2], int):
+    if len(shape) != 3 or "?" in shape or axes is None or axes[:2] != (BATCH, SEQ) or not isinstance(shape[2], int):
         return None
     like = next((role for role in roles.values() if role.axes[:2] == (BATCH, SEQ)), None)
     if like is None or shape[:2] != like.stated[:2]:

@@ -51,14 +51,20 @@ def named(model: onnx.ModelProto) -> dict[str, Any]:
     return encoding
 
 
-def embed_layer_norm(table: Array) -> Stem:
-    """com.microsoft EmbedLayerNormalization with this table of positions."""
+def embed_layer_norm(table: Array, places: str | int | None = None) -> Stem:
+    """com.microsoft EmbedLayerNormalization with this table of positions, which are an input, one place or counted."""
 
     def stem(g: Writer) -> str:
         ids = g.input("input_ids", TensorProto.INT32, "batch", "seq")
         words = g.floats(np.random.default_rng(1).standard_normal((WORDS, WIDTH)))
         norm = (g.floats(np.ones(WIDTH)), g.floats(np.zeros(WIDTH)))
         inputs = [ids, "", words, g.floats(table), "", *norm]
+        if isinstance(places, str):
+            inputs += ["", g.input(places, TensorProto.INT32, "batch", "seq")]
+        elif places is not None:
+            shape = g.op("Shape", ids)
+            fill = onnx.numpy_helper.from_array(np.array([places], np.int32))
+            inputs += ["", g.op("ConstantOfShape", shape, value=fill)]
         node = helper.make_node("EmbedLayerNormalization", inputs, ["embedded", "count"], domain="com.microsoft")
         g.nodes.append(node)
         return "embedded"
@@ -104,6 +110,8 @@ def test_the_table_of_positions_inside_of_an_operator_is_read() -> None:
 
 def test_a_table_with_the_same_row_for_all_is_not_called_learned() -> None:
     assert named(encoder(embed_layer_norm(np.ones((ROWS, WIDTH)))))["name"] != "learned"
+    assert named(encoder(embed_layer_norm(numbers(), 3)))["name"] != "learned"
+    assert named(encoder(embed_layer_norm(numbers(), "position_ids")))["name"] == "learned"
 
 
 @pytest.mark.parametrize("operator", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])

@@ -112,7 +112,9 @@ def test_an_operator_whose_output_has_no_stated_size_leaves_all(tmp_path: Path) 
     assert found.reason is not None and found.reason.code == "not-evaluated"
 
 
-@pytest.mark.parametrize("stated", [("seq", "batch", WIDTH), ("batch", "other", WIDTH), ("batch", "seq", WIDTH + 1)])
+@pytest.mark.parametrize(
+    "stated", [("seq", "batch", WIDTH), ("batch", "other", WIDTH), ("batch", "seq", WIDTH + 1), (None, None, WIDTH)]
+)
 def test_sizes_that_are_not_those_of_tokens_rewrite_nothing_wrong(stated: Any, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, model_with("Mixer", stated=stated))
     assert inspected(read_mapped(path), {}).reason is not None

@@ -17,6 +17,7 @@ from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.projection import varies_by_token
 from posexport.graphs.axes import BATCH, is_token_first
 from posexport.graphs.fits.progressions import progression
+from posexport.graphs.node_arguments import input_of
 from posexport.graphs.view import View
 
 ROW = 16
@@ -43,7 +44,7 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
         if node is None or value in stops:
             continue
         if node.op_type == "EmbedLayerNormalization" and (table := _table_of(node)) is not None:
-            return _in_operator(view, table)
+            return _in_operator(view, table, input_of(node, 8))
         if node.op_type in _SUMS and (added := _added(view, node)) is not None:
             return _named(measure, *added)
         sources = {one for one in node.inputs if one is not None and one in view.flow.content} - seen
@@ -54,12 +55,14 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
 
 def _table_of(node: ir.Node) -> ir.Value | None:
     """The table of positions that com.microsoft EmbedLayerNormalization adds from."""
-    return node.inputs[3] if len(node.inputs) > 3 else None
+    return input_of(node, 3)
 
 
-def _in_operator(view: View, table: ir.Value) -> dict[str, Any] | None:
+def _in_operator(view: View, table: ir.Value, places: ir.Value | None) -> dict[str, Any] | None:
     """What an operator adds from a table that it looks positions up in; None for the same in all places."""
     rows = view.probe.get(table)
+    if places is not None and len(view.probe.get(places).unique()) < 2:
+        return None
     if table not in view.flow.constant or rows.dim() != 2:
         return {"name": "absolute", "max_positions": None}
     if not varies_by_token(rows, len(rows)):

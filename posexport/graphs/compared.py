@@ -20,10 +20,12 @@ _SAME = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expa
 _ORDERED = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 
 _DECIDED = {*_SAME, "Not", "And", "Or", "Xor", "Where", "Mul", "Add", "Sub", "CumSum", "ReduceSum", "Tile", "Concat"}
-_DECIDED |= {"Equal", *_ORDERED, "Neg", "Div", "Max", "Min", "Clip", "CastLike"}
+_DECIDED |= {"GatherElements", "GatherND", "Equal", *_ORDERED, "Neg", "Div", "Max", "Min", "Clip", "CastLike"}
 """Operators through which truths about tokens are followed."""
 
-_PLACING = {"NonZero", "Compress", "ScatterND", "ScatterElements", "GatherElements", "GatherND", "ArgMax", "ArgMin"}
+_LOOKUPS = {"Gather", "GatherElements", "GatherND"}
+
+_PLACING = {"NonZero", "Compress", "ScatterND", "ScatterElements", "ArgMax", "ArgMin"}
 _PLACING |= {"TopK", "If", "Loop", "Scan", "Range", "Pad", "SequenceInsert", "Resize"}
 
 _STEPS = 200
@@ -97,7 +99,7 @@ def _places(start: ir.Value) -> bool:
     pending, seen = [start], {start}
     while pending and len(seen) <= _STEPS:
         for node, place in pending.pop().uses():
-            looked_up = node.op_type == "Gather" and place == 1
+            looked_up = node.op_type in _LOOKUPS and place == 1
             if node.op_type in _PLACING or (looked_up and not _is_stored(input_of(node, 0))):
                 return True
             if node.op_type in _DECIDED and not looked_up:
@@ -108,4 +110,12 @@ def _places(start: ir.Value) -> bool:
 
 
 def _is_stored(table: ir.Value | None) -> bool:
-    return table is not None and (table.is_initializer() or ir.convenience.get_const_tensor(table) is not None)
+    """Whether a table is a constant, or one that is given another shape."""
+    while table is not None:
+        if table.is_initializer() or ir.convenience.get_const_tensor(table) is not None:
+            return True
+        node = table.producer()
+        if node is None or node.op_type not in _SAME or node.op_type == "Gather":
+            return False
+        table = input_of(node, 0)
+    return False

@@ -28,7 +28,7 @@ PAD = 12_345
 Array = np.ndarray[Any, Any]
 
 
-def of_tokens(compare: str, number: Any, *, scatter: bool = False) -> onnx.ModelProto:
+def of_tokens(compare: str, number: Any, *, scatter: bool = False, picked: bool = False) -> onnx.ModelProto:
     """Attention that sees no keys of which a comparison of their ids is true."""
     rng = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
@@ -50,6 +50,9 @@ def of_tokens(compare: str, number: Any, *, scatter: bool = False) -> onnx.Model
     hidden = op(compare, op("Cast", "input_ids", to=TensorProto.INT64), const(number))
     if scatter:
         op("NonZero", hidden)
+    if picked:  # as transformers picks the padding of each key by its row and its place
+        rows = op("Range", const(0), op("Squeeze", op("Shape", "input_ids", end=1)), const(1))
+        hidden = op("GatherND", hidden, op("Unsqueeze", rows, const([1])))
     wide = op("Unsqueeze", hidden, const([1, 2]))
     added = op("Where", wide, const(-3.0e38, np.float32), const(0.0, np.float32))
     scores = op("Mul", op("MatMul", sides[0], op("Transpose", sides[1], perm=[0, 1, 3, 2])), const(0.3, np.float32))
@@ -76,6 +79,10 @@ def test_ids_that_hide_keys_are_among_the_drawn_tokens(compare: str, number: int
     hidden = [test(case.arrays["input_ids"], number) for case in cases_of(roles, 0)]
     assert sum(bool(one.any()) for one in hidden) >= 5
     assert not any(one.all(-1).any() for one in hidden if one.shape[-1] > 2)
+
+
+def test_truths_that_are_picked_by_place_hide_keys_too() -> None:
+    assert roles_of(ir.from_proto(of_tokens("Equal", PAD, picked=True)))["input_ids"].marks == (PAD,)
 
 
 def test_tokens_that_place_others_are_not_drawn_more_often() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, shown
-from posexport.runtimes.tokens import MOST_TOKENS, is_whole, read_config, stop_tokens
+from posexport.runtimes.tokens import MOST_TOKENS, is_whole, settings_in, stop_tokens, text_part
 
 _WITHOUT_EFFECT: Mapping[str, object] = {
     "guidance_scale": 1,
@@ -50,10 +50,12 @@ class GenerationSettings:
 def generation_settings(folder: Path) -> GenerationSettings:
     """Those of generation_config.json in a folder, or of config.json where it isn't there, as transformers reads them.
 
-    RequestError for a list of tokens that is none.
+    RequestError for a file that can't be read, and for a list of tokens that is none.
     """
     for name in ("generation_config.json", "config.json"):
-        config = read_config(folder / name)
+        config = settings_in(folder / name)
+        if config is not None and name == "config.json":  # whose part for text counts where it says nothing itself
+            config = {**text_part(config), **{key: value for key, value in config.items() if value is not None}}
         if config is not None:
             return _settings(folder, name, config)
     return GenerationSettings()

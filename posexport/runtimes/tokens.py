@@ -47,6 +47,9 @@ MOST_IDS = MOST_CHARACTERS = 2**24
 MOST_TOKENS = 2**31
 """More than any vocabulary has."""
 
+_PARTS = ("decoder", "generator", "text_config")
+"""Where a config.json has the part for the text that is made, in the order of transformers."""
+
 _ADVICE = "give --prompt-ids, or put the tokenizer's files there"
 
 _CRASHED = "its library crashes, or needs more memory than it may take"
@@ -127,15 +130,8 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     where nothing says one, as negative numbers don't. RequestError for a file that can't be read, and for what is no
     token."""
     for name in ("generation_config.json", "config.json"):
-        config = read_config(folder / name)
-        if config is None:
-            if is_there(folder / name):
-                raise RequestError(
-                    f"{str(folder / name)!r} can't be read as a JSON object, and may say which tokens end a text: "
-                    "restore it, or remove it."
-                )
-            continue
-        for part in (config, _text_part(config)):
+        config = settings_in(folder / name) or {}
+        for part in (config, text_part(config)):
             found = part.get("eos_token_id")
             ids = found if isinstance(found, list) else [] if found is None else [found]
             if wrong := [one for one in ids if not is_whole(one) or one >= MOST_TOKENS]:
@@ -146,6 +142,18 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
             if ids := [one for one in ids if one >= 0]:
                 return tuple(ids)
     return ()
+
+
+def settings_in(path: Path) -> dict[str, Any] | None:
+    """What a generation_config.json or config.json holds, None where it isn't there; RequestError where it can't be
+    read."""
+    config = read_config(path)
+    if config is None and is_there(path):
+        raise RequestError(
+            f"{str(path)!r} can't be read as a JSON object, and may say which tokens end a text or are never chosen: "
+            "restore it, or remove it."
+        )
+    return config
 
 
 def start_tokens(folder: Path) -> tuple[int, ...]:
@@ -169,7 +177,7 @@ def trained_length(folder: Path) -> int | None:
     """How many positions the model, of an encoder-decoder its decoder, was trained for, by the config.json in a folder;
     None where that is not said."""
     config = read_config(folder / "config.json") or {}
-    for data in (config, _text_part(config)):
+    for data in (config, text_part(config)):
         for name in ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"):
             if is_whole(data.get(name)) and data[name] > 0:
                 return int(data[name])
@@ -184,7 +192,7 @@ def length_of_short_frequencies(folder: Path) -> int | None:
     """Up to how many tokens a model computes with other angles than behind them (longrope), by the config.json in a
     folder; None where it has one kind."""
     config = read_config(folder / "config.json") or {}
-    for data in (config, _text_part(config)):
+    for data in (config, text_part(config)):
         for table in (data.get("rope_parameters"), data.get("rope_scaling")):
             if isinstance(table, dict) and any(table.get(key) in _SHORT_AND_LONG for key in ("rope_type", "type")):
                 key = "original_max_position_embeddings"
@@ -196,14 +204,14 @@ def length_of_short_frequencies(folder: Path) -> int | None:
 def vocabulary_of(folder: Path) -> int | None:
     """How many tokens the model has, by the config.json in a folder; None where that is not said."""
     config = read_config(folder / "config.json") or {}
-    sizes = [data.get("vocab_size") for data in (_text_part(config), config)]
+    sizes = [data.get("vocab_size") for data in (text_part(config), config)]
     return next((size for size in sizes if is_whole(size) and size > 0), None)
 
 
-def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a config.json for text, of a model that reads something beside it."""
-    part = config.get("text_config")
-    return part if isinstance(part, dict) else {}
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config.json for the text that is made, of a model that reads something else."""
+    parts = (config.get(name) for name in _PARTS)
+    return next((part for part in parts if part and isinstance(part, dict)), {})
 
 
 def is_whole(value: object) -> TypeGuard[int]:

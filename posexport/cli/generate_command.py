@@ -96,6 +96,7 @@ def generate(
         stop=stop,
         suppressed=settings.suppressed,
         suppressed_first=settings.suppressed_first,
+        forced_last=settings.forced_last,
         **{key: value for key, value in given.items() if value is not None},
     )
     if settings.ignored:

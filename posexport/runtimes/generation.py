@@ -54,7 +54,8 @@ _UNKNOWN = {
 class GenerationOptions:
     """How tokens are chosen. With a `temperature` of 0 the likeliest is; else one is drawn by `seed` from the `top_k`
     likeliest (0: all) that have `top_p` of the probability together. `stop` are the ids behind which a row ends, those
-    that are `suppressed` are never chosen, and those that are `suppressed_first` not as the first new token."""
+    that are `suppressed` are never chosen, and those that are `suppressed_first` not as the first new token. Of those
+    that are `forced_last`, if any, the last token that may be made is one."""
 
     max_new_tokens: int = integer(64, "the most tokens that are made", at_least=1)
     temperature: float = number(0.0, "0 for the likeliest token, more for more chance", at_least=0, at_most=100)
@@ -64,6 +65,7 @@ class GenerationOptions:
     stop: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
+    forced_last: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -231,7 +233,7 @@ def generate(
     seconds: list[float] = []
     while any(running) and len(seconds) < options.max_new_tokens:
         begin = time.perf_counter()
-        chosen = choose(_allowed(decoder.step(tokens, mask), options, first=not seconds))
+        chosen = choose(_allowed(decoder.step(tokens, mask), options, len(seconds)))
         seconds.append(time.perf_counter() - begin)
         told([token if on else None for token, on in zip(chosen, running, strict=True)])
         for row, token in enumerate(chosen):
@@ -244,9 +246,11 @@ def generate(
     )
 
 
-def _allowed(logits: Array, options: GenerationOptions, first: bool) -> Array:
-    """Logits of which those of tokens that may not be chosen are minus infinity."""
-    hidden = {*options.suppressed, *(options.suppressed_first if first else ())}
+def _allowed(logits: Array, options: GenerationOptions, made: int) -> Array:
+    """Logits, behind so many new tokens, of which those of tokens that may not be chosen are minus infinity."""
+    if options.forced_last and made == options.max_new_tokens - 1:
+        return _forced(logits, options.forced_last)
+    hidden = {*options.suppressed, *(() if made else options.suppressed_first)}
     columns = sorted(token for token in hidden if token < logits.shape[1])
     if len(columns) == logits.shape[1]:
         raise RequestError(
@@ -255,6 +259,18 @@ def _allowed(logits: Array, options: GenerationOptions, first: bool) -> Array:
         )
     logits[:, columns] = -np.inf
     return logits
+
+
+def _forced(logits: Array, tokens: Sequence[int]) -> Array:
+    """Logits by which one of these tokens is chosen, each as likely as the other."""
+    if max(tokens) >= logits.shape[1]:
+        raise RequestError(
+            f"generation_config.json has the forced_eos_token_id {max(tokens)}, which is none of the model's tokens: "
+            f"give ids from 0 to {logits.shape[1] - 1}, or take it out."
+        )
+    forced = np.full_like(logits, -np.inf)
+    forced[:, list(tokens)] = 0
+    return forced
 
 
 def _chooser(options: GenerationOptions) -> Callable[[Array], list[int]]:

@@ -1,7 +1,8 @@
 """What a model's generation_config.json asks of the choice of tokens, beside those that begin and end a text.
 
-Suppressed tokens are never chosen, in transformers as here. Other settings that transformers applies where it takes the
-likeliest token, such as a penalty for tokens that are there already, are not applied: they are named.
+Suppressed tokens are never chosen, and the last token that may be made can be a forced one, in transformers as here.
+Other settings that transformers applies where it takes the likeliest token, such as a penalty for tokens that are there
+already, are not applied: they are named.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ _WITHOUT_EFFECT: Mapping[str, object] = {
 
 @attrs.frozen(kw_only=True)
 class GenerationSettings:
-    """The ids that are never chosen, and those that are not chosen first; and the settings of `file` that are not
-    applied, with their values."""
+    """The ids that are never chosen, those that are not chosen first, and those of which the last token that may be
+    made is one; and the settings of `file` that are not applied, with their values."""
 
     file: str = ""
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
+    forced_last: tuple[int, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
@@ -71,14 +73,16 @@ def _settings(folder: Path, name: str, config: Mapping[str, Any]) -> GenerationS
     ignored = [
         f"{key} {shown(config[key])}"
         for key, neutral in _WITHOUT_EFFECT.items()
-        if config.get(key) and config[key] != neutral
+        if config.get(key) not in (None, neutral) and (config[key] or neutral is not None)
     ]
     if any(len(word) > 1 for word in words):
         ignored.append("bad_words_ids of several tokens")
+    last = config.get("forced_eos_token_id")
     return GenerationSettings(
         file=name,
         suppressed=_ids(path, "suppress_tokens", config.get("suppress_tokens")) + _ids(path, "bad_words_ids", single),
         suppressed_first=_ids(path, "begin_suppress_tokens", config.get("begin_suppress_tokens")),
+        forced_last=_ids(path, "forced_eos_token_id", [last] if is_whole(last) else last),
         ignored=tuple(ignored),
     )
 

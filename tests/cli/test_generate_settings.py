@@ -1,5 +1,5 @@
-"""`posexport generate` with a generation_config.json: suppressed tokens, what is not applied, and where texts end and
-angles change."""
+"""`posexport generate` with a generation_config.json: suppressed and forced tokens, what is not applied,
+and where texts end and angles change."""
 
 from __future__ import annotations
 
@@ -83,6 +83,27 @@ def test_a_token_that_is_suppressed_at_the_beginning_comes_later(made: tuple[Pat
     assert tokens[0] == later and set(tokens[1:]) != {later}
 
 
+def test_the_last_token_is_the_forced_one(made: tuple[Path, Any]) -> None:
+    path, model = made
+    plain = greedy(model)
+    first = next(token for token in range(VOCABULARY) if token not in plain)
+    cases: list[dict[str, Any]] = [
+        {"forced_eos_token_id": first},
+        {"forced_eos_token_id": 0},
+        {"forced_eos_token_id": [first + 1, first]},
+        {"forced_eos_token_id": first, "eos_token_id": plain[3]},  # a row that ends before has it not
+        {"forced_eos_token_id": first, "bad_words_ids": [[first]], "eos_token_id": plain[-1]},
+    ]
+    for settings in cases:
+        result = asked(path, **settings)
+        assert row(result) == greedy(model, **settings)
+        assert result.stderr == ""
+    assert row(asked(path, forced_eos_token_id=0)) == [*plain[:-1], 0] != plain
+    assert row(asked(path, forced_eos_token_id=-1)) == plain
+    drawn = row(asked(path, "--temperature", "100", "--seed", "3", forced_eos_token_id=[first, 0]))
+    assert drawn[-1] in (first, 0)
+
+
 def test_suppressed_tokens_are_not_drawn(made: tuple[Path, Any]) -> None:
     kept = [3, 9, 12]
     hidden = [token for token in range(VOCABULARY) if token not in kept] + [10**6, -1]
@@ -95,6 +116,7 @@ def test_suppressed_tokens_are_not_drawn(made: tuple[Path, Any]) -> None:
     [
         ({"num_beams": 4, "min_length": 3}, "min_length 3, num_beams 4"),
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
+        ({"guidance_scale": 0}, "guidance_scale 0"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size 3"),
         ({"bad_words_ids": [[1, 2]]}, "bad_words_ids of several tokens"),
     ],
@@ -119,6 +141,8 @@ def test_settings_that_change_nothing_are_not_named(made: tuple[Path, Any]) -> N
         ({"suppress_tokens": 5}, "has the suppress_tokens 5: give a list of ids of tokens, or none"),
         ({"begin_suppress_tokens": ["a"]}, "has the begin_suppress_tokens ['a']: give a list"),
         ({"suppress_tokens": [2**40]}, "has the suppress_tokens [1099511627776]: give a list"),
+        ({"forced_eos_token_id": "a"}, "has the forced_eos_token_id 'a': give a list of ids of tokens, or none"),
+        ({"forced_eos_token_id": VOCABULARY}, f"has the forced_eos_token_id {VOCABULARY}, which is none of the model"),
         ({"bad_words_ids": [5]}, "has the bad_words_ids [5]: give a list of lists of ids, or none"),
         ({"bad_words_ids": [[None]]}, "has the bad_words_ids [None]: give a list"),
     ],

@@ -233,7 +233,7 @@ def generate(
     seconds: list[float] = []
     while any(running) and len(seconds) < options.max_new_tokens:
         begin = time.perf_counter()
-        chosen = choose(_allowed(decoder.step(tokens, mask), options, len(seconds)))
+        chosen = choose(_finite(_allowed(decoder.step(tokens, mask), options, len(seconds)), running))
         seconds.append(time.perf_counter() - begin)
         told([token if on else None for token, on in zip(chosen, running, strict=True)])
         for row, token in enumerate(chosen):
@@ -258,6 +258,18 @@ def _allowed(logits: Array, options: GenerationOptions, made: int) -> Array:
             "begin_suppress_tokens or bad_words_ids."
         )
     logits[:, columns] = -np.inf
+    return logits
+
+
+def _finite(logits: Array, running: Sequence[bool]) -> Array:
+    """Logits of which each row has a token that can be chosen; RequestError where one that goes on has none."""
+    empty = np.isneginf(logits).all(1)
+    if (empty & running).any():
+        raise RequestError(
+            "the logits of all tokens that may be chosen are minus infinity, so none is the likeliest: see what "
+            "`posexport verify` says, and what generation_config.json suppresses."
+        )
+    logits[empty] = 0
     return logits
 
 

@@ -173,6 +173,17 @@ def test_a_temperature_of_almost_0_draws_the_likeliest(temperature: float) -> No
     assert found.tokens == ((1,),) * 5
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_of_minus_infinity_are_no_answer(temperature: float) -> None:
+    hidden = np.full((2, 8), -np.inf)
+    hidden[:, :2] = 1
+    options = {"max_new_tokens": 2, "temperature": temperature}
+    with pytest.raises(RequestError, match="the logits of all tokens that may be chosen are minus infinity"):
+        generate(Constant(hidden), [[0]] * 2, GenerationOptions(**options, suppressed=(0, 1)))  # type: ignore
+    found = generate(Constant(hidden), [[0]] * 2, GenerationOptions(**options, suppressed=(0,)))  # type: ignore
+    assert found.tokens == ((1, 1),) * 2
+
+
 class Constant:
     """A decoder that always gives the same logits."""
 

@@ -35,7 +35,7 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
     if data.get("crop_size") is not None and data.get("do_center_crop", True):
         return _pair(data["crop_size"])
-    return None if isinstance(data.get("max_size"), int) else _pair(data.get("size"))  # that of the longer side
+    return None if _is_whole(data.get("max_size")) else _pair(data.get("size"))  # that of the longer side
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -54,6 +54,10 @@ def _pair(size: object) -> Size | None:
         else:
             size = size.get("shortest_edge") if size.get("longest_edge") is None else None
     sides: list[Any] = list(size) if isinstance(size, list | tuple) else [size, size]
-    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= _MOST for side in sides):
+    if len(sides) != 2 or not all(_is_whole(side) and 0 < side <= _MOST for side in sides):
         return None
     return sides[0], sides[1]
+
+
+def _is_whole(side: object) -> bool:
+    return isinstance(side, int) and not isinstance(side, bool)

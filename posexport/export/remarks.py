@@ -73,7 +73,8 @@ def _behind(folder: Path) -> tuple[str, ...]:
         listed = read_json(folder / _PIPELINE) if is_there(folder / _PIPELINE) else []
     except (OSError, ValueError, RequestError):
         listed = []
-    kinds = [one.get("type") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    modules = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    kinds = [one.get("type") for one in modules if one.get("idx") != 0]  # that is the model, of whatever class
     names = [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
     return tuple(name for name in names if name != "Transformer")
 

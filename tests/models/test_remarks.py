@@ -61,6 +61,16 @@ def test_a_pipeline_of_sentence_transformers(tmp_path: Path) -> None:
         assert ("are left out: the file gives what BertModel gives alone." in said) == (len(kinds_of) > 1)
 
 
+def test_the_model_of_a_pipeline_itself_is_not_left_out(tmp_path: Path) -> None:
+    """A pipeline may have a class of its own for it, and gives it the number 0."""
+    folder = saved(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert")
+    kinds = ("custom_st.OwnTransformer", "sentence_transformers.models.Pooling")
+    modules = [{"idx": at, "path": "", "type": kind} for at, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    said = warnings(folder)
+    assert "Warning: 'Pooling' of modules.json" in said and "OwnTransformer" not in said
+
+
 PREPROCESSORS: dict[str, tuple[dict[str, Any], tuple[int, int] | None]] = {
     "height and width": ({"size": {"height": 32, "width": 48}}, (32, 48)),
     "a number": ({"size": 64}, (64, 64)),
@@ -72,6 +82,7 @@ PREPROCESSORS: dict[str, tuple[dict[str, Any], tuple[int, int] | None]] = {
     "two sides": ({"size": {"shortest_edge": 64, "longest_edge": 100}}, None),
     "nothing": ({}, None),
     "no number": ({"size": {"height": "32", "width": None}}, None),
+    "a truth value": ({"size": True}, None),
     "too many numbers": ({"size": [1, 2, 3]}, None),
     "too large": ({"size": 10**9}, None),
 }

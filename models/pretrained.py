@@ -215,7 +215,7 @@ def _method(data: Mapping[str, Any]) -> str | None:
     for key, value in data.items():
         if isinstance(value, dict):
             method = (
-                value.get("quant_method", "by an unknown method") if value and key in _QUANTIZED else _method(value)
+                value.get("quant_method") or "by an unknown method" if value and key in _QUANTIZED else _method(value)
             )
             if method is not None:
                 return str(method)

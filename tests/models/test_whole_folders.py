@@ -34,6 +34,7 @@ def edit(folder: Path, **changes: object) -> None:
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
         ({"quantization_config": {"bits": 4}}, "by an unknown method"),
+        ({"quantization_config": {"quant_method": None, "bits": 4}}, "by an unknown method"),
         ({"compression_config": {"quant_method": "own\n\x1b[31m"}}, "own \\x1b[31m"),
         ({"text_config": {"quantization_config": {"quant_method": "gptq"}}}, "gptq"),
     ],

@@ -22,7 +22,7 @@ from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
-from posexport.graphs.attention.candidates import may_hold_attention
+from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of
@@ -60,7 +60,7 @@ def rewrite_into(
     progress("recognising attention, and trying what takes its place")
     write = rewrite_as if options.angles is None else rewrite_exactly
     with located(repr(str(path))):
-        if may_hold_attention(model):
+        if may_hold_attention(model) and not unread(model):
             check_drawable(_given(model))
         rewritten = write(model, options)
     names = [site.attention.name for site in rewritten.sites]

@@ -138,6 +138,20 @@ def test_operators_that_are_not_read_are_listed(kind: str, tmp_path: Path, monke
     assert path.read_bytes() == out.read_bytes()
 
 
+def test_a_file_whose_operators_are_not_read_may_have_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.in_process(monkeypatch)
+    model = with_operator("QAttention")
+    model.graph.input.append(helper.make_tensor_value_info("text", TensorProto.STRING, ["batch"]))
+    path, out = helpers.saved(tmp_path, model), tmp_path / "out.onnx"
+    result = helpers.rewritten(path, out, form="native", target="ort")
+    assert [(one["state"], one["reason"]["code"]) for one in result.attentions] == [("kept", "operator")]
+
+
+@pytest.mark.parametrize("kind", ["PrepareAttentionMask", "AttentionBias"])
+def test_what_makes_a_mask_or_a_bias_is_no_attention(kind: str, tmp_path: Path) -> None:
+    assert inspected(read_mapped(helpers.saved(tmp_path, with_operator(kind))), {}).attentions == ()
+
+
 def test_linear_attention_has_no_softmax(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, with_operator("LinearAttention"))
     assert inspected(read_mapped(path), {}).attentions == ()

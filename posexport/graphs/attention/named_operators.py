@@ -13,8 +13,9 @@ from posexport.graphs.kernels import KERNELS
 
 
 def is_operator(node: ir.Node) -> bool:
-    """Whether an operator of any domain, such as that of a plugin, stands for attention with a softmax."""
-    return "Attention" in node.op_type and not node.op_type.endswith("LinearAttention")
+    """Whether an operator of any domain, such as that of a plugin, stands for attention with a softmax: not for what is
+    added to its logits."""
+    return "Attention" in node.op_type and not node.op_type.endswith(("LinearAttention", "Mask", "Bias"))
 
 
 def is_other_softmax(node: ir.Node) -> bool:

@@ -16,6 +16,7 @@ from descriptions import described
 from onnx import TensorProto, helper
 
 from posexport.graphs.attention.attention import UnknownAttention
+from posexport.graphs.attention.head_count import _features
 from posexport.graphs.view import view_of
 from posexport.report.attentions import heads_text, recognised
 from posexport.rewrite.rewriter import REWRITTEN, rewrite_model
@@ -118,3 +119,30 @@ def test_heads_before_the_only_row_are_not_called_one(batch: int) -> None:
     (found,) = view_of(ir.from_proto(finished(g, mixed, [heads, batch, "seq", SIZE]))).attentions
     if batch == 1:
         assert isinstance(found, UnknownAttention) and found.reason.code == "heads"
+
+
+PROJECTIONS: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any], int, int | None]] = {
+    "weights in blocks": ("MatMulNBits", [(2, 5, 32), (64, 4, 16)], {}, 0, -1),
+    "weights of heads": ("MatMul", [(2, 3, 5, 32), (3, 32, 8)], {}, 0, None),
+    "one of all heads": ("Gemm", [(5, 32), (32, 8)], {}, 0, -1),
+    "turned": ("Gemm", [(32, 5), (32, 8)], {"transA": 1}, 0, None),
+    "with turned weights": ("Gemm", [(5, 32), (8, 32)], {"transB": 1}, 0, -1),
+    "turned on the right": ("Gemm", [(8, 32), (5, 32)], {"transB": 1}, 1, None),
+    "letters": ("Einsum", [(2, 5, 32), (32, 8)], {"equation": "bsd,dh->bsh"}, 0, -1),
+    "dots before": ("Einsum", [(2, 5, 32), (32, 8)], {"equation": "...d,dh->...h"}, 0, -1),
+    "dots behind": ("Einsum", [(2, 32, 5), (32, 8)], {"equation": "bd...,dh->bh..."}, 0, None),
+    "dots of heads": ("Einsum", [(2, 3, 5, 32), (3, 32, 8)], {"equation": "b...sd,...dh->b...sh"}, 0, None),
+    "three operands": ("Einsum", [(2, 5, 32), (32, 8), (8, 8)], {"equation": "bsd,dh,hk->bsk"}, 0, None),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_features_of_a_projection(name: str) -> None:
+    class Shapes:
+        def shape(self, value: ir.Value) -> tuple[int, ...]:
+            return shapes[int(str(value.name))]
+
+    kind, shapes, given, at, wanted = PROJECTIONS[name]
+    attributes = [ir.convenience.convert_attribute(key, value) for key, value in given.items()]
+    node = ir.Node("", kind, [ir.Value(name=str(index)) for index in range(len(shapes))], attributes)
+    assert _features(Shapes(), node, at) == wanted  # type: ignore[arg-type]

@@ -80,16 +80,24 @@ def _before_heads(probe: Probe, value: ir.Value) -> tuple[ir.Value, int] | None:
 
 def _features(probe: Probe, node: ir.Node, at: int) -> int | None:
     """The axis of the operand of this number that a product with weights sums over; None where heads have weights of
-    their own."""
+    their own, and where it isn't told."""
     if node.op_type == "Conv":
         return 1
+    if node.op_type == "MatMulNBits":  # whose weights stand in blocks
+        return -1 if at == 0 else None
+    if at > 1 or any(node.attributes.get_int(f"{name}{'AB'[at]}", 0) for name in ("trans", "transBatch")):
+        return None
     weights = node.inputs[1 - at]
     if node.op_type == "Einsum":
+        if len(node.inputs) != 2:
+            return None
         inputs, _, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
         part, other = (inputs.split(",")[place] for place in (at, 1 - at))
         summed = [letter for letter in part if letter.isalpha() and letter not in output]
-        by_head = {*part} & {*other} & {*output} - {"."}
-        return part.index(summed[0]) - len(part) if len(summed) == 1 and not by_head else None
+        by_head = {*part} & {*other} & {*output}
+        if len(summed) != 1 or by_head or "." in other + part[part.index(summed[0]) :]:
+            return None
+        return part.index(summed[0]) - len(part)
     if weights is not None and len([size for size in probe.shape(weights)[:-2] if size > 1]):
         return None
     return -1 if at == 0 else -2

@@ -264,7 +264,7 @@ def _allowed(logits: Array, options: GenerationOptions, made: int) -> Array:
 def _finite(logits: Array, running: Sequence[bool]) -> Array:
     """Logits of which each row has a token that can be chosen; RequestError where one that goes on has none."""
     empty = np.isneginf(logits).all(1)
-    if (empty & running).any():
+    if (empty & np.asarray(running, dtype=bool)).any():
         raise RequestError(
             "the logits of all tokens that may be chosen are minus infinity, so none is the likeliest: see what "
             "`posexport verify` says, and what generation_config.json suppresses."

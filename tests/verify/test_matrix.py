@@ -362,7 +362,7 @@ def test_what_time_does_not_reach_is_not_run_and_measured_the_next_time(
     cells = read(tmp_path / "out" / "matrix.json").cells.values()
     done = batches // 2 * 3
     states = Counter((cell.state, cell.reason) for cell in cells)
-    assert states == {("passed", None): done, ("not run", "out of time"): len(cells) - done}
+    assert states == {("passed", None): done, ("not run", run.OUT_OF_TIME): len(cells) - done}
     in_order = {*list(MODES)[: len(MODES) // 2]}
     assert {cell.entry.mode for cell in cells if cell.state == "passed"} != in_order, "in order, not drawn"
     assert cli(*arguments).exit_code == 0

@@ -36,7 +36,7 @@ BATCH = 12
 LIMITED_BATCH = 2
 """The same where time is limited: what has begun when it is over is still finished."""
 
-OUT_OF_TIME = "out of time"
+OUT_OF_TIME = "out of time, so run the same again"
 
 _MEMORY = 3 * 10**9  # bytes that one job takes, about: a worker, torch, and a process for each runtime
 _STEP = 0.25  # seconds between two looks at what is done, and for Ctrl-C

@@ -1,5 +1,8 @@
 """Decoders that read their prompt in both directions: a file that makes one token after the other can't.
 
+transformers reads so only the prompt: each token that is made sees those before it, and is seen by none of them. A file
+without caches gets all tokens in each step, and nothing tells it where the prompt ends.
+
 Keys and values in a cache are those of tokens that saw none behind them, so a token that sees later ones would have
 other keys with each new one. transformers says what a query sees by the masks that it makes for the first step of
 `generate`, from the configuration and from the types of tokens, which are 0 for plain text.
@@ -17,21 +20,25 @@ from posexport.errors import RequestError
 _TOKENS = 4
 
 
-def check_causal(model: nn.Module) -> None:
-    """RequestError for a decoder whose tokens see later ones where it reads plain text."""
+def check_causal(model: nn.Module, cached: bool = True) -> None:
+    """RequestError for a decoder whose tokens see later ones where it reads plain text; the file of it has caches or
+    not."""
     name, config = type(model).__name__, _text_config(model)
     whole: Any = model
+    why = (
+        "which a decoder of steps can't do" if cached else "and a file without caches isn't told where the prompt ends"
+    )
     both = not getattr(config, "is_causal", True)
     both |= getattr(config, "use_bidirectional_attention", None) in (True, "all")
     if both and config is whole.config:  # its body reads tokens alone, and so can be exported
         raise RequestError(
-            f"{name} reads its prompt in both directions, which a decoder of steps can't do: for its states without a "
-            f"head, put {type(whole.base_model).__name__} into 'architectures' of its config.json."
+            f"{name} reads its prompt in both directions, {why}: for its states without a head, put "
+            f"{type(whole.base_model).__name__} into 'architectures' of its config.json."
         )
     if both or getattr(config, "prefix_lm", False) or _sees_later(model):
         raise RequestError(
-            f"{name} reads its prompt in both directions, which a decoder of steps can't do: give a checkpoint of a "
-            "decoder whose tokens see only those before them."
+            f"{name} reads its prompt in both directions, {why}: give a checkpoint of a decoder whose "
+            "tokens see only those before them."
         )
 
 

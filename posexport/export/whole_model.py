@@ -134,7 +134,7 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
             padded["attention_mask"] = padded["attention_mask"].clone()
             padded["attention_mask"][0, -1] = 0
         return [_Part(module=encoder, signature=signature, layers=layers, run=lambda: encoder(**padded))]
-    check_causal(model)
+    check_causal(model, how.kv_cache != "none")
     cached = {}
     if how.kv_cache != "none":
         cached = cached_by_layer(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))

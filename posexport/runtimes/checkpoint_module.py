@@ -107,7 +107,7 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
     if pretrained.kind != DECODER:
         parts = translator_of(model, dtype)
         return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]
-    check_causal(model)
+    check_causal(model, bool(cached_layers(inputs)))
     cached = cached_by_layer(model, torch.zeros(1, 1, dtype=torch.int64)) if cached_layers(inputs) else {}
     decoder = Decoder(model, cached or None, HIDDEN in outputs)
     signature = decoder_signature(decoder, cached, pretrained.text_config.vocab_size, dtype)

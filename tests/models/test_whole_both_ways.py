@@ -90,6 +90,23 @@ def test_masks_of_numbers_show_it_too() -> None:
         check_causal(model)
 
 
+def test_without_caches_too(tmp_path: Path) -> None:
+    """Such a file would compute what the model's forward does, and make other tokens than transformers."""
+    torch.manual_seed(0)
+    model = decoder("Qwen2", is_causal=False)()
+    save_randomised(model, tmp_path / "qwen2")
+    ids = torch.tensor([[5, 17, 3, 44, 21]])
+    given = {"input_ids": ids, "max_new_tokens": 24, "do_sample": False}
+    with_cache, without = (model.generate(**given, use_cache=one).tolist() for one in (True, False))
+    assert with_cache != without
+    command = ("export", "--from", tmp_path / "qwen2", "--model", "-o", tmp_path / "model.onnx", "--kv-cache", "none")
+    refused(
+        cli(*command),
+        "Qwen2ForCausalLM reads its prompt in both directions, and a file without caches isn't told where the prompt "
+        "ends: for its states without a head, put Qwen2Model into 'architectures'",
+    )
+
+
 def test_neither_exported_nor_verified(tmp_path: Path) -> None:
     """Without types of tokens transformers itself takes such a model as causal, so a file of it passed.
 

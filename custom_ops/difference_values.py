@@ -9,7 +9,7 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, weights_onnx
 from posexport.custom_ops.heads import CappedHeads, to_heads
-from posexport.custom_ops.operator import Ops, cast, dtype_of, operator, size_of
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, size_of
 from posexport.custom_ops.scores import weighted
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
 
@@ -78,10 +78,11 @@ def _values_onnx(
 ) -> ir.Value:
     (seq, total), dtype = lengths_onnx(op, q, k), dtype_of(q)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, (seq, total), write_indices)
+    for_all = far = op.Slice(table, [0], [1], [0])  # times the sum of all weights, which is 1 but for sinks
     if added.sinks is not None:  # they are the first column
+        for_all = op.Mul(op.Sub(constant(op, 1.0, dtype), op.Slice(weights, [0], [1], [3])), far)
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
     count = op.Min(size_of(table, 0) - 1, total)  # rows of one key each
-    far = op.Slice(table, [0], [1], [0])
     near = op.Slice(table, op.Unsqueeze(op.Sub(size_of(table, 0), count), [0]), [2**31 - 1], [0])
     first = op.Unsqueeze(op.Sub(total, seq), [0]) if write_indices is None else write_indices
     behind = op.Range(op.Sub(count, 1), -1, -1)
@@ -89,8 +90,7 @@ def _values_onnx(
     there = op.Cast(op.GreaterOrEqual(places, 0), to=dtype)
     shape = op.Concat(op.Shape(weights, start=0, end=3), [1], axis=0)
     own = op.GatherElements(weights, op.Expand(op.Max(places, 0), shape), axis=-1)
-    out = op.MatMul(op.Mul(own, there), op.Sub(near, far))
-    out = op.Add(out, op.Mul(op.ReduceSum(weights, [3]), far))
+    out = op.Add(op.MatMul(op.Mul(own, there), op.Sub(near, far)), for_all)
     if added.mask is not None and added.sinks is None:
         assert seen is not None
         out = op.Mul(out, cast(op, keyed_onnx(op, seen, dtype), dtype))

@@ -60,7 +60,7 @@ def measure(quick: bool) -> list[Row]:
     """How many encodings miss each goal; the figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
-    torch.set_flush_denormal(True)
+    timing.flush()
     cells: list[dict[str, Any]] = []
     for encoding, cache in itertools.product(["rope"] if quick else ENCODINGS, (None, GROWN)):
         with temporary.folder() as folder:
@@ -111,7 +111,6 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
             notes[COMPILED] = "compiled for the common encodings only, in the two scenarios of all"
         _leave_out_wrong(ours, others[TORCH], notes)
         _leave_out_wrong(others, others[TORCH], notes)
-        timing.check_flushed()
         others[LOWER_BOUND] = Contender(lambda: lower_bound.LowerBoundRunner(spec, "cpu", THREADS), plain)
         cell = {"encoding": encoding, "scenario": name, **_compare(ours, others, BURSTS.get(name, 1), quick)}
         cells.append({**cell, "missing": notes, **judged(name, cell["ratios"])})

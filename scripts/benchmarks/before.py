@@ -53,6 +53,7 @@ def main(checkout: Path, encoding: tuple[str, ...]) -> None:
     """Time every encoding's fastest file beside the fastest that the code in CHECKOUT writes."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(timing.THREADS)
+    timing.flush()
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "--short=8", "HEAD"], capture_output=True, check=True)
     cells = []
     for name, scenario in itertools.product(encoding or ENCODINGS, SIZES):
@@ -82,7 +83,6 @@ def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[
                 for form, path in paths.items()
             }
     positions.check_equal(contenders, f"{encoding}, {scenario}")
-    timing.check_flushed()
     burst, reference = BURSTS.get(scenario, 1), next(iter(contenders))
     first = timing.time_sessions(contenders, 1, rounds_of, burst, 99)
     best = {

@@ -73,6 +73,7 @@ def measure(quick: bool) -> list[Row]:
     """How many encodings miss their goals; the figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
+    timing.flush()
     cells, peaks, plans = [], [], []
     with temporary.folder() as folder:
         plain = {
@@ -168,7 +169,6 @@ def _measure(
     every = {(kind, form): one for kind, files in kinds.items() for form, one in files.items()}
     labelled = {f"{kind}: {form}": one for (kind, form), one in every.items()}
     check_equal({name: one for name, one in labelled.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
-    timing.check_flushed()
     first = timing.time_sessions(labelled, 1, rounds, burst, 99)
     best: dict[str, str] = {}
     for kind, files in kinds.items():

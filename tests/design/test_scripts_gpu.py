@@ -95,7 +95,7 @@ def test_only_rows_that_may_not_be_others_now_stand(tmp_path: Path) -> None:
     assert not kept(tmp_path, None, state="not run", reason="no GPU", code="no-gpu")
     assert kept(tmp_path, no_gpu, state="not run", reason="no GPU", code="no-gpu")
     assert kept(tmp_path, None, state="not run", reason="no kernels", code="unsupported")
-    assert not kept(tmp_path, no_gpu, state="not run", reason="out of time")
+    assert not kept(tmp_path, no_gpu, state="not run", reason=acceptance.OUT_OF_TIME)
     assert kept(tmp_path, None, in_time=False, state="failed", sha256="1")
     assert not kept(tmp_path, None, in_time=False, state="failed", sha256="2")
 
@@ -194,7 +194,7 @@ def test_without_a_gpu_rows_are_not_run_with_their_reason(block: Path, tmp_path:
 
 def test_what_is_not_there_or_out_of_time_is_not_run(folder: Path, tmp_path: Path) -> None:
     code, (row,) = rows(folder, tmp_path, "--minutes", "0")
-    assert (code, row["state"], row["reason"]) == (3, "not run", "out of time")
+    assert (code, row["state"], row["reason"]) == (3, "not run", acceptance.OUT_OF_TIME)
     shutil.rmtree(folder / "part-01")
     code, (row,) = rows(folder, tmp_path)
     assert (code, row["state"], row["reason"]) == (3, "not run", f"part-01/{BLOCK} is not here: copy its part")

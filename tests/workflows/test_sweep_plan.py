@@ -15,7 +15,8 @@ from manifest_data import onnx_manifest, plan_manifest, write_manifest_data
 
 from posexport.cli.sweep_command import _options_of as options_of
 from posexport.errors import RequestError
-from posexport.verify.matrix.table import Entry
+from posexport.spec.spec import DTYPES
+from posexport.verify.matrix.table import MODES, Entry
 from posexport.workflows.sweep import job_plan
 from posexport.workflows.sweep.job_plan import JobTable, Plan, plan, read_tables, read_text
 from posexport.workflows.sweep.jobs import JobResources
@@ -53,7 +54,7 @@ def test_a_matrix_is_a_job_for_each_entry_that_is_not_refused() -> None:
 
 def test_a_matrix_without_names_is_all_of_it() -> None:
     found = planned(kind="matrix", encoding="none", form="decomposed")
-    assert len(found.jobs) + len(found.refused) == 3 * 4  # dtypes, modes
+    assert len(found.jobs) + len(found.refused) == len(DTYPES) * len(MODES)
 
 
 def test_an_id_is_of_what_is_done_and_with_what(tmp_path: Path) -> None:

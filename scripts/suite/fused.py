@@ -73,7 +73,7 @@ def kernels_of(path: Path, sites: int) -> PlanKernels:
     """The kernels of a plan for a file, by the builder's log."""
     trt = api.load(RUNTIME)
     log = api.make_log(trt)
-    builder = trt.Builder(log)
+    builder = api.create(trt.Builder, log)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     network = api.make_network(trt, builder)

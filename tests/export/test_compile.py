@@ -140,7 +140,7 @@ def test_opsets_that_are_exported_compile(opset: int) -> None:
 def configured(**options: Any) -> Any:
     """The builder's own settings for some options."""
     trt = api.load(RTX)
-    builder = trt.Builder(api.make_log(trt))
+    builder = api.create(trt.Builder, api.make_log(trt))
     return _configure(trt, builder, BuildOptions(runtime=RTX, **options))
 
 
@@ -168,7 +168,7 @@ def test_a_build_uses_those_settings(options: dict[str, Any]) -> None:
 def test_no_function_is_called_like_an_operator_that_tensorrt_knows() -> None:
     trt = api.load(RTX)
     log = api.make_log(trt)
-    builder = trt.Builder(log)
+    builder = api.create(trt.Builder, log)
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, log)
     assert parser.supports_operator("RotaryEmbedding")  # the question itself works

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,3 +263,46 @@ def test_a_runtime_cache_goes_into_the_context_and_comes_back_after_a_run(monkey
     runner._engine.create_execution_context = lambda given: asked.append(given) or make(given)
     assert runner.warm({"x": np.zeros((1, 2), np.float16)}, b"earlier") == b"kernels"
     assert asked == [b"earlier", 2, cache, config]
+
+
+GARBAGE = """
+import gc, sys
+from posexport.runtimes.tensorrt import api, interpreter
+
+_, trt = interpreter._engine()
+log = api.make_log(trt)
+
+class Busy(type(log)):
+    def log(self, severity, message):
+        self.kept = [[] for _ in range(10_000)]  # more than the objects after which Python collects garbage
+
+busy = Busy()
+gc.collect()
+builders = [api.create(trt.Builder, log)]
+builders.append(builders)
+del builders
+print("begins", flush=True)
+api.create(trt.Builder, busy) if sys.argv[1] == "guarded" else trt.Builder(busy)
+print("made", hasattr(busy, "kept"), gc.isenabled())
+"""
+"""A builder is collected as garbage while another one logs."""
+
+
+@needs_rtx
+@pytest.mark.parametrize("way", ["guarded", "plain"])
+def test_the_end_of_a_builder_waits_for_another_that_begins(way: str) -> None:
+    """Without the guard it never ends, which shows that the garbage is there."""
+    command = [sys.executable, "-P", "-c", GARBAGE, way]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "begins\n"
+        if way == "plain":
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(5)
+        else:
+            assert process.stdout.readline() == "made True True\n"
+            assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -72,7 +72,7 @@ class ByHand:
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         _, self.trt = interpreter._engine()
         self.log = api.make_log(self.trt)
-        self.builder = self.trt.Builder(self.log)
+        self.builder = api.create(self.trt.Builder, self.log)
         self.net = api.make_network(self.trt, self.builder)
         self.held: list[Array] = []
         names = {"fp32": "float32", "fp16": "float16"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -70,6 +71,21 @@ def make_log(trt: Any) -> Any:
             return [text for severity, text in self.messages if severity in bad]
 
     return Log()
+
+
+def create(maker: Callable[[Any], Any], log: Any) -> Any:
+    """`maker`, TensorRT's class Builder or Runtime, with a logger.
+
+    They log while they hold a lock that the end of another builder takes too. Python could collect one as garbage
+    whenever the logger runs, which would then wait for itself, so nothing is collected in the meantime.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return maker(log)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def make_network(trt: Any, builder: Any) -> Any:

@@ -77,7 +77,7 @@ def build(
     name, file = options.runtime, str(artifact.path)
     trt = api.load(name)
     log, monitor = api.make_log(trt), _make_monitor(trt, progress)
-    builder = trt.Builder(log)
+    builder = api.create(trt.Builder, log)
     config = _configure(trt, builder, options)
     config.progress_monitor = monitor
     progress("parsing")
@@ -168,7 +168,7 @@ def _check_functions(name: str, artifact: GraphFile, parser: Any) -> None:
 
 def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
     """The engine inspector's table of a plan that was just built; it reads like the builder's."""
-    runtime = trt.Runtime(log)
+    runtime = api.create(trt.Runtime, log)
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         return []

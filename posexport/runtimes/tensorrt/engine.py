@@ -48,7 +48,7 @@ class PlanRunner:
         self._held: list[Any] = []
         self._cache: Any = None
         self._log = api.make_log(trt)
-        self._runtime = trt.Runtime(self._log)  # must live as long as the engine, like the log
+        self._runtime = api.create(trt.Runtime, self._log)  # must live as long as the engine, like the log
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             if not _serves_gpu(trt, self._runtime, plan):

@@ -203,7 +203,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
     name, trt = _engine()
     log = api.make_log(trt)
     try:
-        builder = trt.Builder(log)
+        builder = api.create(trt.Builder, log)
     except Exception as error:  # TensorRT needs a GPU to start, TensorRT for RTX does not
         raise RuntimeMissingError(f"{name} can't start here: {'; '.join(log.errors()) or error}.") from error
     network = api.make_network(trt, builder)

@@ -13,7 +13,7 @@ from typing import Any
 
 from posexport.errors import RequestError
 from posexport.files import is_there
-from posexport.jsondata import read_json
+from posexport.jsondata import is_whole, read_json
 
 GUESSED = 224
 """The height and width that a file takes where nothing says them."""
@@ -35,7 +35,7 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
     if data.get("crop_size") is not None and data.get("do_center_crop", True):
         return _pair(data["crop_size"])
-    return None if _is_whole(data.get("max_size")) else _pair(data.get("size"))  # that of the longer side
+    return None if is_whole(data.get("max_size")) else _pair(data.get("size"))  # that of the longer side
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -54,10 +54,6 @@ def _pair(size: object) -> Size | None:
         else:
             size = size.get("shortest_edge") if size.get("longest_edge") is None else None
     sides: list[Any] = list(size) if isinstance(size, list | tuple) else [size, size]
-    if len(sides) != 2 or not all(_is_whole(side) and 0 < side <= _MOST for side in sides):
+    if len(sides) != 2 or not all(is_whole(side) and 0 < side <= _MOST for side in sides):
         return None
     return sides[0], sides[1]
-
-
-def _is_whole(side: object) -> bool:
-    return isinstance(side, int) and not isinstance(side, bool)

@@ -18,7 +18,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
 import attrs
 
@@ -87,6 +87,11 @@ def parse_json(text: bytes | str) -> Any:
 def json_sha256(data: Any) -> str:
     """The sha256 of plain data, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value of JSON is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def whole_number(text: str) -> int:

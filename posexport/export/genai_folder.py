@@ -25,6 +25,7 @@ from posexport.errors import RequestError, shown
 from posexport.export.triton.reading import read_served
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, copy_file
 from posexport.files import TEXT_LIMIT, check_name, is_there, read_bytes, write_folder
+from posexport.jsondata import is_whole
 from posexport.models.whole import CONVOLUTION, STATES, cached_layers
 from posexport.progress import Progress, silent
 from posexport.runtimes import tokens
@@ -257,10 +258,10 @@ def _number(path: Path, values: Mapping[str, Any], name: str) -> int:
 
 
 def _is_count(value: object) -> bool:
-    return tokens.is_whole(value) and 0 < value < 2**31
+    return is_whole(value) and 0 < value < 2**31
 
 
 def _token(name: str, *sources: Mapping[str, Any]) -> int | None:
     """An id of a special token, of the first source that has one; None where none has."""
     ids = (source.get(name) for source in sources)
-    return next((one for one in ids if tokens.is_whole(one) and one >= 0), None)
+    return next((one for one in ids if is_whole(one) and one >= 0), None)

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, shown
-from posexport.runtimes.tokens import MOST_TOKENS, is_whole, settings_in, stop_tokens, text_part
+from posexport.jsondata import is_whole
+from posexport.runtimes.tokens import MOST_TOKENS, settings_in, stop_tokens, text_part
 
 _WITHOUT_EFFECT: Mapping[str, object] = {
     "guidance_scale": 1,

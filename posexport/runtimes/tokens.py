@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from posexport.errors import RequestError, shown
 from posexport.files import is_there, not_a_file
-from posexport.jsondata import read_json
+from posexport.jsondata import is_whole, read_json
 from posexport.processes import (
     CRASHED,
     EXITED,
@@ -212,11 +212,6 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config.json for the text that is made, of a model that reads something else."""
     parts = (config.get(name) for name in _PARTS)
     return next((part for part in parts if part and isinstance(part, dict)), {})
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value of JSON is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_config(path: Path) -> dict[str, Any] | None:

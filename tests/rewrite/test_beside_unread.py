@@ -11,7 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import rewrite_helpers as helpers
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from small_graphs import Graph
 
 from posexport.artifact.mapped_file import read_mapped
 from posexport.graphs.attention.attention import Attention
@@ -32,42 +33,34 @@ Array = np.ndarray[Any, Any]
 def model_with(kind: str, *, stated: Any = ("batch", "seq", WIDTH), scale: float = SIZE**-0.5) -> onnx.ModelProto:
     """Attention, an operator of com.microsoft, and attention behind that."""
     rng = np.random.default_rng(0)
-    nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
-
-    def const(value: Any, dtype: Any = np.float32) -> str:
-        weights.append(numpy_helper.from_array(np.asarray(value, dtype), f"const_{len(weights)}"))
-        return weights[-1].name
-
-    def op(name: str, *inputs: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(name, inputs, [f"v{len(nodes)}"], name=f"n{len(nodes)}", **attributes))
-        return str(nodes[-1].output[0])
+    g = Graph()
+    const, op = g.constant, g.op
 
     def attention(x: str) -> str:
         sides = []
         for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]):
-            made = op("MatMul", x, const(rng.standard_normal((WIDTH, WIDTH)) / 6))
-            sides.append(op("Transpose", op("Reshape", made, const([0, 0, HEADS, SIZE], np.int64)), perm=perm))
-        scores = op("Mul", op("MatMul", sides[0], sides[1]), const(scale))
+            made = op("MatMul", x, const(rng.standard_normal((WIDTH, WIDTH)) / 6, np.float32))
+            sides.append(op("Transpose", op("Reshape", made, const([0, 0, HEADS, SIZE])), perm=perm))
+        scores = op("Mul", op("MatMul", sides[0], sides[1]), const(scale, np.float32))
         out = op("Transpose", op("MatMul", op("Softmax", scores, axis=-1), sides[2]), perm=[0, 2, 1, 3])
-        return op("Add", x, op("Reshape", out, const([0, 0, WIDTH], np.int64)))
+        return op("Add", x, op("Reshape", out, const([0, 0, WIDTH])))
 
     x = attention("hidden_states")
     if kind == "QAttention":
         q = op("DynamicQuantizeLinear", x)
-        nodes[-1].output.extend(["q_scale", "q_zero"])
+        g.nodes[-1].output.extend(["q_scale", "q_zero"])
         packed = const(rng.integers(-100, 100, (WIDTH, 3 * WIDTH)), np.int8)
-        bias, zero = const(np.zeros(3 * WIDTH)), const(0, np.int8)
-        read = [q, packed, bias, "q_scale", const(0.001), "", "q_zero", zero]
-        nodes.append(helper.make_node(kind, read, ["mixed"], "other", domain="com.microsoft", num_heads=HEADS))
+        bias, zero = const(np.zeros(3 * WIDTH), np.float32), const(0, np.int8)
+        read = [q, packed, bias, "q_scale", const(0.001, np.float32), "", "q_zero", zero]
+        g.nodes.append(helper.make_node(kind, read, ["mixed"], "other", domain="com.microsoft", num_heads=HEADS))
     else:
-        nodes.append(helper.make_node(kind, [x], ["mixed"], "other", domain="of.nobody"))
+        g.nodes.append(helper.make_node(kind, [x], ["mixed"], "other", domain="of.nobody"))
     known = [helper.make_tensor_value_info("mixed", TensorProto.FLOAT, stated)] if stated else []
     y = attention(op("Tanh", "mixed"))
-    nodes.append(helper.make_node("Identity", [y], ["output"]))
+    op("Identity", y, name="output")
     shape = ("batch", "seq", WIDTH)
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("hidden_states", "output")]
-    graph = helper.make_graph(nodes, "beside", infos[:1], infos[1:], weights, value_info=known)
+    graph = helper.make_graph(g.nodes, "beside", infos[:1], infos[1:], g.weights, value_info=known)
     domains = [helper.make_opsetid(name, 1) for name in ("com.microsoft", "of.nobody")]
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), *domains], ir_version=9)
 

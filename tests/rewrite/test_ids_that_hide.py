@@ -10,7 +10,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from small_graphs import Graph
 
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.describe import Describer
@@ -31,17 +32,8 @@ Array = np.ndarray[Any, Any]
 def of_tokens(compare: str, number: Any, *, scatter: bool = False, picked: bool = False) -> onnx.ModelProto:
     """Attention that sees no keys of which a comparison of their ids is true."""
     rng = np.random.default_rng(0)
-    nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
-
-    def const(value: Any, dtype: Any = np.int64) -> str:
-        weights.append(numpy_helper.from_array(np.asarray(value, dtype), f"const_{len(weights)}"))
-        return weights[-1].name
-
-    def op(kind: str, *inputs: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(kind, inputs, [f"v{len(nodes)}"], name=f"n{len(nodes)}", **attributes))
-        return str(nodes[-1].output[0])
-
+    g = Graph()
+    const, op = g.constant, g.op
     x = op("Gather", const(rng.standard_normal((WORDS, WIDTH)), np.float32), "input_ids")
     sides = []
     for _ in range(3):
@@ -58,10 +50,10 @@ def of_tokens(compare: str, number: Any, *, scatter: bool = False, picked: bool 
     scores = op("Mul", op("MatMul", sides[0], op("Transpose", sides[1], perm=[0, 1, 3, 2])), const(0.3, np.float32))
     out = op("MatMul", op("Softmax", op("Add", scores, added), axis=-1), sides[2])
     out = op("Transpose", out, perm=[0, 2, 1, 3])
-    nodes.append(helper.make_node("Reshape", [out, const([0, 0, WIDTH])], ["output"]))
+    op("Reshape", out, const([0, 0, WIDTH]), name="output")
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ("batch", "seq"))
     given = helper.make_tensor_value_info("output", TensorProto.FLOAT, ("batch", "seq", WIDTH))
-    graph = helper.make_graph(nodes, "tokens", [ids], [given], weights)
+    graph = helper.make_graph(g.nodes, "tokens", [ids], [given], g.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 

@@ -46,9 +46,9 @@ def acts_in_order(
 def _heads(
     flow: Dataflow, probe: Probe, source: Source, sizes: Sizes, values: Mapping[ir.Value, torch.Tensor]
 ) -> torch.Tensor:
-    above = _above(flow, source.value, values)
     if source.value in values:
         return source.layout.to_heads(values[source.value], sizes)
+    above = _above(flow, source.value, values)
     nodes = [node for value in above if (node := value.producer()) is not None and value not in values]
     return source.layout.to_heads(probe.replaced(values, [source.value], nodes)[0], sizes)
 

@@ -18,7 +18,8 @@ from posexport.graphs.bands import Cost
 from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
 from posexport.graphs.roles import Role
-from posexport.runtimes.tokens import is_whole, read_config, trained_length, vocabulary_of
+from posexport.jsondata import is_whole
+from posexport.runtimes.tokens import read_config, trained_length, vocabulary_of
 from posexport.spec.contract import Values
 from posexport.verify.graph.cases import GraphCase
 

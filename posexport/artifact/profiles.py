@@ -189,8 +189,8 @@ def _by_input(shape: Shape, text: str) -> dict[str, Range]:
                 raise RequestError(f"it gives {dim} two ranges: give it one.")
         elif set(sizes) != {dim}:
             raise RequestError(
-                f"it gives {_text(sizes)} where the input has the fixed size {dim}: give that size, or export with "
-                "dynamic dimensions."
+                f"it gives {_text(sizes)} where the input has the fixed size {dim}: give that size, or export without "
+                "--batch, --seq or --max-seq if one of them fixed it."
             )
     return spans
 

@@ -63,6 +63,12 @@ def export(
         raise RequestError(f"max_seq is {max_seq} without shared caches: give --kv-cache shared too, or drop it.")
     if max_seq is not None and seq is not None and max_seq < seq:
         raise RequestError(f"max_seq is {max_seq} and seq {seq}: a buffer must hold the tokens, so raise max_seq.")
+    limit = spec.token_limit() if spec.consecutive else None
+    if seq is not None and limit is not None and seq > limit:
+        raise RequestError(
+            f"seq is {seq}, and {spec.encoding.name} has {limit} consecutive positions: give a smaller seq, or drop "
+            "--positions consecutive."
+        )
     temporary.usual_parent()
     functions = Functions(opset, form, target)
     model = _trace(spec, fixed, functions)

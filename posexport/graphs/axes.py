@@ -276,6 +276,8 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
     if layout is None:
         return None
     dynamic = [at for at, dim in enumerate(shape) if isinstance(dim, str)]
+    if kind == "position_ids" and len(shape) < 3 and shape[-1:] == (1,):
+        return (*layout[:-1], None)  # the first position of each row; where all have one token, it is the same
     if kind in ("past", "encoder_past") and len(shape) in (3, 4):
         # [batch, heads, tokens, size] or [batch, tokens, size] but where only another axis may vary
         free, meaning = [at for at in dynamic if at], next(axis for axis in layout if axis in (PAST, ENCODER))

@@ -138,12 +138,14 @@ def _types(draw: _Draw) -> Array:
 
 
 def _positions(draw: _Draw) -> Array:
-    """Places are counted as pipelines do, padding left out: of the new tokens, or of an encoder's tokens or all keys
-    where the axes are theirs."""
+    """Places are counted as pipelines do, padding left out: of the new tokens, or of the first of them alone, or of an
+    encoder's tokens or all keys where the axes are theirs."""
     limit = draw.role.rows or (FARTHEST if draw.kinds.positions == "farthest" else FAR)
     keys = draw.encoder_keys if ENCODER in draw.role.axes else draw.keys
     places = np.maximum(keys.cumsum(1) - 1, 0)
-    if SEQ in draw.role.axes and keys is draw.keys:
+    if draw.role.is_first_position:
+        places, limit = np.take_along_axis(places, draw.begins[:, None], 1), max(limit - draw.sizes[SEQ] + 1, 1)
+    elif SEQ in draw.role.axes and keys is draw.keys:
         places = np.take_along_axis(places, places_of(draw.begins, draw.sizes), 1)
     make = POSITIONS[draw.kinds.positions]
     if AXES not in draw.role.axes:

@@ -57,6 +57,11 @@ class Role:
     marks: tuple[int, ...] = ()
     taken: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
+    @property
+    def is_first_position(self) -> bool:
+        """Whether it is the position of each row's first new token alone, which the others follow."""
+        return self.kind == "position_ids" and self.axes[-1:] == (1,)
+
 
 def roles_of(
     graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None, token_first: Collection[str] = ()

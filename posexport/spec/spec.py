@@ -300,13 +300,8 @@ class Spec:
         names = ", ".join(dict.fromkeys(layer.name for layer in layers))
         if self.angles != "parity" and not any(layer.has_angles() for layer in layers):
             yield f"angles is {self.angles!r} with {names}, which has no angles of positions: drop it."
-        grid = next((layer for layer in layers if not layer.can_be_consecutive()), None)
-        if self.positions == "consecutive" and grid is not None:
-            yield (
-                f"positions is 'consecutive' with {grid.name}, whose tokens stand on a grid of {grid.axes} axes and of "
-                "any size: only positions on one axis, or in a window of swin or swinv2, can be consecutive, so drop "
-                "it."
-            )
+        if self.consecutive and (problem := self._problem_of_order()):
+            yield f"positions is 'consecutive' {problem}"
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             yield (
                 f"prefix_tokens is {self.prefix_tokens} with {names}: only rotary encodings can leave the first tokens "
@@ -341,6 +336,29 @@ class Spec:
     def consecutive(self) -> bool:
         """Whether the positions of all tokens of a row are consecutive, by promise."""
         return self.positions == "consecutive"
+
+    @property
+    def can_be_consecutive(self) -> bool:
+        """Whether it has positions, and files of it may promise that they are consecutive."""
+        return self.position_axes > 0 and self._problem_of_order() is None
+
+    def _problem_of_order(self) -> str | None:
+        """Why positions can't be consecutive."""
+        layers = [layer.encoding for layer in self.layer_pattern] or [self.encoding]
+        grid = next((layer for layer in layers if not layer.can_be_consecutive()), None)
+        if grid is not None:
+            return (
+                f"with {grid.name}, whose tokens stand on a grid of {grid.axes} axes and of any size: only positions "
+                "on one axis, or in a window of swin or swinv2, can be consecutive, so drop it."
+            )
+        windows = {sizes for layer in layers if layer.axes > 1 and (sizes := layer.position_limits())}
+        if len(windows) > 1:
+            sides = " and ".join(str(sizes[0]) for sizes in sorted(windows))
+            return (
+                f"with windows of the sides {sides} in layer_pattern: a token would stand in another cell in each "
+                "layer, so give all layers the same window_size, or drop it."
+            )
+        return None
 
     @property
     def takes_start(self) -> bool:

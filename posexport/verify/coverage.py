@@ -40,7 +40,7 @@ def reached(cases: Sequence[Case]) -> Shown | None:
     return Shown(
         keys=max(max(case.keys, case.sizes.get("encoder_seq", 0)) for case in cases),
         batch=max(case.sizes["batch"] for case in cases),
-        position=max(case.farthest for case in cases),
+        position=max((case.farthest for case in cases if case.positions is not None), default=None),
     )
 
 

@@ -78,6 +78,8 @@ def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
     limit = spec.position_limit()
     if limit is not None and spec.position_axes == 1:
         seq = min(seq, max(1, limit // 2))
+    elif spec.consecutive:  # the cells of a window
+        seq = within(seq, (1, spec.token_limit()))
     room = None
     if "max_seq" in bounds:
         room = within(seq + 3, bounds["max_seq"])
@@ -200,6 +202,12 @@ def _windowed(spec: Spec) -> bool:
     return not spec.prefix_tokens and all(kind.window and not kind.attention_chunk_size for kind in kinds)
 
 
+def _translate_untried(probe: Probe) -> str | None:
+    if probe.spec.consecutive and probe.spec.position_axes > 1:
+        return "its tokens are the cells of a grid in order, and a token less puts the others in other cells"
+    return _few(probe) if _reach(probe) + 2 <= probe.seq else f"{probe.seq} tokens don't reach beyond its windows"
+
+
 def _order(probe: Probe) -> list[int]:
     return [int(place) for place in np.random.default_rng(1).permutation(probe.seq)]
 
@@ -245,9 +253,7 @@ PROPERTIES: Mapping[str, Property] = {
         runs=lambda probe: _chosen_runs(probe, range(1, probe.seq)),
         rule=lambda probe, outs: _off(_output(outs[1])[_reach(probe) :], _output(outs[0])[1 + _reach(probe) :]),
         concerns=_windowed,
-        untried=lambda probe: (
-            _few(probe) if _reach(probe) + 2 <= probe.seq else f"{probe.seq} tokens don't reach beyond its windows"
-        ),
+        untried=_translate_untried,
     ),
     "buckets": Property(
         "distances of a bucket are neighbours", _bucket_runs, _bucket_rule, untried=_bucket_untried, gaps=True

@@ -55,6 +55,10 @@ def fit_inputs(
             if not ((numbers >= 0) & (numbers < rows)).all():
                 span = f"{numbers.min()} to {numbers.max()}"
                 raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")
+        limit = spec.token_limit() if spec.consecutive and "position_ids" not in ready else None
+        of_tokens, seq = sizes["seq"]
+        if limit is not None and seq > limit:
+            raise RequestError(f"{of_tokens!r} has {seq} tokens, and there are {limit} positions: give no more tokens.")
         if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
             raise RequestError("'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen.")
         if "write_indices" in ready:

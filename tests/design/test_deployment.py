@@ -75,6 +75,12 @@ def test_decoding_in_python_is_one_causal_pass(block: Path) -> None:
     assert np.abs(decoded(block, SPEC, TOKENS)[::-1] - truth(SPEC)).max() > 0.01  # the comparison can fail
 
 
+def test_decoding_in_python_with_consecutive_positions_is_the_same(tmp_path: Path) -> None:
+    promised = attrs.evolve(SPEC, positions="consecutive")
+    write_onnx(export(promised, weights_for(promised)), tmp_path / "block.onnx")
+    np.testing.assert_allclose(decoded(tmp_path / "block.onnx", SPEC, 4, 1, 3, 1), truth(SPEC), atol=2e-6)
+
+
 def test_the_python_example_says_what_it_can_not_do(block: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     module = example("ort_decode")
     decoder = module.Decoder(block, 2)

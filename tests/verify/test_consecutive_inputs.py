@@ -14,6 +14,8 @@ from onnx import helper, numpy_helper
 from verify_helpers import plant, write
 
 from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.errors import RequestError
+from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
@@ -175,3 +177,53 @@ def test_own_inputs_give_the_first_position(tmp_path: Path) -> None:
             refused(result, "'position_ids' reaches from 0 to 64, the table has rows 0 to 63")
     np.savez(inputs, hidden_states=x, position_ids=np.zeros((2, 5), np.int64))
     refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "'position_ids' has shape [2, 5]")
+
+
+@pytest.mark.few_inputs
+def test_own_inputs_have_no_more_tokens_than_there_are_positions(tmp_path: Path) -> None:
+    path = write(tmp_path, "swin", small_spec("swin", positions="consecutive"))
+    inputs = tmp_path / "inputs.npz"
+    for tokens, ok in ((49, True), (50, False)):
+        np.savez(inputs, hidden_states=np.zeros((1, tokens, 32), np.float32) + 0.1)
+        result = cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs)
+        if ok:
+            assert result.exit_code == 0, result.output
+        else:
+            refused(result, "'hidden_states' has 50 tokens, and there are 49 positions")
+
+
+def test_a_fixed_size_beyond_the_positions_is_refused(tmp_path: Path) -> None:
+    for encoding, seq, ok in (("learned", 64, True), ("learned", 65, False), ("swin", 50, False)):
+        path, promise = tmp_path / f"{encoding}.onnx", ("--positions", "consecutive", "--seq", str(seq))
+        limit = ("--set", "max_positions=64") if encoding == "learned" else ()
+        result = cli("export", "--encoding", encoding, "--hidden-size", "64", "--num-heads", "4", *promise, *limit, "-o", path)
+        if ok:
+            assert result.exit_code == 0, result.output
+        else:
+            refused(result, f"seq is {seq}, and {encoding} has {64 if limit else 49} consecutive positions")
+            assert not path.exists()
+
+
+def test_layers_with_other_windows_promise_nothing() -> None:
+    def pattern(*sides: int) -> dict[str, Any]:
+        layers = [{"encoding": {"name": "swin", "window_size": side}} for side in sides]
+        return {"hidden_size": 64, "num_heads": 4, "layers": len(sides), "layer_pattern": layers}
+
+    with pytest.raises(RequestError, match="with windows of the sides 4 and 7 in layer_pattern"):
+        read_spec({**pattern(7, 4), "positions": "consecutive"})
+    assert not read_spec(pattern(7, 4)).can_be_consecutive
+    assert read_spec(pattern(4, 4)).can_be_consecutive
+
+
+@pytest.mark.few_inputs
+def test_windows_in_the_order_of_reading_keep_their_properties(tmp_path: Path) -> None:
+    windowed = small_spec("swin", window=3, positions="consecutive")
+    write(tmp_path, "windowed", windowed)
+    few = read_spec({**small_spec("swin", causal=True, positions="consecutive").to_dict(), "encoding": {"name": "swin", "window_size": 4}})
+    write(tmp_path, "few", few)
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 40}, properties=True)
+    assert not [each for each in report.verdicts if each.state == FAILED]
+    reasons = {(Path(each.artifact).stem, each.check): each.reason for each in report.verdicts if each.state == NOT_RUN}
+    assert "its tokens are the cells of a grid in order" in str(reasons["windowed", "translate"])
+    probe = make_probe(few, bounds_of(graph_inputs(few), {}), 0)
+    assert not isinstance(probe, str) and probe.seq == 16

@@ -79,7 +79,11 @@ class Decoder {
     for (int64_t i = 0; i < count; ++i) positions[i] = length_ + i;
     const Shape rows{1, count, hidden()};
     binding_.BindInput("hidden_states", tensor(states, rows));
-    if (shapes_.count("position_ids")) binding_.BindInput("position_ids", tensor(positions, {1, count}));
+    if (shapes_.count("position_ids")) {
+      // A file with consecutive positions takes the first of them.
+      const int64_t given = shapes_["position_ids"][1] == 1 ? 1 : count;
+      binding_.BindInput("position_ids", tensor(positions, {1, given}));
+    }
     binding_.BindInput("write_indices", tensor(place, {1}));
     binding_.BindOutput("output", Ort::Value::CreateTensor<float>(memory_, output, states.size(), rows.data(), 3));
     session_.Run(Ort::RunOptions{}, binding_);

@@ -12,7 +12,7 @@ import attrs
 from posexport.artifact.manifest import WeightSource
 from posexport.artifact.weight_source import checkpoint_weights, file_weights
 from posexport.bench.scenarios import Scenario, read_scenario
-from posexport.bench.tune.space import CONSECUTIVE, Limits, Request, can_promise
+from posexport.bench.tune.space import CONSECUTIVE, Limits, Request
 from posexport.errors import RequestError
 from posexport.export.block_options import (
     BlockOptions,
@@ -128,8 +128,9 @@ def read_tune_request(
     limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
     specs = specs_of(merged, parameters)
     first = next(iter(specs.values()))
-    if CONSECUTIVE in limits.allow and not can_promise(first):
-        raise RequestError(f"--allow consecutive with {first.encoding.name}, whose positions can't be so: drop it.")
+    if CONSECUTIVE in limits.allow and not first.can_be_consecutive:
+        names = ", ".join(dict.fromkeys(layer.encoding.name for layer in first.distinct_layers()))
+        raise RequestError(f"--allow consecutive with {names}, which has no positions that can be so: drop it.")
     scenario = _scenario(options, first)
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"

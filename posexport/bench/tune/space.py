@@ -111,17 +111,12 @@ class Request:
             )
 
 
-def can_promise(spec: Spec) -> bool:
-    """Whether a block has positions, and files of it may promise that they are consecutive."""
-    return bool(spec.position_axes) and all(layer.encoding.can_be_consecutive() for layer in spec.distinct_layers())
-
-
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:
     """Every form for every target in every dtype, in the lowest opset that it takes (or in all that were asked for),
     with positions as the specs have them and, where that is allowed, with consecutive ones too."""
     targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
     for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
-        further = CONSECUTIVE in limits.allow and can_promise(spec)
+        further = CONSECUTIVE in limits.allow and spec.can_be_consecutive
         modes = dict.fromkeys((spec.positions, *((CONSECUTIVE,) if further else ())))
         for opset, positions in product(limits.opsets or (default_opset(form, spec),), modes):
             yield Program(form=form, dtype=dtype, opset=opset, target=target, positions=positions)

@@ -48,10 +48,11 @@ class Measure:
         return {self._view.roles[name].kind for name in self.inputs_of(values)}
 
     def axes_of(self, values: Iterable[ir.Value]) -> int | None:
-        """The numbers that make one position, where the values are computed from positions among the inputs."""
+        """The numbers that make one position, where the values are computed from positions among the inputs: those of
+        all tokens, which can be chosen one by one."""
         for name in sorted(self.inputs_of(values)):
             role = self._view.roles[name]
-            if role.kind == POSITIONS:
+            if role.kind == POSITIONS and not role.is_first_position:
                 return int(self._view.inputs.arrays[name].shape[role.axes.index(AXES)]) if AXES in role.axes else 1
         return None
 
@@ -106,7 +107,7 @@ class Measure:
         for name, role in roles.items():
             if role.marks and not marks:
                 drawn.arrays[name][np.isin(drawn.arrays[name], role.marks)] = _unmarked(role)
-            if positions is not None and role.kind == POSITIONS:
+            if positions is not None and role.kind == POSITIONS and not role.is_first_position:
                 drawn.arrays[name][...] = _positions(drawn.arrays[name].shape, role.axes, positions)
         arrays = {name: to_torch(drawn.arrays[name]) for name in roles}
         names = [value.name or "" for value in values]

@@ -63,8 +63,14 @@ def drawn_cases(
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
         left_out = set() if has_tokens else {SEQ, PAST, TOTAL, SLOTS}
         left_out |= set() if any(ENCODER in role.axes for role in roles.values()) else {ENCODER}
-        positions = [drawn.arrays[name] for name, role in roles.items() if role.kind == "position_ids"]
-        farthest = max((int(np.abs(array).max(initial=0)) for array in positions), default=None)
+        farthest = max(
+            (
+                int(np.abs(drawn.arrays[name]).max(initial=0)) + (drawn.sizes[SEQ] - 1) * role.is_first_position
+                for name, role in roles.items()
+                if role.kind == "position_ids"
+            ),
+            default=None,
+        )
         cases.append(
             GraphCase(
                 name=drawn.label,

@@ -5,6 +5,7 @@ that only hands tests out need not import the engines first, while the others wa
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,16 @@ LONGEST = (
 """Files that take longest. They run first: one that begins last would keep one process busy while the other is idle."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks for the slow ones
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)`, the cases but every n-th belong to the slow sweep."""
+    counts = Counter[str]()
+    for item in items:
+        mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
+        if mark is not None and item.get_closest_marker("slow") is None:
+            if counts[test] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            counts[test] += 1
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 

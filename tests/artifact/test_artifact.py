@@ -253,6 +253,7 @@ def test_files_have_the_users_own_permissions(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "block.onnx").stat().st_mode) == 0o640
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_anew")
 def test_two_exports_are_the_same_bytes(tmp_path: Path) -> None:
     """In other folders, with another hash seed, in another process."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz_files import PLANTED, READERS
-from helpers import exported, sampled, small_spec
+from helpers import exported, small_spec
 from manifest_data import plan_manifest, write_manifest_data
 from page_helpers import bench, tune
 from safetensors.numpy import save_file
@@ -101,7 +101,8 @@ def test_a_thousand_mutants_are_read_or_refused(reader: str, sound: Path, tmp_pa
     assert min(refused, read) >= 10, "the mutants are too mild, or too harsh"
 
 
-@pytest.mark.parametrize("reader", sampled(READERS, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("reader", READERS)
 def test_some_mutants_are_read_or_refused(reader: str, sound: Path, tmp_path: Path) -> None:
     """A taste of the slow sweep in the usual one."""
     shutil.copytree(sound, tmp_path / "files")

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from helpers import sampled, small_spec
+from helpers import small_spec
 
 from posexport.bench import regression, statistics
 from posexport.bench.benchmark import PROCESSES
@@ -97,7 +97,8 @@ def judged(noise: Noise, slowdown: float, allowed: float = 0.05) -> tuple[str, i
     raise AssertionError("runs never end")
 
 
-@pytest.mark.parametrize("luck", sampled([0.01, 0.03, 0.08], 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("luck", [0.01, 0.03, 0.08])
 def test_equal_builds_raise_no_alarm(luck: float) -> None:
     states = [judged(Noise(seed, luck, regression.DRIFT), 0.0)[0] for seed in range(RUNS)]
     assert states.count("slower") <= RUNS // 200

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import exported, inputs_for, run_block, run_ort, sampled, small_spec, weights_for
+from helpers import exported, inputs_for, run_block, run_ort, small_spec, weights_for
 
 from posexport.artifact import onnx_file
 from posexport.artifact.onnx_artifact import write_onnx
@@ -48,7 +48,8 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("encoding", sampled(CASES, 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("encoding", CASES)
 def test_torchs_own_export_is_the_same_function_at_any_length(encoding: str, tmp_path: Path) -> None:
     over, opset = CASES[encoding]
     spec = small_spec(encoding, **over)

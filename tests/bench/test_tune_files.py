@@ -190,6 +190,7 @@ def test_programs_are_held_against_the_file_that_is_tuned(
     assert asked["paths"] == [path]
 
 
+@pytest.mark.slow
 def test_a_wrong_program_does_not_verify(files: Path, tmp_path: Path) -> None:
     """With a real run: the scale of the scores is off by a tenth."""
     model = decoder(cache=False, rope=False)

@@ -107,6 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 COMMAND = [sys.executable, "-P", "-m", "posexport", "generate", "model.onnx", "--prompt", "w1 w2"]
 
 
+@pytest.mark.slow
 def test_a_text_that_grows_ends_at_the_limit_of_the_shell(folder: Path) -> None:
     """To fill all memory that is free takes longer, and is tried by the slow sweep."""
     (folder / "tokenizer.json").write_text(json.dumps({**SOUND, **REFUSED[GROWN][0]}))

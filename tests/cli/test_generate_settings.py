@@ -179,6 +179,7 @@ def test_a_model_with_a_part_for_text_is_packaged(made: tuple[Path, Any], tmp_pa
     assert written["model"]["eos_token_id"] == 7
 
 
+@pytest.mark.slow
 def test_angles_that_change_at_a_length(tmp_path: Path) -> None:
     """transformers computes all keys again there, and a file with caches has those of before."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}

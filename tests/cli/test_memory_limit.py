@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import cli, refused, sampled
+from helpers import cli, refused
 
 from posexport import machine, processes
 from posexport.cli import main, memory_limit
@@ -40,10 +40,10 @@ def limited(kind: str, size: int, *words: str | Path, which: str = "hard") -> su
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "size", "which"),
-    sampled(
-        [
+    [
             ("RLIMIT_DATA", 300, "hard"),
             ("RLIMIT_DATA", 100, "hard"),
             ("RLIMIT_DATA", 300, "soft"),
@@ -51,8 +51,6 @@ def limited(kind: str, size: int, *words: str | Path, which: str = "hard") -> su
             ("RLIMIT_AS", 500, "hard"),
             ("RLIMIT_AS", 800, "hard"),
         ],
-        3,
-    ),
 )
 def test_a_limit_below_what_libraries_need_is_one_sentence(kind: str, size: int, which: str, tmp_path: Path) -> None:
     found = limited(kind, size, "verify", tmp_path / "block.onnx", "--runtime", "ort-cpu", which=which)

@@ -68,6 +68,7 @@ def test_from_python_too() -> None:
             make()
 
 
+@pytest.mark.slow
 def test_before_torch_asks_for_one(tmp_path: Path) -> None:
     """In a new process, in which torch has asked for none before."""
     code = (

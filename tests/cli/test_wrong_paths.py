@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import exported, sampled, small_spec
+from helpers import exported, small_spec
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.paths import check_onnx
@@ -39,8 +39,9 @@ def loaded(*arguments: object, heavy: tuple[str, ...] = HEAVY) -> tuple[int, str
     return done.returncode, done.stderr, done.stdout.splitlines()[-1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("name", "wrong"), sampled(itertools.product(COMMANDS, ["missing", "folder", "text", "cut"]), 3)
+    ("name", "wrong"), itertools.product(COMMANDS, ["missing", "folder", "text", "cut"])
 )
 def test_a_wrong_path_is_reported_before_an_engine_loads(tmp_path: Path, name: str, wrong: str) -> None:
     path = tmp_path / "a.onnx"

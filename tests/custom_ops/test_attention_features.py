@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from helpers import Array, as_float64, open_ort, sampled, small_spec, weights_for
+from helpers import Array, as_float64, open_ort, small_spec, weights_for
 
 from posexport.export import export
 from posexport.models.block import build_block
@@ -77,7 +77,8 @@ def _off(made: dict[str, Array], wanted: dict[str, Array]) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("name", sampled(SPECS, 4))
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", SPECS)
 def test_the_block_equals_the_formula(name: str) -> None:
     spec = small_spec(**SPECS[name])
     for case, inputs in _inputs(spec):
@@ -85,6 +86,7 @@ def test_the_block_equals_the_formula(name: str) -> None:
         assert _off(_run_block(spec, inputs), wanted) < 1e-11, case
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -118,6 +120,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_oracle_tells_every_option_apart(name: str) -> None:
     """A wrong option is far outside the bounds above, so they are a check."""
@@ -128,6 +131,7 @@ def test_the_oracle_tells_every_option_apart(name: str) -> None:
     assert max(found) > 10 * BOUNDS["fp32"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["padding", "sinks", "grown-alibi", "everything"])
 def test_a_query_that_sees_nothing_gets_zeros(name: str) -> None:
     """So the output is what the projection makes of zeros: its bias, or nothing."""

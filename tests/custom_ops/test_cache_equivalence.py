@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from form_helpers import HOWS
-from helpers import CASES, Array, case, open_ort, run_block, sampled, weights_for
+from helpers import CASES, Array, case, open_ort, run_block, weights_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trt_import_helpers import imported
@@ -182,7 +182,8 @@ def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Arr
     return [out[at, pad:] for at, pad in enumerate(pads)]
 
 
-@pytest.mark.parametrize(("name", "how", "engine"), sampled(_blocks("concat"), 5), ids=_id)
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize(("name", "how", "engine"), _blocks("concat"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=3, deadline=None, derandomize=True)
 def test_prefill_and_steps_over_a_grown_cache_equal_one_pass(
@@ -196,9 +197,10 @@ def test_prefill_and_steps_over_a_grown_cache_equal_one_pass(
     _check(spec, rows, _grown(spec, _opened(spec, how, engine), rows, chunks))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "how"),
-    sampled([*zip(("t5", *FEW, "alibi-6-heads", *FEW), HOWS, strict=True), ("alibi-6-heads", PLAINEST)], 4),
+    [*zip(("t5", *FEW, "alibi-6-heads", *FEW), HOWS, strict=True), ("alibi-6-heads", PLAINEST)],
     ids=_id,
 )
 def test_a_grown_cache_without_a_mask(name: str, how: tuple[str, str]) -> None:
@@ -243,7 +245,8 @@ def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: lis
     return [np.concatenate(each) for each in made]
 
 
-@pytest.mark.parametrize(("name", "how", "engine"), sampled(_blocks("shared"), 4), ids=_id)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("name", "how", "engine"), _blocks("shared"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=3, deadline=None, derandomize=True)
 def test_steps_in_shared_buffers_equal_one_pass(
@@ -300,6 +303,7 @@ FAULTS: dict[str, tuple[str, Callable[[dict[str, Array]], dict[str, Array]], Any
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_on_the_way_is_seen(name: str) -> None:
     block, before, after = FAULTS[name]

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from helpers import Array, sampled, small_spec
+from helpers import Array, small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +65,7 @@ def lengths(case: Case) -> Array:
     return first + case.sizes["seq"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_no_length_is_the_traced_one(name: str) -> None:
     spec = SPECS[name]
@@ -168,6 +169,7 @@ def _bounds(draw: Any, spec: Spec) -> Bounds:
     return found
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_cases_stay_within_the_bounds(data: st.DataObject) -> None:
@@ -188,7 +190,8 @@ def test_cases_stay_within_the_bounds(data: st.DataObject) -> None:
         fit_inputs(Path("own.npz"), each.arrays, spec, graph_inputs(spec), bounds)
 
 
-@pytest.mark.parametrize("name", sampled(SPECS, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", SPECS)
 def test_a_plan_built_on_the_fly_takes_every_case(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     bounds = bounds_of(graph_inputs(spec), {})
@@ -247,7 +250,8 @@ BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(BAD, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", BAD)
 def test_inputs_that_do_not_fit_are_refused_in_one_sentence(name: str) -> None:
     spec, wrong, said = BAD[name]
     sound = _own(spec, "step" if spec.kv_cache else "consecutive")

@@ -18,7 +18,7 @@ import oracles
 import pytest
 import torch
 from form_helpers import HOWS
-from helpers import Array, as_float64, case, open_ort, run_block, sampled, weights_for
+from helpers import Array, as_float64, case, open_ort, run_block, weights_for
 from trt_import_helpers import imported
 
 from posexport.custom_ops import visibility
@@ -111,7 +111,8 @@ def graphs() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "kv_cache", "how"), sampled(graphs(), 4))
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("kind", "kv_cache", "how"), graphs())
 def test_every_form_is_the_oracle(kind: str, kv_cache: str | None, how: tuple[str, str]) -> None:
     spec = spec_of(kind, kv_cache)
     model = export(spec, weights_for(spec), form=how[0], target=how[1])

@@ -20,7 +20,7 @@ import onnx.backend.test.case.node.rotaryembedding
 import onnx_ir as ir
 import pytest
 import torch
-from helpers import Array, open_ort, sampled
+from helpers import Array, open_ort
 from onnx.backend.test.case import node as made
 from onnx.reference import ReferenceEvaluator
 
@@ -326,7 +326,8 @@ def on_reference(form: str, target: str, halves: bool) -> dict[str, list[Array]]
         return _by_vector(names, evaluator.run(None, _inputs(names)))
 
 
-@pytest.mark.parametrize("how", sampled([(how,) for how in HOWS], 6), ids="-".join)
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("how", HOWS, ids="-".join)
 def test_on_onnx_runtime(how: tuple[str, str]) -> None:
     found = on_ort(*how)
     assert len(found) >= HOWS[how]
@@ -335,9 +336,10 @@ def test_on_onnx_runtime(how: tuple[str, str]) -> None:
         check(name, outputs, tails=how != ("contrib", "ort"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("how", sampled([(how,) for how in list(HOWS)[:3]], 3), ids="-".join)
+@pytest.mark.parametrize("how", list(HOWS)[:3], ids="-".join)
 def test_on_the_reference(how: tuple[str, str], halves: bool) -> None:
     """Which has no operators of com.microsoft, and unlike ONNX Runtime has those of the standard in bfloat16."""
     found = on_reference(*how, halves)

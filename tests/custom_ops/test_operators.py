@@ -14,7 +14,7 @@ import onnx_ir as ir
 import oracles
 import pytest
 import torch
-from helpers import run_ort, sampled
+from helpers import run_ort
 from operator_calls import CALLS, DYNAMIC, MASKS, B, H, N, S, T, normal
 from traces import same_program
 
@@ -142,12 +142,14 @@ def together() -> tuple[dict[str, list[Any]], dict[str, str]]:
     return by_call, operators
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_onnx_body_of_a_small_operator_equals_torch_body(name: str) -> None:
     check_outputs(name, together()[0][name])
 
 
-@pytest.mark.parametrize("name", sampled([name for name in CALLS if name not in TOGETHER], 2))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in TOGETHER])
 def test_onnx_body_equals_torch_body(name: str) -> None:
     model = written(name, "function")
     assert [node.op_type for node in model.graph if node.domain == DOMAIN] == [CALLS[name][0].function]
@@ -163,7 +165,8 @@ WITH_FORMS = [
 """Calls of operators that a form has others for, each in one way by turns."""
 
 
-@pytest.mark.parametrize(("name", "form", "target"), sampled(dict.fromkeys(WITH_FORMS), 3))
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("name", "form", "target"), dict.fromkeys(WITH_FORMS))
 def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> None:
     operator, arguments, _ = CALLS[name]
     attributes = dict(
@@ -191,6 +194,7 @@ OF_MANY = [
 """Calls of operators that have another way for many queries on ONNX Runtime."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OF_MANY)
 def test_the_way_for_many_queries_equals_torch_body(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posexport.custom_ops.operator.FEW", 1)
@@ -269,6 +273,7 @@ def test_linear_attention_is_that_of_the_papers(name: str) -> None:
     np.testing.assert_allclose(present.numpy(), state, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("form", ["decomposed", "contrib"])
 def test_linear_attention_takes_one_token_and_many(name: str, form: str) -> None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import oracles
 import pytest
 from form_helpers import HOWS, errors, small_cases
-from helpers import Array, as_float64, open_ort, run_block, sampled, small_spec, weights_for
+from helpers import Array, as_float64, open_ort, run_block, small_spec, weights_for
 
 from posexport.export import export
 from posexport.runtimes import onnx_reference
@@ -52,7 +52,8 @@ MASKS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "target", "over"), sampled(MASKS, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "target", "over"), MASKS)
 def test_nothing_on_the_way_is_infinite(form: str, target: str, over: dict[str, Any]) -> None:
     """Rows that are padding, keys out of sight, and positions up to 100,000."""
     spec = small_spec(**{**EVERYTHING, **over})
@@ -88,8 +89,9 @@ def _far(spec: Spec, positions: Array, mask: Array | None = None) -> Case:
 FAR = np.array([65_530 + np.arange(9), [0, 1, 65_536, 65_537, 70_000, 131_072, 131_073, 1_000_000, 999_998]])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "target"), sampled(HOWS, 3))
+@pytest.mark.parametrize(("form", "target"), HOWS)
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("fp32", 1e-5, marks=pytest.mark.slow), ("fp16", 1e-2)])
 def test_alibi_far_out(form: str, target: str, dtype: str, bound: float) -> None:
     spec = small_spec("alibi", dtype=dtype, causal=dtype == "fp32")
@@ -97,7 +99,8 @@ def test_alibi_far_out(form: str, target: str, dtype: str, bound: float) -> None
     assert errors(spec, run, [_far(spec, FAR)])["far"] < bound
 
 
-@pytest.mark.parametrize(("form", "target"), sampled(HOWS, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("form", "target"), HOWS)
 def test_keys_out_of_sight_stay_so_beside_far_ones(form: str, target: str) -> None:
     """In fp16 a bias of -100,000 and a mask are as low as can be; what is hidden must still weigh nothing."""
     spec = small_spec("alibi", dtype="fp16", padding_mask=True, num_kv_heads=2)
@@ -145,7 +148,8 @@ LOUD: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "target", "over"), sampled(LOUD, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "target", "over"), LOUD)
 def test_logits_of_a_hundred_thousand(form: str, target: str, over: dict[str, Any]) -> None:
     """In fp32 they are known to 0.01, so that weights are right where no two keys are as near as that."""
     spec = small_spec("rope", **{**EVERYTHING, "scale": 40_000.0, **over})

@@ -31,13 +31,17 @@ SLOW = [page for page in SLOW if page.name not in {"ci.md", "deployment.md", "fl
 """Pages with slow blocks, but for those whose tests look at what their commands wrote too."""
 
 FAST = [page for page in PAGES if any(block.runs and not block.slow for block in pages.blocks(page))]
+LONG = {"onnx-file.md", "own-modules.md", "whole-models.md"}
+"""Pages whose blocks take long together, though none is slow."""
 
 
 def title(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", FAST, ids=title)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name in LONG)) for page in FAST], ids=title
+)
 def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = [line for block in pages.blocks(page) if not block.slow for line in block.commands()]

@@ -53,6 +53,7 @@ def test_every_pin_lies_in_the_range_that_pyproject_states():
         assert names[name] in requirement.specifier, f"{text} against {names[name]}"
 
 
+@pytest.mark.slow
 def test_the_wheel_installs_and_runs_elsewhere(tmp_path):
     """`pip install .` in two steps, without what it depends on: that is here already."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]

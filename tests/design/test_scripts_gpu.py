@@ -100,6 +100,7 @@ def test_only_rows_that_may_not_be_others_now_stand(tmp_path: Path) -> None:
     assert not kept(tmp_path, None, in_time=False, state="failed", sha256="2")
 
 
+@pytest.mark.slow
 def test_several_are_verified_at_a_time_and_keep_their_order(tmp_path: Path) -> None:
     folder = tmp_path / "prepared"
     chosen = ("--encoding", "rope", "--encoding", "alibi", "--encoding", "t5", "--form", "decomposed")

@@ -145,6 +145,7 @@ def watched(code: str, folder: Path, *words: str) -> tuple[subprocess.CompletedP
     return done, log.read_text() if log.exists() else ""
 
 
+@pytest.mark.slow
 def test_commands_use_no_network_and_unpickle_nothing(tmp_path: Path) -> None:
     done, log = watched(COMMANDS, tmp_path, *LINES)
     assert (done.returncode, log) == (0, ""), done.stderr[-2000:]

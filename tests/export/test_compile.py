@@ -56,6 +56,7 @@ def sizes(encoding: str) -> dict[str, Any]:
     return {"causal": True} if encoding in CAUSAL else {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("encoding", "form"),
     [
@@ -99,6 +100,7 @@ def test_masks_and_shared_heads_stay_fused(encoding: str, over: dict[str, Any]) 
     assert len(kernels.rows) <= 8, [row.name for row in kernels.rows]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoding", FEW)
 def test_fp32_compiles_without_fused_attention_and_says_so(encoding: str) -> None:
     plan = built(exported(encoding, dtype="fp32", **sizes(encoding)))
@@ -157,6 +159,7 @@ def test_capabilities_reach_the_builder() -> None:
     assert found == [known.SM89, known.SM120]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"tf32": True}, {"compute_capability": ("8.9", "12.0")}])
 def test_a_build_uses_those_settings(options: dict[str, Any]) -> None:
     """Three builds without the option are one plan, and three with it another: none of it is chance."""
@@ -221,6 +224,7 @@ def test_an_unknown_operator_is_named_with_its_node(tmp_path: Any, form: str) ->
     assert f"node {node.name!r}" in str(caught.value) or form == "function"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "form"),
     by_turns([("concat", "native"), ("concat", "decomposed"), ("shared", "decomposed"), ("shared", "native")]),
@@ -239,6 +243,7 @@ def test_a_block_with_a_cache_becomes_a_plan_that_takes_an_empty_one(tmp_path: P
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("encoding", "cache"), [("rope", "concat"), ("alibi", None)])
 def test_consecutive_positions_become_a_plan_with_fused_attention(
     encoding: str, cache: str | None, tmp_path: Path
@@ -309,6 +314,7 @@ def test_an_engine_that_ends_its_process_is_one_sentence(
     assert not (tmp_path / "block.plan").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_a_file_for_onnx_runtime_alone_is_refused(form: str, tmp_path: Path) -> None:
     spec = small_spec("rope", kv_cache="shared", causal=True, dtype="fp16")

@@ -5,7 +5,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from helpers import sampled
 
 from posexport.export import export_module
 
@@ -69,7 +68,8 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, TOKENS, (batch, TOKENS), generator=generator)
 
 
-@pytest.mark.parametrize("text", sampled(OPERATORS.values(), 10), ids=OPERATORS)
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("text", OPERATORS.values(), ids=OPERATORS)
 def test_operator_is_as_in_torch(text: str) -> None:
     module = Module(text)
     batch = {0: torch.export.Dim.AUTO}

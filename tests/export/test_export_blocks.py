@@ -10,7 +10,7 @@ import onnx_ir as ir
 import oracles
 import pytest
 import torch
-from helpers import as_float64, case, inputs_for, open_ort, run_ort, sampled, small_spec, weights_for
+from helpers import as_float64, case, inputs_for, open_ort, run_ort, small_spec, weights_for
 from oracle_rotations import pairs_of, turn_pairs
 
 from posexport import custom_ops
@@ -57,7 +57,8 @@ EVERY_OPSET = [
 """Every other opset; the slow sweep (test_ort_sweep) runs more of them in every form."""
 
 
-@pytest.mark.parametrize(("form", "opset"), sampled(EVERY_OPSET, 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "opset"), EVERY_OPSET)
 def test_every_opset(form: str, opset: int) -> None:
     spec = case(**OPSET_BLOCKS[form])
     model = export(spec, weights_for(spec), form=form, opset=opset)
@@ -76,6 +77,7 @@ def test_the_opsets_are_those_that_work() -> None:
                 export(spec, weights_for(spec), form=form, opset=opset)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "over",
     [
@@ -150,7 +152,8 @@ def test_a_module_of_ones_own() -> None:
     assert np.abs(run_ort(model, {"x": x, "positions": positions})["y"] - wanted).max() < 1e-5
 
 
-@pytest.mark.parametrize("encoding", sampled(["none", "alibi", "relative"], 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("encoding", ["none", "alibi", "relative"])
 def test_sizes_equal_to_the_traced_lengths_stay_dynamic(encoding: str) -> None:
     """The example has 2 sequences of 7: a head of 7 features, or 2 or 7 heads, must not tie the lengths to them."""
     for heads, width in ((2, 7), (7, 2)):

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 import oracles
 import pytest
-from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, sampled, weights_for
+from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, weights_for
 
 from posexport.export import export
 from posexport.models import read_spec
@@ -65,7 +65,7 @@ GRAPHS += [
 in half precision, where there is most to go wrong."""
 
 
-@pytest.fixture(scope="module", params=sampled(GRAPHS, 2), ids=lambda param: "-".join(param))
+@pytest.fixture(scope="module", params=GRAPHS, ids=lambda param: "-".join(param))
 def graph(request: pytest.FixtureRequest) -> tuple[str, str, Spec, ir.Model]:
     name, form, dtype = request.param
     spec = case(name, dtype=dtype)
@@ -82,6 +82,7 @@ def error(made: Array, truth: Array) -> float:
     return float(np.abs(made.astype(np.float64) - truth).max() / max(1.0, np.abs(truth).max()))
 
 
+@pytest.mark.sampled(3)
 def test_runs_like_the_formula(graph: tuple[str, str, Spec, ir.Model]) -> None:
     _, _, spec, model = graph
     run = open_ort(model)
@@ -95,6 +96,7 @@ def test_runs_like_the_formula(graph: tuple[str, str, Spec, ir.Model]) -> None:
         assert error(made["output"], wanted(spec, inputs)) < bound, (batch, seq, kind)
 
 
+@pytest.mark.sampled(3)
 def test_keeps_the_contract(graph: tuple[str, str, Spec, ir.Model]) -> None:
     name, _, spec, model = graph
     proto = ir.to_proto(model)
@@ -123,6 +125,7 @@ def test_keeps_the_contract(graph: tuple[str, str, Spec, ir.Model]) -> None:
     assert {entry.key: entry.value for entry in proto.metadata_props}["posexport.spec"] == spec.to_json()
 
 
+@pytest.mark.sampled(3)
 def test_reads_in_its_form(graph: tuple[str, str, Spec, ir.Model]) -> None:
     name, form, _, model = graph
     own = [node.op_type.split("_")[0] for node in model.graph if node.domain == "posexport"]
@@ -179,6 +182,7 @@ def _takes_axis(node: onnx.NodeProto, reached: set[str]) -> bool:
     return node.op_type == "Gather" and node.input[0] in reached
 
 
+@pytest.mark.sampled(3)
 def test_angles_and_positions_are_never_half(graph: tuple[str, str, Spec, ir.Model]) -> None:
     name, form, _, model = graph
     turns, reached = check_never_half(model, form)
@@ -200,15 +204,13 @@ QUICK = (
 )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "form"),
-    sampled(
-        [
+    [
             pytest.param(name, form, marks=() if name in QUICK else pytest.mark.slow)
             for name, form in zip(MORE_CASES, itertools.cycle(FORMS), strict=False)
         ],
-        3,
-    ),
 )
 def test_more_encodings_run_like_their_formula_and_never_have_half_angles(name: str, form: str) -> None:
     """Half precision, where there is most to go wrong; one form each by turns."""
@@ -249,6 +251,7 @@ def texts(message: Any) -> Iterator[str]:
                 yield each if isinstance(each, str) else each.decode()
 
 
+@pytest.mark.sampled(3)
 def test_holds_no_path(graph: tuple[str, str, Spec, ir.Model]) -> None:
     _, _, _, model = graph
     found = list(texts(ir.to_proto(model)))
@@ -257,7 +260,8 @@ def test_holds_no_path(graph: tuple[str, str, Spec, ir.Model]) -> None:
         assert not [text for text in found if trace in text], trace
 
 
-@pytest.mark.parametrize(("name", "form"), sampled(list(zip(FUNCTIONS, itertools.cycle(FORMS), strict=False)), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("name", "form"), list(zip(FUNCTIONS, itertools.cycle(FORMS), strict=False)))
 def test_bf16_exports_and_checks(name: str, form: str) -> None:
     spec = case(name, dtype="bf16")
     proto = ir.to_proto(exported(spec, form))
@@ -268,6 +272,7 @@ def test_bf16_exports_and_checks(name: str, form: str) -> None:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("encoding", ["alibi", "shaw"])
 def test_padding_in_bf16_has_kernels_on_the_cuda_provider(encoding: str, form: str) -> None:

@@ -15,7 +15,7 @@ import oracles
 import pytest
 import torch
 from form_helpers import BOUNDS, OPTIONS, ROWS, carried, check_form, small_cases, spec_of
-from helpers import Array, as_float64, cli, refused, sampled, small_spec, tree, weights_for
+from helpers import Array, as_float64, cli, refused, small_spec, tree, weights_for
 from pairs import Row
 
 from posexport import custom_ops
@@ -92,7 +92,8 @@ class _Attention(torch.nn.Module):
         return operators[spec.kv_cache](q, k, v, *rest, *more)
 
 
-@pytest.mark.parametrize(("form", "target", "what", "over"), sampled(CASES, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "target", "what", "over"), CASES)
 def test_a_module_of_ones_own_is_refused_too(form: str, target: str, what: str, over: dict[str, Any]) -> None:
     """With the same sentence, from the operator's body."""
     spec = small_spec("none", **over)
@@ -149,7 +150,8 @@ def _name(row: Row) -> str:
     return "-".join("-".join(row["how"]) if part == str(row["how"]) else part for part in named)
 
 
-@pytest.mark.parametrize("row", sampled([(row,) for row in ROWS], 10), ids=_name)
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_every_form_is_the_formula(row: Row) -> None:
     check_form(spec_of(row), *row["how"])
 
@@ -192,7 +194,8 @@ DIFFERS: list[tuple[str, dict[str, Any], bool]] = [
 """Form, spec, and whether ONNX Runtime's graph is another than that for all targets."""
 
 
-@pytest.mark.parametrize(("form", "over", "differs"), sampled(DIFFERS, 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "over", "differs"), DIFFERS)
 def test_a_target_changes_the_graph_only_where_it_takes_more(form: str, over: dict[str, Any], differs: bool) -> None:
     fixed = {key: over[key] for key in ("max_seq",) if key in over}
     spec = small_spec("none", **{key: value for key, value in over.items() if key not in fixed})
@@ -202,7 +205,8 @@ def test_a_target_changes_the_graph_only_where_it_takes_more(form: str, over: di
     assert (portable[0] != ort[0]) == differs
 
 
-@pytest.mark.parametrize("row", sampled([1, 5, 7, 11], 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("row", [1, 5, 7, 11])
 def test_what_all_targets_take_is_what_tensorrt_takes(row: int) -> None:
     form, over, _ = DIFFERS[row]
     spec = small_spec("rope", **over)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers import sampled
 from trt_helpers import built, exported, needs_rtx
 
 from posexport.artifact.manifest import PlanKernels
@@ -52,11 +51,12 @@ def test_fused_and_unknown_have_none() -> None:
     assert unfused_reason(spec_of(dtype="fp32"), "decomposed", PlanKernels.unlisted(1, "no table")) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize(
     ("before", "after"),
-    sampled([({"encoding": "rope", "head_dim": 8}, {"head_dim": 16}), ({"encoding": "shaw"}, {"form": "native"})], 2),
+    [({"encoding": "rope", "head_dim": 8}, {"head_dim": 16}), ({"encoding": "shaw"}, {"form": "native"})],
     ids=["head_dim", "form"],
 )
 def test_the_advice_fuses(before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -118,6 +118,7 @@ def of_transformers(checkpoint: Path, count: int = 32, model_class: Any = LlamaF
     return rows.tolist()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [(), ("--form", "contrib", "--target", "ort", "--kv-cache", "shared")])
 def test_it_generates_what_transformers_does(
     options: tuple[str, ...], genai: Path, checkpoint: Path, decoder: Path, tmp_path: Path
@@ -159,6 +160,7 @@ HYBRIDS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_it_hands_on_states_of_linear_attention(kind: str, genai: Path, tmp_path: Path) -> None:
     model_class, config = HYBRIDS[kind]
@@ -261,6 +263,7 @@ def test_what_is_no_decoder_is_refused(old: str, new: str, said: str, decoder: P
     assert not (tmp_path / "packaged").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_caches_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     path = exported(checkpoint, tmp_path, "--kv-cache", "none")
     refused(cli("package", path, "--genai"), "has no caches")

@@ -40,6 +40,7 @@ def test_what_is_traced_clamps_as_the_module(dtype: torch.dtype) -> None:
     assert Counter(str(node.target) for node in traced.graph.nodes)["aten.clamp.default"] == (dtype == torch.float16)
 
 
+@pytest.mark.slow
 def test_bart_in_fp16(tmp_path: Path) -> None:
     """Its checkpoint is in fp32, and a buffer of it is a view."""
     exported_model(checkpoint("bart"), tmp_path / "model.onnx", "--dtype", "fp16")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from helpers import Array, run_ort, sampled
+from helpers import Array, run_ort
 from torch import Tensor, nn
 from torch.export import Dim
 from user_modules import Cached, Own, Plain
@@ -61,7 +61,8 @@ def check_on_ort(module: nn.Module, model: ir.Model) -> None:
 FORMS = [("decomposed", "portable"), ("function", "portable"), ("native", "portable"), ("contrib", "ort")]
 
 
-@pytest.mark.parametrize(("form", "target"), sampled(FORMS, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "target"), FORMS)
 def test_operators_of_posexport_get_the_form_directly(form: str, target: str) -> None:
     made = exported(Own, form, target)
     assert (made.operators, made.rewritten, made.summary()) == (1, None, "1 by posexport's operators")
@@ -79,7 +80,8 @@ def test_operators_of_posexport_get_the_form_directly(form: str, target: str) ->
     assert (metadata["posexport.form"], metadata.get("posexport.target")) == (form, "ort" if target == "ort" else None)
 
 
-@pytest.mark.parametrize("form", sampled(["native", "decomposed"], 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ["native", "decomposed"])
 def test_attention_of_torch_gets_the_form_by_rewriting(form: str) -> None:
     made = exported(Plain, form)
     assert (made.operators, made.summary()) == (0, "1 of 1 in the form")

@@ -22,6 +22,7 @@ agraph (float[batch, seq, 4] x, float[batch, 2, past, 4] cache) => (int64[1] n) 
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("positions", ["data", "consecutive"])
 @pytest.mark.parametrize("over", [{}, {"kv_cache": "concat"}, {"vocab_size": 9}, {"padding_mask": True}])
 def test_layers_share_the_sum_of_mask_and_bias(positions: str, over: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
-QUICK = ("vit_classifier", "wav2vec2_ctc", "bert_masked")
+QUICK = ("vit_classifier", "bert_masked")
 """The others take as long, and run by `scripts/test slow`."""
 
 

@@ -236,6 +236,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 def test_tensors_that_the_model_does_not_have_are_a_warning(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path)
     _edited(num_hidden_layers=1)(folder)
@@ -266,6 +267,7 @@ def test_memories_that_are_no_keys_and_values() -> None:
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport())
 
 
+@pytest.mark.slow
 def test_experts_that_are_looked_for_by_values_are_a_sentence() -> None:
     """Its experts run over those that some token chose."""
     with pytest.raises(RequestError, match=r"DbrxForCausalLM as a whole \(the module branches on the values .* of mod"):
@@ -278,6 +280,7 @@ def test_loops_over_tokens_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport(kv_cache="none"))
 
 
+@pytest.mark.slow
 def test_loops_over_chunks_are_a_sentence(tmp_path: Path) -> None:
     """A trace of a few tokens has one chunk, and would be wrong for more than it holds."""
     from transformers import MiniMaxConfig, MiniMaxForCausalLM

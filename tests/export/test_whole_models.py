@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 }
 
 
-QUICK = ("llama, grown caches", "llama, buffers", "tied embeddings, learned positions", "layers without caches")
+QUICK = ("llama, grown caches", "llama, buffers")
 """The others take as long, and run by `scripts/test slow`."""
 
 
@@ -80,6 +80,7 @@ def test_a_decoder_is_the_model_of_transformers(case: str, tmp_path: Path) -> No
     assert decoder_error(path, checkpoint(name)) < BOUND["fp32"]
 
 
+@pytest.mark.slow
 def test_bfloat16_where_an_operator_does_not_take_it_is_a_sentence() -> None:
     with pytest.raises(
         RequestError, match=r"Lfm2ForCausalLM can't be written in bf16 at opset 18, .*: give --opset 22"
@@ -111,11 +112,13 @@ def test_a_model_without_positions_has_no_such_input() -> None:
     assert "position_ids" not in {value.name for value in exported("bloom").model.graph.inputs}
 
 
+@pytest.mark.slow
 def test_layers_of_a_kind_are_traced_once() -> None:
     assert [one.get("like") is None for one in exported("llama", form="native").attentions] == [True, False]
     assert [one.get("like") is None for one in two_kinds().attentions] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_weights_keep_the_names_and_the_bits_of_the_checkpoint(tmp_path: Path) -> None:
     path = written(exported("llama", "bfloat16", form="native"), tmp_path)
     from safetensors.torch import load_file
@@ -147,6 +150,7 @@ def test_hidden_states_are_those_that_enter_the_head(tmp_path: Path) -> None:
     assert decoder_error(path, checkpoint("gemma3")) < BOUND["fp32"]
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     pretrained = open_pretrained(checkpoint("llama"))
     (again,) = export_whole(pretrained, HowToExport(form="native"))

@@ -61,6 +61,7 @@ def test_it_is_the_checkpoint_and_makes_its_tokens(checkpoint: tuple[Path, Any],
     assert [row["tokens"] for row in json.loads(result.stdout)["rows"]] == greedy(model)
 
 
+@pytest.mark.slow
 def test_json_says_what_is_left_out(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
     result = cli("export", "--from", checkpoint[0], "--model", "-o", tmp_path / "model.onnx", "--json")
     assert json.loads(result.stdout)["left_out"] == ["vision"]

@@ -78,6 +78,7 @@ def test_the_page_says_every_reason_once(load: Load) -> None:
     assert "1. Left as it was: a." in lines and "2. no \\| such." in lines
 
 
+@pytest.mark.slow
 def test_a_cell_is_equal_and_a_planted_fault_is_seen(load: Load, tmp_path: Path) -> None:
     cell = load("whole_cell").cell
     (tmp_path / "checkpoints").mkdir()

@@ -101,6 +101,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_faults_in_bands_fail(tmp_path: Path) -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[batch, sequence, 4] x, float[batch, 1, past, 4] past_key_values) => (float[batch, total, 4] y) {

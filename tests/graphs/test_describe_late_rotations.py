@@ -7,14 +7,14 @@ from typing import Any
 import attention_graphs as graphs
 import pytest
 from descriptions import described
-from helpers import sampled
 from late_rotation_graphs import AGAIN, FREQUENCIES, PART, in_series, keys_turn_late, latent
 
 ROPE = {"name": "rope", "layout": "half", "theta": 10_000.0}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("repeated_first", [False, True])
-@pytest.mark.parametrize("key_heads", sampled([1, 2, graphs.HEADS], 3))
+@pytest.mark.parametrize("key_heads", [1, 2, graphs.HEADS])
 def test_keys_that_turn_behind_their_cache(key_heads: int, repeated_first: bool) -> None:
     found = described(keys_turn_late(key_heads, repeated_first=repeated_first))
     assert (found["num_heads"], found["num_kv_heads"], found["head_dim"]) == (graphs.HEADS, key_heads, graphs.SIZE)
@@ -65,7 +65,8 @@ def late_scale(g: graphs.Writer, heads: str, queries: bool) -> str:
     return g.op("Mul", heads, g.op("Unsqueeze", scale, g.const([1, 3])))
 
 
-@pytest.mark.parametrize("name", sampled(AGAIN, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", AGAIN)
 def test_what_turns_twice(name: str) -> None:
     found = described(graphs.attention(rotate=AGAIN[name]))["encoding"]
     assert (found["name"], found["reason"]["code"]) == ("rotary", "rotated-again")

@@ -45,6 +45,7 @@ def test_the_right_one_has_a_name() -> None:
     assert {one["mask"]["kind"] for one in right()[2]} == {"window"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -10,7 +10,6 @@ from typing import Any
 import onnx_vectors
 import pytest
 import torch
-from helpers import sampled
 
 from posexport.graphs.kernels import KERNELS
 
@@ -53,14 +52,17 @@ def outcomes(wide: bool) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("wide", "least"), sampled([(False, 1000), (True, 1700)], 2))
+@pytest.mark.sampled(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("wide", "least"), [(False, 1000), (True, 1700)])
 def test_every_vector(wide: bool, least: int) -> None:
     wrong = {name: text for name, text in outcomes(wide).items() if text and not reason_to_skip(name, wide)}
     assert not wrong
     assert sum(not reason_to_skip(name, wide) for name in outcomes(wide)) >= least
 
 
-@pytest.mark.parametrize("wide", sampled([False, True], 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("wide", [False, True])
 def test_nothing_is_skipped_without_need(wide: bool) -> None:
     for pattern in BOTH | (WIDE if wide else {}):
         skipped = [text for name, text in outcomes(wide).items() if re.search(pattern, name)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers import sampled
 
 from posexport.export import export
 from posexport.graphs.attention.describe import Describer
@@ -79,9 +78,10 @@ def said_of(encoding: dict[str, Any], **options: Any) -> dict[str, Any]:
     return Describer(view).describe(one)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "encoding",
-    sampled([one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in RECOGNISED], 3),
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in RECOGNISED],
     ids=lambda one: " ".join(map(str, one.values())),
 )
 def test_the_encoding_comes_back_with_its_parameters(encoding: dict[str, Any]) -> None:

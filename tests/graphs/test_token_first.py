@@ -96,6 +96,7 @@ def test_axes_of_no_known_meaning_get_long(tmp_path: Path) -> None:
     assert max(case.arrays["y"].shape[2] for case in cases) >= 131
 
 
+@pytest.mark.slow
 def test_sets_that_would_be_huge_are_not_drawn(tmp_path: Path) -> None:
     roles = roles_of(graph_of(tmp_path, {"x": (["?", 64, 300, 300], "fp32")}))
     assert max(case.arrays["x"].shape[0] for case in cases_of(roles, 0)) < 8

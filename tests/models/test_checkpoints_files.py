@@ -189,6 +189,7 @@ def test_a_layer_with_its_weights(folder: Path) -> None:
     assert verified.exit_code == 0, verified.output
 
 
+@pytest.mark.slow
 def test_a_layer_may_promise_consecutive_positions(folder: Path) -> None:
     """Which no config.json says: rotated keys are cached, so that the file asks where a row begins."""
     options = ("--from", "llama", "--kv-cache", "--positions", "consecutive")

@@ -38,6 +38,7 @@ def warnings(folder: Path, *options: str) -> str:
     return "\n".join(line for line in result.stderr.splitlines() if line.startswith("Warning: "))
 
 
+@pytest.mark.slow
 def test_bf16_without_a_dtype(tmp_path: Path) -> None:
     small_checkpoint(tmp_path / "llama").to(torch.bfloat16).save_pretrained(tmp_path / "llama")
     said = "the checkpoint is in bf16, and so is the file, which ONNX Runtime doesn't run on CPUs: give --dtype fp32 or"
@@ -50,6 +51,7 @@ def test_bf16_without_a_dtype(tmp_path: Path) -> None:
         assert warnings(tmp_path / "llama", "--dtype", dtype) == ""
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_sentence_transformers(tmp_path: Path) -> None:
     folder = saved(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert")
     kinds = ("Transformer", "Pooling", "Normalize")
@@ -98,6 +100,7 @@ def test_the_size_of_images_is_that_of_the_preprocessor(case: str, tmp_path: Pat
     assert image_size(config, tmp_path) == (16, 16)
 
 
+@pytest.mark.slow
 def test_a_guessed_size_of_images_is_a_warning(tmp_path: Path) -> None:
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
     folder = saved(transformers.ResNetForImageClassification(config), tmp_path / "resnet")
@@ -118,6 +121,7 @@ def test_inputs_that_a_file_does_not_have(tmp_path: Path) -> None:
     assert "Wav2Vec2Model can be given attention_mask too, which the file has no input for: it computes what" in said
 
 
+@pytest.mark.slow
 def test_places_of_tokens_on_a_page_are_an_input(tmp_path: Path) -> None:
     config = transformers.LayoutLMConfig(**TEXT, max_2d_position_embeddings=1024, type_vocab_size=1)
     model = transformers.LayoutLMModel(config)
@@ -165,6 +169,7 @@ def test_bytes_of_experts_for_each_token(name: str, chosen: int) -> None:
     assert (expert_bytes(model, 2) > 0) == (chosen > 0)
 
 
+@pytest.mark.slow
 def test_experts_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(build(ROWS["olmoe"]), tmp_path / "olmoe")
     assert "experts" not in warnings(folder)

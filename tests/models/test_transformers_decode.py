@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import open_ort, sampled, small_spec
+from helpers import open_ort, small_spec
 from hf_helpers import (
     ATTENTION,
     BATCH,
@@ -320,17 +320,15 @@ def test_decode_of_exported_forms(name: str, form: str, kv_cache: str, padded: b
         assert cache_error(caches, run.caches[0]) <= BOUND
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "form", "wrong"),
-    sampled(
-        [
+    [
             ("llama", "native", {"layout": "interleaved"}),
             ("gemma2", "native", {"softcap": 3.0}),
             ("gpt-oss", "contrib", {"window": 4}),
             ("gpt-oss", "decomposed", {"sinks": False}),
         ],
-        4,
-    ),
 )
 def test_a_wrong_graph_is_noticed(name: str, form: str, wrong: dict[str, Any]) -> None:
     run = decoded(name, "whole")

@@ -121,6 +121,7 @@ def test_neither_exported_nor_verified(tmp_path: Path) -> None:
     refused(cli("verify", file, "--from", tmp_path / "paligemma", "--runtime", "ort-cpu"), SAID)
 
 
+@pytest.mark.slow
 def test_its_states_are_exported_as_the_sentence_says(tmp_path: Path) -> None:
     model = decoder("Qwen2", is_causal=False)()
     save_randomised(model, tmp_path / "qwen2")

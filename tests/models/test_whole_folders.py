@@ -54,6 +54,7 @@ def test_quantized_weights_that_transformers_makes_plain_ones_of(
     refused(export(folder), f"is quantized ({method}), {said}")
 
 
+@pytest.mark.slow
 def test_a_config_without_quantized_weights(folder: Path) -> None:
     edit(folder, quantization_config=None, compression_config=None)
     result = export(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import cli, refused, sampled
+from helpers import cli, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_helpers import Reader
@@ -76,7 +76,8 @@ DRAWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fields", sampled(DRAWN.values(), 5), ids=DRAWN)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("fields", DRAWN.values(), ids=DRAWN)
 def test_an_odd_plot_is_drawn(fields: dict[str, Any], tmp_path: Path) -> None:
     assert reported(tmp_path, chart(**fields))
 

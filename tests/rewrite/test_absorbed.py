@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 from absorbed_graphs import HEADS, HIDDEN, SIZE, Hook, growing, long, many, model_of
-from helpers import sampled
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -202,7 +201,8 @@ FAULTS: dict[str, tuple[dict[str, Any], float]] = {
 """What stands in the graph, and the size of features on which it does something."""
 
 
-@pytest.mark.parametrize(("form", "fault"), sampled(itertools.product(["native", "contrib"], FAULTS), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "fault"), itertools.product(["native", "contrib"], FAULTS))
 def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
     hooks, size = FAULTS[fault]
     model = model_of(**hooks)

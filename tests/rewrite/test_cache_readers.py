@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 from descriptions import described
-from helpers import sampled
 from onnx import TensorProto, helper, numpy_helper
 from rewrite_helpers import feeds, rewritten_model
 from small_graphs import KV_HEADS, SIZE, decoder, run
@@ -75,7 +74,8 @@ def check_shared(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
         np.testing.assert_allclose(have["present.0.key"][:, :, : past + seq], want["present.0.key"], atol=2e-5)
 
 
-@pytest.mark.parametrize(("form", "what"), sampled(itertools.product(FORMS, WHAT), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "what"), itertools.product(FORMS, WHAT))
 def test_nodes_that_nothing_reads_keep_no_cache_from_being_shared(what: str, form: str) -> None:
     model = with_dead_nodes(what)
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")

@@ -14,7 +14,7 @@ import pytest
 import rewrite_helpers as helpers
 import small_graphs
 from exact_graphs import changed, edited, frequencies, halved, table, third_value
-from helpers import exported, sampled, small_spec
+from helpers import exported, small_spec
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
@@ -56,7 +56,8 @@ def off(path: Path, feeds: dict[str, Array], model: onnx.ModelProto | None = Non
     return max(errors)
 
 
-@pytest.mark.parametrize("form", sampled(FORMS, 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", FORMS)
 def test_far_positions_are_those_of_float64(tmp_path: Path, form: str) -> None:
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form=form, angles="exact")
@@ -86,7 +87,8 @@ def test_both_errors_stand_in_the_manifest(tmp_path: Path) -> None:
     assert worst <= 20 * found["original_error"] and found["original_error"] <= 2
 
 
-@pytest.mark.parametrize("form", sampled(FORMS, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_second_time_changes_nothing(tmp_path: Path, form: str) -> None:
     path, out, again = helpers.saved(tmp_path), tmp_path / "out.onnx", tmp_path / "again.onnx"
     helpers.rewritten(path, out, form=form, angles="exact")
@@ -137,7 +139,8 @@ def test_unknown_frequencies_stay(tmp_path: Path, value: Array, code: str) -> No
     np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("factor", sampled([1 + 1e-5, 1.0001, 2.0], 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("factor", [1 + 1e-5, 1.0001, 2.0])
 def test_a_theta_that_is_recognised_wrongly_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:

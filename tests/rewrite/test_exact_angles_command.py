@@ -28,6 +28,7 @@ def decoder(tmp_path: Path) -> Path:
     return helpers.saved(tmp_path)
 
 
+@pytest.mark.slow
 def test_exact_angles_are_said_with_both_errors(decoder: Path) -> None:
     arguments = ("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", "--angles", "exact")
     result = cli(*arguments)

@@ -13,7 +13,6 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 from exact_graphs import changed, table
-from helpers import sampled
 from onnx import numpy_helper
 
 Array = np.ndarray[Any, Any]
@@ -40,10 +39,10 @@ def is_same(path: Path, out: Path, tokens: int, rows: int = 2) -> bool:
     return bool(np.abs(have - want).max() <= 1e-3 * np.abs(want).max())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("made", "code"),
-    sampled(
-        [
+    [
             (graphs.chosen_frequencies, "angles-by-length"),
             (graphs.scaled_cosines, "angles-by-length"),
             (graphs.taken_variant, "angles-by-length"),
@@ -52,8 +51,6 @@ def is_same(path: Path, out: Path, tokens: int, rows: int = 2) -> bool:
             (partial(graphs.divided_by_a_sum, "Einsum"), "angles-by-length"),
             (partial(graphs.divided_by_a_sum, "MatMul"), "angles-by-length"),
         ],
-        4,
-    ),
 )
 def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
@@ -61,16 +58,14 @@ def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) 
     assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "made",
-    sampled(
-        [
+    [
             graphs.faster_rows,
             graphs.faster_tokens,
             *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
         ],
-        3,
-    ),
 )
 def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: Path, made: Made) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
@@ -103,8 +98,9 @@ def test_a_table_is_compared_row_by_row(tmp_path: Path) -> None:
     assert angles(path, out) == ("parity", "angles-differ")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("edited", "expected"), [(None, ("exact", None)), (450, ("parity", "angles-differ"))])
-@pytest.mark.parametrize("made", sampled([partial(graphs.cut_table, 600), graphs.made_table], 2))
+@pytest.mark.parametrize("made", [partial(graphs.cut_table, 600), graphs.made_table])
 def test_a_table_is_compared_behind_its_cut_too(
     tmp_path: Path, made: Callable[[int | None], onnx.ModelProto], edited: int | None, expected: Any
 ) -> None:
@@ -113,8 +109,9 @@ def test_a_table_is_compared_behind_its_cut_too(
     assert is_same(path, out, 500)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", sampled([False, True], 2))
+@pytest.mark.parametrize("spread", [False, True])
 def test_one_row_of_positions_for_all_rows(tmp_path: Path, spread: bool) -> None:
     path, out, again = (
         helpers.saved(tmp_path, graphs.counted(spread=spread)),

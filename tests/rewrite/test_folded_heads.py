@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 import onnx
 import pytest
-from helpers import sampled
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -122,7 +121,8 @@ def agrees(style: Style, before: onnx.ModelProto, after: onnx.ModelProto) -> Non
             np.testing.assert_array_equal(actual[name], expected[name])
 
 
-@pytest.mark.parametrize(("form", "name"), sampled(itertools.product(["native", "contrib", "function"], STYLES), 6))
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("form", "name"), itertools.product(["native", "contrib", "function"], STYLES))
 def test_folded_heads(form: str, name: str) -> None:
     style = STYLES[name]
     model = model_of(style)

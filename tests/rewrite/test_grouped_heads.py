@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from helpers import sampled
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -134,7 +133,8 @@ def agrees(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
         np.testing.assert_allclose(actual[mask == 1], expected[mask == 1], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(("form", "style"), sampled(itertools.product(["native", "contrib", "function"], STYLES), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "style"), itertools.product(["native", "contrib", "function"], STYLES))
 def test_heads_in_two_axes(style: str, form: str) -> None:
     layer, key_heads = STYLES[style]
     model = model_of(layer)

@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import HEADS, SIZE, attention
-from helpers import sampled
 from late_rotation_graphs import AGAIN, keys_turn_late, latent
 from rewrite_helpers import rewritten_model
 from small_graphs import run
@@ -47,9 +46,10 @@ def check_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
             np.testing.assert_allclose(have[name], value, atol=2e-5)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("form", "repeated_first", "given"),
-    sampled(itertools.product(["native", "contrib", "function"], [False, True], [False, True]), 5),
+    itertools.product(["native", "contrib", "function"], [False, True], [False, True]),
 )
 def test_keys_that_turn_behind_their_cache(form: str, repeated_first: bool, given: bool) -> None:
     model = keys_turn_late(2, repeated_first=repeated_first, given=given)
@@ -68,7 +68,8 @@ def test_their_caches_are_no_buffers() -> None:
     assert any(node.op_type == "Softmax" for node in after.graph.node)
 
 
-@pytest.mark.parametrize("repeated_first", sampled([False, True], 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("repeated_first", [False, True])
 def test_their_angles_become_exact(repeated_first: bool) -> None:
     model = keys_turn_late(2, repeated_first=repeated_first)
     done = rewrite_exactly(ir.from_proto(model), RewriteOptions(form="native", target="ort", angles="exact"))
@@ -77,7 +78,8 @@ def test_their_angles_become_exact(repeated_first: bool) -> None:
     check_same(model, ir.to_proto(done.model))
 
 
-@pytest.mark.parametrize(("form", "name"), sampled(itertools.product(["decomposed", "native"], AGAIN), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "name"), itertools.product(["decomposed", "native"], AGAIN))
 def test_what_turns_twice_is_not_called_exact(name: str, form: str) -> None:
     """Else half of its angles would be."""
     model = attention(rotate=AGAIN[name])

@@ -52,6 +52,7 @@ def _file(folder: Path, name: str, prefix: bool = False, causal: bool = False) -
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize(
     ("name", "prefix", "causal", "mask"),
@@ -83,6 +84,7 @@ def test_numbers_of_tokens_are_tried(
         np.testing.assert_allclose(after, before, atol=2e-6 * float(np.abs(before).max()))
 
 
+@pytest.mark.slow
 def test_a_causal_graph_is_not_the_same_as_one_with_a_prefix(tmp_path: Path) -> None:
     """A prefix of 0 alone would hide the difference."""
     with_prefix = _file(tmp_path, "prefix_len", prefix=True)

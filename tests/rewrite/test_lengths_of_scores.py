@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import HEADS, Writer, padding, visible
-from helpers import sampled
 from onnx import TensorProto
 from rewrite_helpers import rewritten_model
 from small_graphs import run
@@ -65,7 +64,8 @@ MASKS: dict[str, list[graphs.Add]] = {
 }
 
 
-@pytest.mark.parametrize(("form", "key_heads", "name"), sampled(itertools.product(FORMS, [2, HEADS], MASKS), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "key_heads", "name"), itertools.product(FORMS, [2, HEADS], MASKS))
 def test_caches_may_be_buffers(name: str, key_heads: int, form: str) -> None:
     model = graphs.attention(cached=True, key_heads=key_heads, add=MASKS[name])
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
@@ -84,7 +84,8 @@ def test_caches_may_be_buffers(name: str, key_heads: int, form: str) -> None:
         np.testing.assert_allclose(have["present_key"][:, :, : past + seq], want["present_key"], atol=2e-5)
 
 
-@pytest.mark.parametrize(("cached", "form", "name"), sampled(itertools.product([False, True], FORMS, MASKS), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("cached", "form", "name"), itertools.product([False, True], FORMS, MASKS))
 def test_scores_are_not_computed_for_their_shape(name: str, form: str, cached: bool) -> None:
     model = graphs.attention(cached=cached, key_heads=2, add=MASKS[name])
     done, after = rewritten_model(model, form=form, target="ort")

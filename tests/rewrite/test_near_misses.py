@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import pytest
-from helpers import sampled
 from near_miss_models import MODELS, Feeds
 from near_misses import NEAR_MISSES, difference, drawn, near_miss
 
@@ -19,7 +18,8 @@ def made(name: str) -> tuple[ir.Model, list[Feeds]]:
     return MODELS[name]()
 
 
-@pytest.mark.parametrize("fault", sampled(NEAR_MISSES, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("fault", NEAR_MISSES)
 def test_every_fault_changes_some_model(fault: str) -> None:
     assert any(_changes(name, fault, seed) for name in MODELS for seed in SEEDS)
 

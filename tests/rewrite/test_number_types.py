@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import sampled
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, causal, run
@@ -117,7 +116,8 @@ def inputs(
     return {name: (size * rng.standard_normal(shapes[name])).astype(np.float16) for name in names}
 
 
-@pytest.mark.parametrize(("form", "case"), sampled(itertools.product(["native", "contrib", "function"], CASES), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "case"), itertools.product(["native", "contrib", "function"], CASES))
 def test_scores_that_float16_cannot_hold(case: str, form: str) -> None:
     model = model_of(**CASES[case])
     done, proto = rewritten_model(model, form=form, target="ort")
@@ -233,9 +233,10 @@ def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
     np.testing.assert_allclose(have, want, rtol=0, atol=5e-3 * float(np.abs(want).max()))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("form", "cached", "narrowed"),
-    sampled(itertools.product(["native", "contrib", "function"], [False, True], [False, True]), 5),
+    itertools.product(["native", "contrib", "function"], [False, True], [False, True]),
 )
 def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
     """Beside features in float16: with `narrowed` the graph rounds them to float16, whose numbers near 90 are 0.0625

@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from helpers import sampled
 from onnx import helper
 from small_graphs import SHAPES, decoder, inputs, run
 
@@ -58,9 +57,10 @@ def test_operators_that_onnx_does_not_know_stay_where_the_opset_rises(form: str)
         np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("level", "form"),
-    sampled(itertools.product(["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"], ["decomposed", "native", "contrib"]), 5),
+    itertools.product(["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"], ["decomposed", "native", "contrib"]),
 )
 def test_a_file_that_onnx_runtime_optimised(tmp_path: Path, level: str, form: str) -> None:
     options = onnxruntime.SessionOptions()

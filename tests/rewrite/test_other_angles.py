@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 from absorbed_graphs import HIDDEN, SIZE, long, many, model_of
-from helpers import sampled
 from onnx import TensorProto
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -158,7 +157,8 @@ FAULTS: dict[str, Angles] = {
 }
 
 
-@pytest.mark.parametrize(("form", "fault"), sampled(itertools.product(["native", "contrib"], FAULTS), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("form", "fault"), itertools.product(["native", "contrib"], FAULTS))
 def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     model = model_of(**rotated(FAULTS[fault]))
     done, proto = rewritten_model(model, form=form, target="ort")
@@ -170,7 +170,8 @@ def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize(("seed", "hooks"), sampled(itertools.product(range(4), ["q", "k", "qk"]), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("seed", "hooks"), itertools.product(range(4), ["q", "k", "qk"]))
 def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> None:
     """Of one truth value a draw says nothing half the time."""
 

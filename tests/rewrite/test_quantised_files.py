@@ -10,7 +10,6 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 import small_graphs
-from helpers import sampled
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 
 
@@ -24,9 +23,10 @@ def _feeds(cache: bool = False) -> dict[str, np.ndarray]:
     return {name: array for name, array in feeds.items() if cache or "past" not in name}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("form", "cache", "kind"),
-    sampled(itertools.product(["decomposed", "native"], [False, True], [QuantType.QUInt8, QuantType.QInt8]), 3),
+    itertools.product(["decomposed", "native"], [False, True], [QuantType.QUInt8, QuantType.QInt8]),
 )
 def test_attention_behind_quantised_tables_and_products(
     tmp_path: Path, form: str, kind: QuantType, cache: bool

@@ -164,6 +164,7 @@ def test_where_the_original_fails_too_the_file_is_written(decoder: Path, monkeyp
     assert "not run: the original fails on it too: it is broken" in result.stdout
 
 
+@pytest.mark.slow
 def test_operators_that_nobody_knows(decoder: Path) -> None:
     """They are behind the attention: what they read is compared, and no runtime can have them."""
     model = onnx.load(decoder)

@@ -13,7 +13,6 @@ import onnx
 import pytest
 import rewrite_helpers as helpers
 import small_graphs
-from helpers import sampled
 from onnx import numpy_helper
 
 from posexport.artifact import onnx_file
@@ -122,7 +121,8 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     assert list(made[0]) == ["out.onnx", "out.onnx.json"]
 
 
-@pytest.mark.parametrize(("external", "form"), sampled(itertools.product([False, True], list(FORMS)), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("external", "form"), itertools.product([False, True], list(FORMS)))
 def test_what_is_in_the_form_stays_byte_for_byte(form: str, external: bool, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path)
     if external:

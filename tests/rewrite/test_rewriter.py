@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import attention, visible
-from helpers import sampled
 from rewrite_helpers import rewritten_model
 from small_graphs import SHAPES, Graph, decoder, inputs, no_attention, run, with_operator
 
@@ -30,7 +29,8 @@ OPERATORS = {
 """The operators that a form writes for a decoder with a cache."""
 
 
-@pytest.mark.parametrize(("target", "form"), sampled(itertools.product(["portable", "ort", "tensorrt"], OPERATORS), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("target", "form"), itertools.product(["portable", "ort", "tensorrt"], OPERATORS))
 def test_every_form_is_the_same_function(form: str, target: str) -> None:
     model = decoder(layers=2)
     done, proto = rewritten_model(model, form=form, target=target)
@@ -67,7 +67,8 @@ def test_inputs_outputs_weights_and_metadata_stay(form: str) -> None:
     assert [(one.key, one.value) for one in proto.metadata_props] == [("author", "somebody else")]
 
 
-@pytest.mark.parametrize("form", sampled([*OPERATORS, "decomposed"], 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", [*OPERATORS, "decomposed"])
 def test_the_second_time_nothing_changes(form: str) -> None:
     first, proto = rewritten_model(decoder(layers=2), form=form, target="ort")
     second = rewrite_model(ir.from_proto(proto), form=form, target="ort")
@@ -78,7 +79,8 @@ def test_the_second_time_nothing_changes(form: str) -> None:
     assert again.changed == first.changed
 
 
-@pytest.mark.parametrize(("start", "form"), sampled(itertools.product(OPERATORS, ["decomposed", *OPERATORS]), 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("start", "form"), itertools.product(OPERATORS, ["decomposed", *OPERATORS]))
 def test_any_form_becomes_any_other(start: str, form: str) -> None:
     if start == form:
         return

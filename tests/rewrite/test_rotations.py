@@ -11,7 +11,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from attention_graphs import HEADS, SIZE, Rotate, Writer, attention, rotation, visible
-from helpers import sampled
 from rotation_graphs import becoming_halves, by_partners, by_parts, normed, part, sliced
 
 from posexport.graphs.attention.pairings import Pairs
@@ -102,7 +101,8 @@ def count(model: onnx.ModelProto, name: str) -> int:
     return sum(node.op_type == name for node in model.graph.node)
 
 
-@pytest.mark.parametrize(("form", "name"), sampled(itertools.product(["native", "contrib"], [*WHOLE, *IN_PARTS]), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("form", "name"), itertools.product(["native", "contrib"], [*WHOLE, *IN_PARTS]))
 def test_they_become_rotary_operators(name: str, form: str) -> None:
     rotate = WHOLE[name][0] if name in WHOLE else IN_PARTS[name]
     model, new, result = rewritten(rotate, form)
@@ -130,7 +130,8 @@ def test_parts_are_found(name: str) -> None:
     assert one.q.rotary is None and one.q.turns and one.k.turns  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", sampled([*WHOLE, *IN_PARTS], 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", [*WHOLE, *IN_PARTS])
 def test_a_second_time_changes_nothing(name: str) -> None:
     rotate = WHOLE[name][0] if name in WHOLE else IN_PARTS[name]
     _, new, _ = rewritten(rotate, "native")

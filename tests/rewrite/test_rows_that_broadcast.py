@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 from attention_graphs import Writer
-from helpers import sampled
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import run
@@ -183,7 +182,8 @@ CASES: dict[str, tuple[dict[str, Dims], list[dict[str, Sequence[int]]]]] = {
 """Dimensions by name, and shapes of inputs that the graph takes."""
 
 
-@pytest.mark.parametrize(("form", "name"), sampled(itertools.product(["native", "contrib", "function"], CASES), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "name"), itertools.product(["native", "contrib", "function"], CASES))
 def test_lengths_that_meet(name: str, form: str) -> None:
     dims, inputs = CASES[name]
     model = model_of(**dims)

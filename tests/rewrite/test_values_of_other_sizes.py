@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import sampled
 from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, causal, run
@@ -76,10 +75,11 @@ def inputs_of(model: onnx.ModelProto, batch: int, seq: int, past: int) -> dict[s
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
-@pytest.mark.parametrize(("size", "value_size"), sampled([(8, 16), (16, 8)], 2))
-@pytest.mark.parametrize("target", sampled(["portable", "ort"], 2))
+@pytest.mark.parametrize(("size", "value_size"), [(8, 16), (16, 8)])
+@pytest.mark.parametrize("target", ["portable", "ort"])
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 def test_values_keep_their_size(
     form: str, target: str, size: int, value_size: int, kv_heads: int, cached: bool
@@ -106,6 +106,7 @@ def test_portable_operators_have_one_size(form: str, cached: bool) -> None:
     assert {shapes[name][2] for name in node.input[:3]} == {HEADS * 16}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", ["native", "contrib", "decomposed", "function"])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize(("size", "value_size"), [(8, 16), (16, 8)])

@@ -293,6 +293,7 @@ def test_tokens_that_are_not_there(made: Callable[[str], Made]) -> None:
     assert said == f"the token {VOCABULARY} is none of the model's: give ids from 0 to {VOCABULARY - 1}."
 
 
+@pytest.mark.slow
 def test_positions_behind_a_learned_table(made: Callable[[str], Made]) -> None:
     path, _ = made("learned")
     prompts = [[7] * (TRAINED - 4)]

@@ -72,6 +72,7 @@ def start_of(folder: Path) -> int:
 SMALL = ("--max-new-tokens", str(COUNT), "--ignore-eos", "--json")
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_transformers(bart: Path) -> None:
     """Rows of different lengths in one batch."""
     found = tokens_of(cli("generate", bart / "decoder_model.onnx", *ids(), *SMALL))
@@ -80,11 +81,13 @@ def test_tokens_are_those_of_transformers(bart: Path) -> None:
     assert len({tuple(row) for row in found}) == len(TEXTS)
 
 
+@pytest.mark.slow
 def test_a_row_alone_has_the_same_tokens(bart: Path) -> None:
     alone = [tokens_of(cli("generate", bart / "decoder_model.onnx", *ids([text]), *SMALL))[0] for text in TEXTS]
     assert alone == tokens_of(cli("generate", bart / "decoder_model.onnx", *ids(), *SMALL))
 
 
+@pytest.mark.slow
 def test_decoder_input_ids_and_a_forced_first_token(bart: Path, tmp_path: Path) -> None:
     begin = [start_of(bart), 7, 9]
     named = ("--decoder-input-ids", ",".join(map(str, begin)))
@@ -115,6 +118,7 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
     assert found == expected(name, inputs, [start_of(folder)], rows)
 
 
+@pytest.mark.slow
 def test_people_see_tokens_and_speed(bart: Path) -> None:
     result = cli("generate", bart / "decoder_model.onnx", *ids(TEXTS[:1]), "--max-new-tokens", "3", "--ignore-eos")
     assert result.exit_code == 0
@@ -151,6 +155,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_one_sentence(name: str, bart: Path, tmp_path: Path) -> None:
     change, options, said = REFUSED[name]
@@ -179,6 +184,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_inputs_of_the_encoder(name: str, bart: Path) -> None:
     inputs, said = WRONG[name]
@@ -188,6 +194,7 @@ def test_wrong_inputs_of_the_encoder(name: str, bart: Path) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_encoder_of_this_decoder(bart: Path) -> None:
     decoder = tiny_models.session(bart / "decoder_model.onnx")
     inputs = {name: np.ones(shape, np.int64) for name, shape in {"input_ids": (1, 3)}.items()}
@@ -209,6 +216,7 @@ def test_rows_of_different_lengths_need_a_mask() -> None:
         arrays_of_prompts(encoder, [[1, 2], [3]])
 
 
+@pytest.mark.slow
 def test_inputs_are_for_encoders_alone(tmp_path: Path) -> None:
     small_checkpoint(tmp_path / "Llama")
     (tmp_path / "model").mkdir()

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
-from helpers import Array, sampled, small_spec
+from helpers import Array, small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -67,8 +67,9 @@ def test_engines_agree_in_every_dtype_that_they_have(artifacts: dict[str, Path],
         assert array.tobytes() == given_inputs[name].tobytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", sampled(ENGINES, 2))
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_timed_runs_on_inputs_that_were_bound_once(
     artifacts: dict[str, Path], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import pytest
 from form_helpers import SMALL, check_form
-from helpers import Array, sampled, small_spec
+from helpers import Array, small_spec
 from onnx.reference import ReferenceEvaluator
 from trap_helpers import (
     BUFFER,
@@ -287,7 +287,8 @@ OURS: list[tuple[tuple[str, ...], str, str, dict[str, Any]]] = [
 """What is in the names of traps, and blocks that would run into those; `far out`, positions go up to 100,000."""
 
 
-@pytest.mark.parametrize(("traps", "form", "target", "over"), sampled(OURS, 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("traps", "form", "target", "over"), OURS)
 def test_a_block_of_ours_is_right_there(traps: tuple[str, ...], form: str, target: str, over: dict[str, Any]) -> None:
     spec = small_spec(**{"encoding": "none", **over})
     check_form(spec, form, target, (*SMALL, "far out") if spec.dtype == "fp16" else SMALL)

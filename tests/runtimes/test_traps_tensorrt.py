@@ -14,7 +14,7 @@ import onnx
 import onnx.parser
 import pytest
 from form_helpers import errors, small_cases
-from helpers import sampled, small_spec, weights_for
+from helpers import small_spec, weights_for
 from trap_helpers import FLAT, GROUP, HEADS, LENGTHS, MULTI, OUT, PAST, PRESENT, SAME, SIZES, corner, formula
 from trt_helpers import needs_rtx
 from trt_import_helpers import graph, imported, inputs_for, on_ort
@@ -99,7 +99,8 @@ OURS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "over", "fixed"), sampled(OURS, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("form", "over", "fixed"), OURS)
 def test_a_block_of_ours_is_understood(form: str, over: dict[str, Any], fixed: dict[str, int], tmp_path: Path) -> None:
     spec = small_spec(**{"encoding": "none", **over})
     path = tmp_path / "block.onnx"

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from helpers import CHILD_PATH, case, sampled
+from helpers import CHILD_PATH, case
 from verify_helpers import write
 
 from posexport.errors import Reason
@@ -166,8 +166,9 @@ def test_closing_the_pool_leaves_no_process(pool: Pool) -> None:
     assert not pool.folder.exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-@pytest.mark.parametrize("end", sampled([signal.SIGKILL, signal.SIGINT], 2))
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     script = (
         "import sys; from pathlib import Path; from test_workers import *\n"

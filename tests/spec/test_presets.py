@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from helpers import Array, cli, exported, inputs_for, open_ort, refused, run_block, sampled, weights_for
+from helpers import Array, cli, exported, inputs_for, open_ort, refused, run_block, weights_for
 
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.errors import RequestError
@@ -99,7 +99,8 @@ def test_true_numbers() -> None:
     assert [gemma3.layer(index).to_dict()["encoding"]["theta"] for index in (0, 5)] == [10_000.0, 1_000_000.0]
 
 
-@pytest.mark.parametrize("form", sampled(["decomposed", "function"], 2))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ["decomposed", "function"])
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from click.testing import CliRunner, Result
 
 from posexport.cli import main
@@ -254,21 +253,3 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 CHILD_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).parents[1].iterdir()) if folder.is_dir())
 """The PYTHONPATH with which a child process finds the helpers and engines of the tests."""
-
-
-def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """The cases of a sweep: one in `every` is tried by the test command, the others by `scripts/test slow`.
-
-    A tuple is one case of several arguments; those of one argument come as tuples of one. Cases that are slow already
-    are not counted.
-    """
-    made, index = [], 0
-    for case in cases:
-        values = case if isinstance(case, tuple) else (case,)
-        param = case if isinstance(case, ParameterSet) else pytest.param(*values)
-        if not any(mark.name == "slow" for mark in param.marks):
-            slow = index % every != 0
-            index += 1
-            param = param._replace(marks=(*param.marks, pytest.mark.slow)) if slow else param
-        made.append(param)
-    return made

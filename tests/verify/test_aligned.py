@@ -179,6 +179,7 @@ def test_every_head_of_many_has_tokens_along_its_weights() -> None:
     assert (largest[True] > 1.2 * largest[False]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("block", ["attention", "transformer"])
 def test_each_layer_of_a_stack_has_large_numbers_in_its_cache(block: str, dtype: str) -> None:

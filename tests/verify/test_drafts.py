@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 import pytest
-from helpers import sampled, small_spec
+from helpers import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +39,8 @@ def _cached(each: Case) -> int:
     return each.keys - each.sizes["seq"]
 
 
-@pytest.mark.parametrize("seed", sampled(range(4), 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(4))
 def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     sizes = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope"), seed)]
     for low, high in BANDS:
@@ -49,7 +50,8 @@ def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     assert any(batch >= 12 for batch, _ in sizes)
 
 
-@pytest.mark.parametrize("seed", sampled(range(50), 10))
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("seed", range(50))
 def test_no_band_of_lengths_whose_end_is_half_more_than_its_beginning_is_left_out(seed: int) -> None:
     for hidden, last in ((64, 2_200), (768, 150)):
         lengths = sorted({draft.seq for draft in _drafts(hidden, seed) if 16 <= draft.seq <= last})
@@ -64,7 +66,8 @@ def _drafts(hidden_size: int, seed: int) -> list[Draft]:
     return list(corners(spec, np.random.default_rng(seed), Reach(seq=2_200)))
 
 
-@pytest.mark.parametrize("seed", sampled(range(3), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
 def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few(seed: int) -> None:
     small, large = (
         [draft for draft in _drafts(hidden, seed) if draft.name.startswith("few tokens")] for hidden in (64, 1024)
@@ -75,7 +78,8 @@ def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few(seed: int
     assert sum(draft.batch for draft in large) < sum(draft.batch for draft in small)
 
 
-@pytest.mark.parametrize("seed", sampled(range(3), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
 def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(seed: int) -> None:
     names = ("rows", "several rows", "long rows", "longer rows")
     small = {draft.name: draft for draft in _drafts(64, seed)}
@@ -207,7 +211,8 @@ def test_a_reach_is_bounded(asked: str) -> None:
         read_reach(asked)
 
 
-@pytest.mark.parametrize("seed", sampled(range(3), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
 def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> None:
     plain = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope", causal=True), seed)]
     for low, high in ((2, 2), (3, 3), (4, 5), (6, 7), (8, 12), (12, 17), (17, 25), (25, 37)):
@@ -228,7 +233,8 @@ def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> 
             )
 
 
-@pytest.mark.parametrize("seed", sampled(range(3), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("more", [{}, {"causal": True, "kv_cache": "concat"}, {"cross": True}])
 def test_no_size_of_a_batch_is_left_out(more: dict[str, object], seed: int) -> None:
     encoding = "none" if "cross" in more else "rope"

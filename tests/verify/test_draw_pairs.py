@@ -56,6 +56,7 @@ def test_every_magnitude_meets_steps_few_tokens_and_short_prompts(dtype: str, se
         assert any(each.values == magnitude and each.past and each.seq == 1 for each in drafts), magnitude
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_steps_and_large_batches_reach_every_octave_of_positions(dtype: str) -> None:
     cases = [each for seed in SEEDS for each in cases_of(spec_of(dtype), seed)]
@@ -72,6 +73,7 @@ def test_steps_and_large_batches_reach_every_octave_of_positions(dtype: str) -> 
             assert reached(batches, low, high), f"{rows} rows never have a position from {low} to {high}"
 
 
+@pytest.mark.slow
 def test_steps_far_out_are_not_all_at_the_last_position() -> None:
     for seed in SEEDS:
         steps = [each for each in cases_of(spec_of("fp16"), seed) if each.sizes["seq"] == 1]

@@ -63,6 +63,7 @@ def test_long_rows_are_padded_far_in(at: int) -> None:
         assert any((mask[:, :at] == 1).any() and (mask[:, at:] == 0).any() for mask in wide)
 
 
+@pytest.mark.slow
 def test_rows_of_one_batch_differ() -> None:
     spec = small_spec("rope", padding_mask=True, kv_cache="shared", causal=True)
     for seed in range(3):
@@ -264,6 +265,7 @@ def test_what_bounds_keep_from_being_reached_is_named() -> None:
     assert any("500 positions apart" in clause for clause in not_shown(spec, near))
 
 
+@pytest.mark.slow
 def test_further_cases_are_drawn_on_demand() -> None:
     spec = small_spec("rope", padding_mask=True, kv_cache="concat", causal=True)
     bounds = bounds_of(graph_inputs(spec), {})

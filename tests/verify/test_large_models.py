@@ -127,6 +127,7 @@ def verdicts(path: Path, checkpoint: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, {verdict["check"]: verdict for verdict in json.loads(result.stdout)["verdicts"]}
 
 
+@pytest.mark.slow
 def test_a_sound_file_passes_and_a_wrong_one_fails(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

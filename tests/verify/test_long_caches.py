@@ -121,6 +121,7 @@ def anew(nodes: Nodes) -> str:
     )
 
 
+@pytest.mark.slow
 def test_two_rows_of_which_one_begins_in_an_empty_cache_fail(tmp_path: Path) -> None:
     spec = small_spec("rope", causal=True, kv_cache="shared")
     assert verdict_of(tmp_path, spec, off(anew)).state == FAILED

@@ -101,6 +101,7 @@ def one_row(model: onnx.ModelProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
+@pytest.mark.slow
 @pytest.mark.few_inputs
 @pytest.mark.parametrize("change", [None, one_row])
 def test_tokens_that_are_not_read_are_left_open_where_their_table_is_another(

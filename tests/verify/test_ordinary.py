@@ -89,6 +89,7 @@ def test_values_that_do_not_count_are_not_looked_at() -> None:
     assert judged_apart(TRUTH, [TRUTH], errors, TOLERANCES["fp16"], 0.0, counted) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sound", "left out"])
 def test_a_block_in_half_precision_that_is_left_out_beside_a_large_feature(kind: str, tmp_path: Path) -> None:
     spec = small_spec("rope", block="transformer", norm_type="rmsnorm", dtype="fp16", causal=True)

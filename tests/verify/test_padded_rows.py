@@ -21,6 +21,7 @@ def generation_of(folder: Path, path: Path, *options: str) -> tuple[int, dict[st
     return result.exit_code, json.loads(result.stdout)["verdicts"][-1]
 
 
+@pytest.mark.slow
 def test_a_model_that_lets_padding_into_its_rows_is_inconclusive(tmp_path: Path) -> None:
     """A bias of the projection makes numbers of padding, which enter the state."""
     small_checkpoint(tmp_path / "checkpoint", "Bamba", mamba_proj_bias=True)

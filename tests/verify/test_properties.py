@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers import CASES, MORE_CASES, case, cli, exported, open_ort, sampled, small_spec, weights_for
+from helpers import CASES, MORE_CASES, case, cli, exported, open_ort, small_spec, weights_for
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.export import export
@@ -61,7 +61,8 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("name", sampled(VARIANTS, 4))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_what_an_encoding_promises_holds(name: str) -> None:
     spec = case(name)
     if spec.causal and not spec.encoding.no_cache_reason:
@@ -93,7 +94,8 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(BROKEN, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", BROKEN)
 def test_what_an_encoding_does_not_have_would_be_found_out(name: str) -> None:
     asked, over = BROKEN[name]
     spec = small_spec(**over)
@@ -101,6 +103,7 @@ def test_what_an_encoding_does_not_have_would_be_found_out(name: str) -> None:
     assert errors(spec, open_ort(exported(spec)), [asked])[asked] > 10 * TOLERANCES["fp32"]
 
 
+@pytest.mark.slow
 def test_windows_that_are_wider_than_promised_are_found_out() -> None:
     wide = open_ort(exported(small_spec("alibi", window=9)))
     assert errors(small_spec("alibi", window=4), wide)["translate"] > 10 * TOLERANCES["fp32"]

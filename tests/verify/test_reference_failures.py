@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import case, sampled
+from helpers import case
 from verify_helpers import write
 
 from posexport import processes
@@ -21,9 +21,10 @@ ENDINGS = ("KILLED", "CRASHED", "EXITED", "TIMED_OUT", "MEMORY", "LIMITED", "STO
 """The codes that say how the process ended, or what it lacked: nothing of the artifact."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("which", "code"),
-    sampled([*(("fp64", name) for name in (*ENDINGS, "FAILED")), ("fp32", "CRASHED"), ("fp32", "FAILED")], 3),
+    [*(("fp64", name) for name in (*ENDINGS, "FAILED")), ("fp32", "CRASHED"), ("fp32", "FAILED")],
 )
 def test_only_an_ordinary_error_is_charged_to_the_artifact(
     which: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

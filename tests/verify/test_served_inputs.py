@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import sampled, small_spec
+from helpers import small_spec
 from mutants import Mutate
 from mutation.corners.band import next_key_in_the_last_block
 from mutation.corners.batch import rows_turned_around
@@ -40,7 +40,8 @@ def _made(spec: Spec, seed: int = 0) -> list[Case]:
     return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}))
 
 
-@pytest.mark.parametrize("seed", sampled(range(3), 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
 def test_steps_and_chunks_of_any_rows_meet_encoders_of_each_length(seed: int) -> None:
     cases = _made(small_spec("none", cross=True, padding_mask=True), seed)
     sizes = {(each.sizes["batch"], each.sizes["seq"], each.sizes["encoder_seq"]) for each in cases}
@@ -79,7 +80,8 @@ def test_grids_with_a_size_hold_no_text() -> None:
     assert all(each.arrays["position_ids"].max(initial=0) < 9 for each in _made(spec))
 
 
-@pytest.mark.parametrize("layers", sampled([3, 1, 6], 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("layers", [3, 1, 6])
 def test_keys_behind_a_norm_are_loud_in_any_layer_of_a_stack(layers: int) -> None:
     """Of a deep one in one layer at a time, since rounding errors of sharp layers multiply."""
     spec = small_spec("rope", layers=layers, **PRENORM, **DECODER)
@@ -226,8 +228,9 @@ def test_a_trained_length_that_some_tokens_decide_is_caught(tmp_path: Path) -> N
     assert states == {"sound": PASSED, **dict.fromkeys((name for name, *_ in parts), FAILED)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", sampled(range(2), 2))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> None:
     """GPT-2 masked with -10,000; one feature of 400 makes logits beyond it."""
     plant(tmp_path, "causal", small_spec("rope", hidden_size=64, causal=True), _applied(masked_with(-1e4)))
@@ -236,8 +239,9 @@ def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> N
     assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", sampled(range(2), 2))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mask_that_a_key_alone_passes_is_caught(tmp_path: Path, seed: int) -> None:
     """In half precision a mask of -100 shows where a query sees its own key alone, and that logit is far below it."""
     causal = small_spec("rope", hidden_size=64, dtype="fp16", **DECODER)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_files import foreign, one_layer
-from helpers import cli, exported, sampled
+from helpers import cli, exported
 from onnx import TensorProto, helper, numpy_helper
 
 from posexport.artifact.onnx_artifact import write_onnx
@@ -88,7 +88,8 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(FAULTS, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", FAULTS)
 def test_near_misses_fail_and_are_found(name: str, other: Path, tmp_path: Path) -> None:
     fault, reason, where = FAULTS[name]
     verdict = verdict_of(foreign(tmp_path, "file", SPEC, change=fault), other)
@@ -98,7 +99,8 @@ def test_near_misses_fail_and_are_found(name: str, other: Path, tmp_path: Path) 
     assert verify([tmp_path / "file.onnx"], runtimes=ORT).exit_code() == 0  # it computes what it says
 
 
-@pytest.mark.parametrize("form", sampled(["decomposed", "function", "native"], 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("form", ["decomposed", "function", "native"])
 def test_the_same_function_in_another_form_passes(form: str, other: Path, tmp_path: Path) -> None:
     verdict = verdict_of(foreign(tmp_path, form, SPEC, form), other)
     assert verdict.state == PASSED, verdict
@@ -106,6 +108,7 @@ def test_the_same_function_in_another_form_passes(form: str, other: Path, tmp_pa
     assert any("both in float64 differ by" in note for note in verdict.notes)
 
 
+@pytest.mark.slow
 def test_less_than_rounding_is_told_where_it_is_no_rounding(other: Path, tmp_path: Path) -> None:
     """A constant that is off by little hides behind rounding errors, but not in float64."""
 

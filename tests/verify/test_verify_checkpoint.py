@@ -60,7 +60,7 @@ def verdicts(path: Path, checkpoint: Path, *options: str) -> tuple[int, dict[str
     return result.exit_code, {verdict["check"]: verdict for verdict in found}
 
 
-SLOW = ("no caches", "no positions", "fp16", "learned")
+SLOW = ("buffers", "no caches", "no positions", "fp16", "learned")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FILES])

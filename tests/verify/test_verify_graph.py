@@ -101,6 +101,7 @@ def test_an_error_names_the_inputs_on_which_it_comes(decoder: Path) -> None:
     assert "it takes two rows at most (inputs: several prompts [3, 12] past=0)" in str(verdict.reason)
 
 
+@pytest.mark.slow
 def test_half_precision_has_the_limits_of_its_own_rounding(tmp_path: Path) -> None:
     verdict = verdict_of(foreign(tmp_path, "half", one_layer(dtype="fp16")))
     assert verdict.state == PASSED

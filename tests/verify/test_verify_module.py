@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import user_modules
-from helpers import cli, refused, sampled
+from helpers import cli, refused
 
 pytestmark = pytest.mark.few_inputs
 
@@ -82,8 +82,9 @@ def test_an_export_is_its_module(exported: Path) -> None:
     assert found["weights"]["code"] == "as-manifest"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(["Near", "Other"], 2))
+@pytest.mark.parametrize("name", ["Near", "Other"])
 def test_another_module_is_another_function(name: str, exported: Path) -> None:
     """Planted: a part in a thousand, and positions from the other end."""
     code, found = verdict(exported, name)

@@ -309,6 +309,7 @@ def test_the_sign_of_a_zero_is_a_part_of_the_weights(tmp_path: Path) -> None:
     assert "q_proj.weight has -0.0 where the original has 0.0" in str(original.mismatch(spec, changed))
 
 
+@pytest.mark.slow
 def test_the_reason_says_where_the_manifest_has_the_weights_from(llama: Path, tmp_path: Path) -> None:
     path = tmp_path / "second.onnx"
     assert cli("export", "--from", llama, "--layer", "2", "-o", path).exit_code == 0
@@ -338,6 +339,7 @@ def test_the_references_are_computed_with_the_originals_weights(
     assert (code, verdict["reason_code"]) == (1, "over-limit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

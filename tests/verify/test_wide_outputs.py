@@ -105,7 +105,9 @@ def head(path: Path, *faults: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("faults", [SOUND, ("column",), ("far tokens",)])
+@pytest.mark.parametrize(
+    "faults", [pytest.param(SOUND, marks=pytest.mark.slow), ("column",), pytest.param(("far tokens",), marks=pytest.mark.slow)]
+)
 def test_faults_of_a_column_and_of_far_tokens_fail(faults: tuple[str, ...], tmp_path: Path) -> None:
     path, other = head(tmp_path / "head.onnx", *faults), head(tmp_path / "other.onnx")
     done = cli("verify", path, "--against", other, "--runtime", "ort-cpu", "--json")
@@ -119,6 +121,7 @@ def test_faults_of_a_column_and_of_far_tokens_fail(faults: tuple[str, ...], tmp_
         assert place[-2] > 300
 
 
+@pytest.mark.slow
 def test_a_prepared_file_has_the_same_columns(tmp_path: Path) -> None:
     """What is prepared elsewhere knows few columns too, and its check asks the runtime for the same."""
     path, missing = head(tmp_path / "head.onnx"), {"ort-cpu": None}

@@ -33,9 +33,10 @@ def plant(folder: Path, name: str, spec: Spec, mutate: Mutate, form: str = "deco
     return path
 
 
-def on_each_engine(names: Iterable[str], engines: Iterable[str], few: Collection[str]) -> list[Any]:
-    """Parameters (name, engine); those that are not among the `few` belong to the slow sweep."""
+def on_each_engine(names: Iterable[str], engines: Collection[str], few: Collection[str]) -> list[Any]:
+    """Parameters (name, engine); all but the `few` on the first engine belong to the slow sweep."""
+    first, *_ = engines
     return [
-        pytest.param(name, engine, marks=() if name in few else pytest.mark.slow)
+        pytest.param(name, engine, marks=() if name in few and engine == first else pytest.mark.slow)
         for name, engine in itertools.product(names, engines)
     ]

@@ -50,6 +50,7 @@ def test_what_is_up_to_date_is_left_and_the_same_command_gives_the_same_bytes(ma
     assert tree(made) == before
 
 
+@pytest.mark.slow
 def test_verify_fails_for_each_fault_and_names_it(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "copy")
     folder = tmp_path / "copy"

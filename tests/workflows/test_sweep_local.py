@@ -72,6 +72,7 @@ def test_a_traceback_is_a_crash_and_no_verdict(monkeypatch: pytest.MonkeyPatch) 
     assert found.reason is not None and found.reason.startswith("the process printed no result (")
 
 
+@pytest.mark.slow
 def test_time_ends_a_job_and_what_it_started(tmp_path: Path) -> None:
     outcome, attempts = done([job("hangs", once=tmp_path / "place")], time_limit=3)["hangs"]
     assert (outcome.state, outcome.reason, attempts) == (FAILED, "no end within 3 s", 1)

@@ -21,6 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 try:
     import alternatives
+    import before
     import forms
     import kernels
     import memory
@@ -52,7 +53,10 @@ def read(name: str) -> Any:
 
 def test_the_pages_are_of_the_committed_data(command: ModuleType) -> None:
     benchmarks = [line for part in read("cpu.json").values() for line in command._section(part)]
-    pages: dict[str, Any] = {"alternatives": alternatives, "tuning": tuning, "positions": positions}
+    pages: dict[str, Any] = {
+        **{"alternatives": alternatives, "tuning": tuning, "positions": positions},
+        "positions-before": before,
+    }
     lines = {"benchmarks": benchmarks, **{name: page.figures(read(f"{name}.json")) for name, page in pages.items()}}
     for name, expected in lines.items():
         assert figures_of(results.RESULTS / f"{name}.md") == "\n".join(expected).strip("\n") + "\n", name
@@ -62,7 +66,7 @@ def test_every_result_names_its_machine(command: ModuleType) -> None:
     recorded = results.record()["machine"]
     assert set(recorded) == set(results.MACHINE)
     assert recorded["logical_cpus"] and recorded["memory"]
-    committed = [read(f"{name}.json")["machine"] for name in ("alternatives", "tuning", "positions", "gate")]
+    committed = [read(f"{name}.json")["machine"] for name in ("alternatives", "tuning", "positions", "positions-before", "gate")]
     for facts in (*committed, *(part["machine"] for part in read("cpu.json").values())):
         assert set(facts) == set(results.MACHINE)
     unknown = dict.fromkeys(results.MACHINE) | {

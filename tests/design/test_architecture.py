@@ -88,14 +88,14 @@ def room(name: str) -> int:
     return number
 
 
-@pytest.mark.parametrize("name", modules())
-def test_no_import_runs_up(name: str) -> None:
-    for imported in ours(imports(modules()[name])):
-        assert room(imported) <= room(name), f"{name} imports {imported}"
-        if room(imported) == room(name) == len(ROOMS) - 2:
-            assert name.split(".")[1] == imported.split(".")[1], f"{name} imports {imported}"
-        if room(name) == 2:
-            assert imported.startswith(("posexport.custom_ops", "posexport.errors")), f"{name} imports {imported}"
+def test_no_import_runs_up() -> None:
+    for name, path in modules().items():
+        for imported in ours(imports(path)):
+            assert room(imported) <= room(name), f"{name} imports {imported}"
+            if room(imported) == room(name) == len(ROOMS) - 2:
+                assert name.split(".")[1] == imported.split(".")[1], f"{name} imports {imported}"
+            if room(name) == 2:
+                assert imported.startswith(("posexport.custom_ops", "posexport.errors")), f"{name} imports {imported}"
 
 
 def test_no_import_circle() -> None:
@@ -108,11 +108,10 @@ def test_few_files_lie_outside_the_rooms() -> None:
     assert len(list((ROOT / "posexport").glob("*.py"))) <= 9
 
 
-@pytest.mark.parametrize("name", modules())
-def test_temporary_files_have_one_maker(name: str) -> None:
+def test_temporary_files_have_one_maker() -> None:
     """Which removes them at every end; `processes` reads where the system's folder is."""
-    allowed = ("posexport.temporary", "posexport.processes")
-    assert name in allowed or "tempfile" not in imports(modules()[name])
+    makers = {name for name, path in modules().items() if "tempfile" in imports(path)}
+    assert makers == {"posexport.temporary", "posexport.processes"}
 
 
 def test_only_the_command_line_knows_the_command_line() -> None:
@@ -169,11 +168,9 @@ def test_help_of_every_command_loads_no_engine() -> None:
     assert not loaded(*(f"{command} --help" for command in COMMANDS)) & (HEAVY | {"rich"})
 
 
-@pytest.mark.parametrize(
-    "path", sorted({*modules().values(), *(ROOT / "tests").rglob("*.py")}), ids=lambda path: path.name
-)
-def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+def test_files_are_short() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in (*modules().values(), *(ROOT / "tests").rglob("*.py"))}
+    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 400} == {}
 
 
 def tracked() -> list[Path]:

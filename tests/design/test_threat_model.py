@@ -59,9 +59,9 @@ def offences(source: str, module: str = "") -> Iterator[str]:
                     yield f"gives {keyword.arg}={ast.unparse(keyword.value)}"
 
 
-@pytest.mark.parametrize("name", modules())
-def test_no_module_does_what_never_happens(name: str) -> None:
-    assert list(offences(modules()[name].read_text(), name)) == []
+def test_no_module_does_what_never_happens() -> None:
+    found = {name: list(offences(path.read_text(), name)) for name, path in modules().items()}
+    assert {name: each for name, each in found.items() if each} == {}
 
 
 PLANTED = (

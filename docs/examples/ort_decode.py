@@ -66,7 +66,9 @@ class Decoder:
         if self.length + count > self.room:
             raise ValueError(f"{self.length} + {count} tokens don't fit into {self.room} places")
         places = np.arange(self.length, self.length + count, dtype=np.int64)
-        first_alone = "position_ids" in self.inputs and self.inputs["position_ids"].shape[1] == 1  # they are consecutive
+        first_alone = (
+            "position_ids" in self.inputs and self.inputs["position_ids"].shape[1] == 1
+        )  # they are consecutive
         arrays = {
             "hidden_states": states[None].astype(self.dtype),
             "position_ids": places[None, :1] if first_alone else places[None],

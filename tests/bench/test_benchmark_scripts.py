@@ -66,7 +66,9 @@ def test_every_result_names_its_machine(command: ModuleType) -> None:
     recorded = results.record()["machine"]
     assert set(recorded) == set(results.MACHINE)
     assert recorded["logical_cpus"] and recorded["memory"]
-    committed = [read(f"{name}.json")["machine"] for name in ("alternatives", "tuning", "positions", "positions-before", "gate")]
+    committed = [
+        read(f"{name}.json")["machine"] for name in ("alternatives", "tuning", "positions", "positions-before", "gate")
+    ]
     for facts in (*committed, *(part["machine"] for part in read("cpu.json").values())):
         assert set(facts) == set(results.MACHINE)
     unknown = dict.fromkeys(results.MACHINE) | {

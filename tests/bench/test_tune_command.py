@@ -53,7 +53,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "layer": (("--encoding", "rope", "--layer", "1"), "layer was given without from"),
     "weights": (("--encoding", "rope", "--weights", "a", "--seed", "1"), "both weights and seed were given"),
     "preset": (("--preset", "llama-2-7b", "--encoding", "rope"), "both preset and encoding were given"),
-    "promise": (("--encoding", "rope2d", "--allow", "consecutive"), "with rope2d, which has no positions that can be so: drop it"),
+    "promise": (
+        ("--encoding", "rope2d", "--allow", "consecutive"),
+        "with rope2d, which has no positions that can be so: drop it",
+    ),
     "promise with denormals": (
         ("--encoding", "none", "--allow", "denormal-as-zero", "--allow", "consecutive"),
         "--allow consecutive with none, which has no positions that can be so: drop it",

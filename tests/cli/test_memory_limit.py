@@ -44,13 +44,13 @@ def limited(kind: str, size: int, *words: str | Path, which: str = "hard") -> su
 @pytest.mark.parametrize(
     ("kind", "size", "which"),
     [
-            ("RLIMIT_DATA", 300, "hard"),
-            ("RLIMIT_DATA", 100, "hard"),
-            ("RLIMIT_DATA", 300, "soft"),
-            ("RLIMIT_AS", 200, "hard"),
-            ("RLIMIT_AS", 500, "hard"),
-            ("RLIMIT_AS", 800, "hard"),
-        ],
+        ("RLIMIT_DATA", 300, "hard"),
+        ("RLIMIT_DATA", 100, "hard"),
+        ("RLIMIT_DATA", 300, "soft"),
+        ("RLIMIT_AS", 200, "hard"),
+        ("RLIMIT_AS", 500, "hard"),
+        ("RLIMIT_AS", 800, "hard"),
+    ],
 )
 def test_a_limit_below_what_libraries_need_is_one_sentence(kind: str, size: int, which: str, tmp_path: Path) -> None:
     found = limited(kind, size, "verify", tmp_path / "block.onnx", "--runtime", "ort-cpu", which=which)

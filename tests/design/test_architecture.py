@@ -169,7 +169,9 @@ def test_help_of_every_command_loads_no_engine() -> None:
 
 
 def test_files_are_short() -> None:
-    lines = {path: len(path.read_text().splitlines()) for path in (*modules().values(), *(ROOT / "tests").rglob("*.py"))}
+    lines = {
+        path: len(path.read_text().splitlines()) for path in (*modules().values(), *(ROOT / "tests").rglob("*.py"))
+    }
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 400} == {}
 
 

@@ -208,9 +208,9 @@ QUICK = (
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-            pytest.param(name, form, marks=() if name in QUICK else pytest.mark.slow)
-            for name, form in zip(MORE_CASES, itertools.cycle(FORMS), strict=False)
-        ],
+        pytest.param(name, form, marks=() if name in QUICK else pytest.mark.slow)
+        for name, form in zip(MORE_CASES, itertools.cycle(FORMS), strict=False)
+    ],
 )
 def test_more_encodings_run_like_their_formula_and_never_have_half_angles(name: str, form: str) -> None:
     """Half precision, where there is most to go wrong; one form each by turns."""

@@ -38,7 +38,7 @@ def test_inputs_of_many_tokens_stay_within_the_table(encoding: str) -> None:
     roles = roles_of(model)
     assert roles[FIRST].is_first_position and roles[FIRST].axes == (BATCH, 1)
     cases = cases_of(roles, 0)
-    assert {(case.sizes[SEQ] > 8, case.sizes[PAST] > 8) for case in cases} >= {(True, False), (True, True)}
+    assert {(case.sizes[SEQ] > 1, case.sizes[PAST] > 8) for case in cases} >= {(True, False), (True, True)}
     starts = [case.arrays[FIRST] for case in cases]
     assert {array.shape[1] for array in starts} == {1} and any(len(np.unique(array)) > 1 for array in starts)
     if encoding == "learned":

@@ -324,11 +324,11 @@ def test_decode_of_exported_forms(name: str, form: str, kv_cache: str, padded: b
 @pytest.mark.parametrize(
     ("name", "form", "wrong"),
     [
-            ("llama", "native", {"layout": "interleaved"}),
-            ("gemma2", "native", {"softcap": 3.0}),
-            ("gpt-oss", "contrib", {"window": 4}),
-            ("gpt-oss", "decomposed", {"sinks": False}),
-        ],
+        ("llama", "native", {"layout": "interleaved"}),
+        ("gemma2", "native", {"softcap": 3.0}),
+        ("gpt-oss", "contrib", {"window": 4}),
+        ("gpt-oss", "decomposed", {"sinks": False}),
+    ],
 )
 def test_a_wrong_graph_is_noticed(name: str, form: str, wrong: dict[str, Any]) -> None:
     run = decoded(name, "whole")

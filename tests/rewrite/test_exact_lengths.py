@@ -43,14 +43,14 @@ def is_same(path: Path, out: Path, tokens: int, rows: int = 2) -> bool:
 @pytest.mark.parametrize(
     ("made", "code"),
     [
-            (graphs.chosen_frequencies, "angles-by-length"),
-            (graphs.scaled_cosines, "angles-by-length"),
-            (graphs.taken_variant, "angles-by-length"),
-            (graphs.interpolated, "angles-by-length"),
-            (graphs.divided_by_a_shape, "angles-by-length"),
-            (partial(graphs.divided_by_a_sum, "Einsum"), "angles-by-length"),
-            (partial(graphs.divided_by_a_sum, "MatMul"), "angles-by-length"),
-        ],
+        (graphs.chosen_frequencies, "angles-by-length"),
+        (graphs.scaled_cosines, "angles-by-length"),
+        (graphs.taken_variant, "angles-by-length"),
+        (graphs.interpolated, "angles-by-length"),
+        (graphs.divided_by_a_shape, "angles-by-length"),
+        (partial(graphs.divided_by_a_sum, "Einsum"), "angles-by-length"),
+        (partial(graphs.divided_by_a_sum, "MatMul"), "angles-by-length"),
+    ],
 )
 def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"
@@ -62,10 +62,10 @@ def test_angles_that_lengths_decide_stay(tmp_path: Path, made: Made, code: str) 
 @pytest.mark.parametrize(
     "made",
     [
-            graphs.faster_rows,
-            graphs.faster_tokens,
-            *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
-        ],
+        graphs.faster_rows,
+        graphs.faster_tokens,
+        *(partial(graphs.counted_below, op) for op in ("ReduceSum", "CumSum", "MatMul")),
+    ],
 )
 def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: Path, made: Made) -> None:
     path, out = helpers.saved(tmp_path, made()), tmp_path / "out.onnx"

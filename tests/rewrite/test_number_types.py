@@ -235,8 +235,7 @@ def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
-    ("form", "cached", "narrowed"),
-    itertools.product(["native", "contrib", "function"], [False, True], [False, True]),
+    ("form", "cached", "narrowed"), itertools.product(["native", "contrib", "function"], [False, True], [False, True])
 )
 def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
     """Beside features in float16: with `narrowed` the graph rounds them to float16, whose numbers near 90 are 0.0625

@@ -199,7 +199,9 @@ def test_a_fixed_size_beyond_the_positions_is_refused(tmp_path: Path) -> None:
     for encoding, seq, ok in (("learned", 64, True), ("learned", 65, False), ("swin", 50, False)):
         path, promise = tmp_path / f"{encoding}.onnx", ("--positions", "consecutive", "--seq", str(seq))
         limit = ("--set", "max_positions=64") if encoding == "learned" else ()
-        result = cli("export", "--encoding", encoding, "--hidden-size", "64", "--num-heads", "4", *promise, *limit, "-o", path)
+        result = cli(
+            "export", "--encoding", encoding, "--hidden-size", "64", "--num-heads", "4", *promise, *limit, "-o", path
+        )
         if ok:
             assert result.exit_code == 0, result.output
         else:
@@ -222,7 +224,12 @@ def test_layers_with_other_windows_promise_nothing() -> None:
 def test_windows_in_the_order_of_reading_keep_their_properties(tmp_path: Path) -> None:
     windowed = small_spec("swin", window=3, positions="consecutive")
     write(tmp_path, "windowed", windowed)
-    few = read_spec({**small_spec("swin", causal=True, positions="consecutive").to_dict(), "encoding": {"name": "swin", "window_size": 4}})
+    few = read_spec(
+        {
+            **small_spec("swin", causal=True, positions="consecutive").to_dict(),
+            "encoding": {"name": "swin", "window_size": 4},
+        }
+    )
     write(tmp_path, "few", few)
     report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 40}, properties=True)
     assert not [each for each in report.verdicts if each.state == FAILED]

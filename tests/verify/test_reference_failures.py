@@ -23,8 +23,7 @@ ENDINGS = ("KILLED", "CRASHED", "EXITED", "TIMED_OUT", "MEMORY", "LIMITED", "STO
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("which", "code"),
-    [*(("fp64", name) for name in (*ENDINGS, "FAILED")), ("fp32", "CRASHED"), ("fp32", "FAILED")],
+    ("which", "code"), [*(("fp64", name) for name in (*ENDINGS, "FAILED")), ("fp32", "CRASHED"), ("fp32", "FAILED")]
 )
 def test_only_an_ordinary_error_is_charged_to_the_artifact(
     which: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -106,7 +106,8 @@ def head(path: Path, *faults: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "faults", [pytest.param(SOUND, marks=pytest.mark.slow), ("column",), pytest.param(("far tokens",), marks=pytest.mark.slow)]
+    "faults",
+    [pytest.param(SOUND, marks=pytest.mark.slow), ("column",), pytest.param(("far tokens",), marks=pytest.mark.slow)],
 )
 def test_faults_of_a_column_and_of_far_tokens_fail(faults: tuple[str, ...], tmp_path: Path) -> None:
     path, other = head(tmp_path / "head.onnx", *faults), head(tmp_path / "other.onnx")

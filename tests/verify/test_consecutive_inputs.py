@@ -197,7 +197,7 @@ def test_own_inputs_have_no_more_tokens_than_there_are_positions(tmp_path: Path)
 
 def test_a_fixed_size_beyond_the_positions_is_refused(tmp_path: Path) -> None:
     for encoding, seq, ok in (("learned", 64, True), ("learned", 65, False), ("swin", 50, False)):
-        path, promise = tmp_path / f"{encoding}.onnx", ("--positions", "consecutive", "--seq", str(seq))
+        path, promise = tmp_path / f"{encoding}{seq}.onnx", ("--positions", "consecutive", "--seq", str(seq))
         limit = ("--set", "max_positions=64") if encoding == "learned" else ()
         result = cli(
             "export", "--encoding", encoding, "--hidden-size", "64", "--num-heads", "4", *promise, *limit, "-o", path
@@ -212,7 +212,7 @@ def test_a_fixed_size_beyond_the_positions_is_refused(tmp_path: Path) -> None:
 def test_layers_with_other_windows_promise_nothing() -> None:
     def pattern(*sides: int) -> dict[str, Any]:
         layers = [{"encoding": {"name": "swin", "window_size": side}} for side in sides]
-        return {"hidden_size": 64, "num_heads": 4, "layers": len(sides), "layer_pattern": layers}
+        return {"hidden_size": 64, "num_heads": 4, "layers": len(sides), "layer_pattern": layers, **layers[0]}
 
     with pytest.raises(RequestError, match="with windows of the sides 4 and 7 in layer_pattern"):
         read_spec({**pattern(7, 4), "positions": "consecutive"})

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx.defs
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
@@ -88,10 +89,77 @@ def _without_source(model: ir.Model) -> Iterator[ir.Value]:
 
 
 def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
-    """The model itself, the bodies of its functions now in place of their calls, but for those of the domain `kept`."""
+    """The model itself, the bodies of its functions now in place of their calls, but for those of the domain `kept`,
+    and those that only a call can stand for (`_only_called`). InvalidGraphError where calls are wrong."""
     if model.functions:
-        InlinePass(criteria=lambda function: function.domain != kept)(model)
+        left = _only_called(model)
+        try:
+            InlinePass(criteria=lambda function: function.domain != kept and function.identifier() not in left)(model)
+        except (ValueError, ir.passes.PreconditionError) as error:  # a circle of calls, or more inputs than it has
+            raise InvalidGraphError(
+                f"the graph calls a function wrongly ({shown(str(error), 200)}): export it again."
+            ) from None
     return model
+
+
+def _only_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """The functions whose bodies can't take the place of their calls: those in which an operator means something else
+    than in the graph, which has another opset, those that are given graphs, and what these call.
+
+    A function whose operators are the same in the opset of the graph gets that opset.
+    """
+    opsets = {_settled(domain): version for domain, version in model.opset_imports.items()}
+    pending: list[ir.OperatorIdentifier] = []
+    for name, function in model.functions.items():
+        domains = [*function.opset_imports]
+        if not _has_graphs(function) and all(_fits(model, function, domain, opsets) for domain in domains):
+            for domain in domains:
+                function.opset_imports[domain] = opsets[_settled(domain)]
+        else:
+            pending.append(name)
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        pending += [name for node in graph.all_nodes() if (name := _called(model, node)) and _has_graphs(node)]
+    left: set[ir.OperatorIdentifier] = set()
+    while pending:
+        name = pending.pop()
+        if name not in left:
+            left.add(name)
+            pending += [other for node in model.functions[name].all_nodes() if (other := _called(model, node))]
+    return left
+
+
+def _settled(domain: str) -> str:
+    """The name of a domain, empty for the standard's."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def _called(model: ir.Model, node: ir.Node) -> ir.OperatorIdentifier | None:
+    """The function that a node calls."""
+    name = node.op_identifier()
+    return name if name in model.functions else None
+
+
+def _has_graphs(one: ir.Node | ir.Function) -> bool:
+    """Whether an attribute of a node, or one that a function has by default, is a graph."""
+    return any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in one.attributes.values())
+
+
+def _fits(model: ir.Model, function: ir.Function, domain: str, opsets: dict[str, int]) -> bool:
+    """Whether the operators of a domain are the same in a function and in graphs of these opsets, which get what they
+    lack."""
+    name, own = _settled(domain), function.opset_imports[domain]
+    other = opsets.setdefault(name, own)
+    nodes = (node for node in function.all_nodes() if _settled(node.domain) == name and not _called(model, node))
+    kinds = {node.op_type for node in nodes}
+    return own == other or all(not name and _since(kind, own) == _since(kind, other) for kind in kinds)
+
+
+def _since(kind: str, opset: int) -> int | None:
+    """The opset since which an operator of the standard is as it is in this one; None for one that isn't there."""
+    try:
+        return onnx.defs.get_schema(kind, opset, "").since_version
+    except onnx.defs.SchemaError:
+        return None
 
 
 def live(model: ir.Model, kept: str | None = None) -> ir.Model:

@@ -54,15 +54,39 @@ def unread(model: ir.Model) -> list[UnknownAttention]:
     ]
 
 
-def nested(model: ir.Model, layer: int) -> list[UnknownAttention]:
-    """Attention in the branches and bodies of If, Loop and Scan, which is left alone; the first has this `layer`."""
-    inner = (node for node in model.graph.all_nodes() if node.graph is not model.graph)
-    found = []
-    for index, node in enumerate(node for node in inner if _may_be_attention(node, model.functions)):
-        name = node.name or node.outputs[0].name or ""
-        text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
-        found.append(UnknownAttention(name=name, layer=layer + index, reason=Reason("control-flow", text)))
+def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[UnknownAttention]:
+    """Attention in the branches and bodies of If, Loop and Scan, and in functions that were not put in place of their
+    calls, but for those of the domain `kept`: it is left alone. The first has this `layer`."""
+    found: list[UnknownAttention] = []
+    for node in model.graph.all_nodes():
+        if node.graph is not model.graph and _may_be_attention(node, model.functions):
+            name = node.name or node.outputs[0].name or ""
+            text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
+            reason = Reason("control-flow", text)
+        elif _calls_attention(model, node, kept):
+            name = node.name or node.outputs[0].name or ""
+            text = f"{shown(name)} calls a function of another opset, or one that is given a graph"
+            reason = Reason("function", f"{text}, where attention is not looked for")
+        else:
+            continue
+        found.append(UnknownAttention(name=name, layer=layer + len(found), reason=reason))
     return found
+
+
+def _calls_attention(model: ir.Model, call: ir.Node, kept: str | None) -> bool:
+    """Whether there may be attention in a function that a node calls, or in one that is called there."""
+    pending, seen = [call.op_identifier()], set[ir.OperatorIdentifier]()
+    while pending:
+        name = pending.pop()
+        function = model.functions.get(name)
+        if function is None or function.domain == kept or name in seen:
+            continue
+        seen.add(name)
+        nodes = [*function.all_nodes()]
+        if any(_may_be_attention(node, model.functions) for node in nodes):
+            return True
+        pending += [node.op_identifier() for node in nodes]
+    return False
 
 
 def leads_to_product(value: ir.Value) -> bool:

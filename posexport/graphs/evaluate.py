@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import onnx_ir as ir
 import torch
@@ -10,6 +11,7 @@ import torch
 from posexport.errors import RequestError, shown
 from posexport.graphs.frames import Frame, Override, Plan
 from posexport.graphs.kernels import dtypes
+from posexport.graphs.kernels.registry import Value
 from posexport.runtimes.lockstep import GetWeight, make_each
 
 
@@ -37,13 +39,15 @@ class Evaluator:
         *,
         overrides: Mapping[str, Override] | None = None,
         get_weight: GetWeight = make_each,
+        see: Callable[[str, Value], None] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Values by name, of the graph's outputs by default; only what they need is evaluated.
 
         `outputs` and `overrides` name any values of the main graph. An override gets the evaluated tensor and gives
-        the one of the same shape that all readers see instead. `get_weight` gives the large weights. RequestError
-        where the graph, an operator or an input is wrong; UnknownOperatorError (one of those) where an operator has no
-        kernel.
+        the one of the same shape that all readers see instead. `get_weight` gives the large weights. With `see`,
+        nothing is returned: it gets each of the values as soon as it is known, which is freed where nothing else reads
+        it. RequestError where the graph, an operator or an input is wrong; UnknownOperatorError (one of those) where
+        an operator has no kernel.
         """
         graph = self._model.graph
         names = self._names
@@ -59,10 +63,11 @@ class Evaluator:
             plans=self._plans,
             weights=self._weights,
             get_weight=get_weight,
+            watch={} if see is None else {value: partial(see, str(value.name)) for value in wanted},
         )
         with torch.no_grad():
             results = frame.run(given, wanted, (frozenset(given), tuple(wanted)))
-        return {str(value.name): result for value, result in zip(wanted, results, strict=True)}
+        return {} if see else {str(value.name): result for value, result in zip(wanted, results, strict=True)}
 
     def _given(self, value: ir.Value, tensor: torch.Tensor) -> torch.Tensor:
         """An input, checked against what the graph says of it, in the dtype that stands for the graph's."""

@@ -29,6 +29,14 @@ Plan = tuple[list[tuple[ir.Node, list[ir.Value]]], dict[ir.Value, int]]
 """Nodes in the order in which they run, each with what it reads, and how often each value is read."""
 
 
+class NodeError(RequestError):
+    """A node that can't be evaluated on what it is given."""
+
+    def __init__(self, node: ir.Node, text: str) -> None:
+        super().__init__(text)
+        self.node = node
+
+
 @attrs.define(kw_only=True, eq=False)
 class Frame:
     """`nodes`: the graph or function. `outer`: values of the graphs around a body. `references`: of a function."""
@@ -48,9 +56,12 @@ class Frame:
     """Small weights that were read before."""
     get_weight: GetWeight = make_each
     """Gives the others."""
+    watch: Mapping[ir.Value, Callable[[Value], None]] = attrs.field(factory=dict)
+    """What gets values as soon as they are known, in place of whoever asked for them."""
 
     def run(self, given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value], key: object) -> list[Value]:
-        """Evaluate what the wanted values need, free what is no longer read, and give the wanted values.
+        """Evaluate what the wanted values need, free what is no longer read, and give the wanted values that nobody
+        watches.
 
         `key` stands for a graph with these given and wanted values.
         """
@@ -61,14 +72,25 @@ class Frame:
         for value, tensor in given.items():
             if value in uses:
                 self._bind(value, tensor)
+        for value in self.watch:
+            if value in given or value.producer() is None:
+                self._hand_over(value, uses)
         for node, reads in nodes:
             self._step(node, reads, uses)
+            for value in node.outputs:
+                if value in self.watch and value not in given:
+                    self._hand_over(value, uses)
             for value in (*reads, *node.outputs):
                 if value in uses and value not in node.outputs:
                     uses[value] -= 1
                 if not uses.get(value):
                     self.values.pop(value, None)
-        return [self._read(value) for value in wanted]
+        return [self._read(value) for value in wanted if value not in self.watch]
+
+    def _hand_over(self, value: ir.Value, uses: dict[ir.Value, int]) -> None:
+        """Give a value to what watches it, which may be the last that reads it."""
+        self.watch[value](self._read(value))
+        uses[value] -= 1
 
     def _bind(self, value: ir.Value, tensor: Value) -> None:
         override = self.overrides.get(value)
@@ -132,7 +154,7 @@ class Frame:
         except Exception as error:  # whatever torch, numpy, onnx or a kernel says of a wrong graph
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             given = ", ".join(map(_described, inputs[:8])) or "no inputs"
-            raise RequestError(f"{place_of(node)} can't be evaluated on {given}: {reason}") from error
+            raise NodeError(node, f"{place_of(node)} can't be evaluated on {given}: {reason}") from error
         results = results if isinstance(results, tuple) else (results,)
         for value, result in zip(node.outputs, results, strict=False):
             if uses.get(value):
@@ -190,7 +212,7 @@ class Frame:
         if len(inputs) != len(graph.inputs):
             raise ValueError(f"its body takes {len(graph.inputs)} inputs, and {len(inputs)} are there")
         outer = ChainMap(self.values, self.outer)
-        inner = attrs.evolve(self, nodes=graph, outer=outer, overrides={}, depth=self._deeper(), values={})
+        inner = attrs.evolve(self, nodes=graph, outer=outer, overrides={}, watch={}, depth=self._deeper(), values={})
         return inner.run(dict(zip(graph.inputs, inputs, strict=True)), list(graph.outputs), graph)
 
     def _call(self, function: ir.Function, attributes: Mapping[str, ir.Attr], inputs: list[Value]) -> tuple[Value, ...]:

@@ -21,6 +21,7 @@ from posexport.graphs.attention.score_axes import by_query
 from posexport.graphs.attention.scores import HIDDEN
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.frames import Override
 from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
 from posexport.runtimes.tensors import to_tensors
 
@@ -74,24 +75,46 @@ def evidence_of(
         }
         turned = [turn.rotary.source.name or "" for attention in attentions for turn in attention.turns]
         overrides |= {name: _drawn(name, index, features) for name in turned if name not in overrides}
-        names = {attention.name: _outputs(attention) for attention in attentions}
-        logits = {attention.name: attention.logits.name or "" for attention in attentions}
-        wanted = [name for outputs in names.values() for name in outputs]
         try:
-            expected = old.run(arrays, [*dict.fromkeys([*wanted, *logits.values()])], overrides=overrides)
+            expected, seen = _expected(old, arrays, overrides, attentions)
         except RequestError:
             continue  # the model itself takes no such inputs
         inputs = _inputs(after, case, attentions, shared) | features
         for attention in attentions:
             evidence = found[attention.name]
             try:
-                actual = new.run(inputs, names[attention.name])
+                actual = new.run(inputs, _outputs(attention))
             except RequestError:
                 text = f"its replacement can't be computed on inputs such as {case.label}, unlike the graph's own nodes"
                 evidence.problem = evidence.problem or text
             else:
-                _compare(attention, evidence, expected, actual, expected[logits[attention.name]])
+                _compare(attention, evidence, expected, actual, *seen[attention.name])
     return found
+
+
+def _expected(
+    evaluator: Evaluator,
+    inputs: Mapping[str, torch.Tensor],
+    overrides: Mapping[str, Override],
+    attentions: Sequence[Attention],
+) -> tuple[dict[str, torch.Tensor], dict[str, tuple[torch.Tensor, int]]]:
+    """What the sites give, by the names of values; and for each site which queries see a key, [B, N, S], and how many
+    queries there are: logits themselves would be too much to keep."""
+    found: dict[str, torch.Tensor] = {}
+    seen: dict[str, tuple[torch.Tensor, int]] = {}
+    wanted = dict.fromkeys(name for attention in attentions for name in _outputs(attention))
+    logits = dict.fromkeys(attention.logits.name or "" for attention in attentions)
+
+    def note(name: str, value: torch.Tensor) -> None:
+        if name in wanted:
+            found[name] = value
+        for one in attentions if name in logits else ():
+            if one.logits.name == name:
+                shown = by_query(value, one.logits_axes, one.num_heads)
+                seen[one.name] = (shown > UNSEEN).any(-1), one.queries(tuple(value.shape))
+
+    evaluator.run(inputs, [*(wanted | logits)], overrides=overrides, see=note)
+    return found, seen
 
 
 def _inputs(
@@ -120,8 +143,10 @@ def _compare(
     evidence: Evidence,
     expected: Mapping[str, torch.Tensor],
     actual: Mapping[str, torch.Tensor],
-    logits: torch.Tensor,
+    seen: torch.Tensor,
+    queries: int,
 ) -> None:
+    """`seen` says which of the queries see a key."""
     compared = False
     for index, name in enumerate(_outputs(attention)):
         want, have = expected[name], actual[name]
@@ -131,10 +156,9 @@ def _compare(
             evidence.problem = f"it gives {name} with shape {list(have.shape)} in place of {list(want.shape)}"
             return
         if index == 0:
-            sizes = _sizes(attention, want, logits)
+            sizes = _sizes(attention, want, queries)
             want, have = (attention.output.layout.to_heads(tensor, sizes) for tensor in (want, have))
-            shown = by_query(logits, attention.logits_axes, attention.num_heads)
-            seen = (shown > UNSEEN).any(-1).reshape(sizes[:3])
+            seen = seen.reshape(sizes[:3])
             if attention.divides_zeros:  # its logits don't tell which keys are hidden
                 seen = seen & ~torch.isnan(want).all(-1)
             want, have = want[seen], have[seen]
@@ -150,9 +174,8 @@ def _compare(
     evidence.cases += compared
 
 
-def _sizes(attention: Attention, output: torch.Tensor, logits: torch.Tensor) -> tuple[int, int, int, int]:
+def _sizes(attention: Attention, output: torch.Tensor, queries: int) -> tuple[int, int, int, int]:
     """Batch, heads, queries and features of a result."""
-    queries = attention.queries(tuple(logits.shape))
     return (
         output.numel() // (attention.num_heads * queries * attention.value_dim),
         attention.num_heads,

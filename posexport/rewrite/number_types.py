@@ -45,8 +45,10 @@ def logit_types(probe: Probe, attention: Attention, dtypes: Mapping[str, ir.Data
         known = [dtype for dtype in both if dtype is not None]
         found.update(sorted(known, key=digits)[:1])
     for term in attention.terms:
-        dtype, number = dtypes.get(term.value.name or ""), probe.get(term.value)
-        is_mask = term.seen_if is not None or bool(((number == 0) | (number * term.factor <= HIDDEN)).all())
-        if dtype is not None and not is_mask:
+        dtype = dtypes.get(term.value.name or "")
+        if dtype is None or term.seen_if is not None:
+            continue
+        number = probe.get(term.value)
+        if not bool(((number == 0) | (number * term.factor <= HIDDEN)).all()):
             found.add(dtype)
     return found

@@ -34,7 +34,7 @@ def further_angles(flow: Dataflow, probe: Probe, side: Side) -> list[ir.Value]:
 def _varying(flow: Dataflow, probe: Probe, node: ir.Node) -> list[ir.Value]:
     """Floating-point numbers that a node reads beside features, and that are not the same on all inputs."""
     others = (value for value in node.inputs if value is not None and value not in flow.content)
-    return [value for value in others if value not in probe.fixed and probe.get(value).is_floating_point()]
+    return [value for value in others if value not in probe.fixed and probe.dtype(value).is_floating_point]
 
 
 def _above(flow: Dataflow, probe: Probe, start: ir.Value) -> list[ir.Node]:

@@ -82,7 +82,7 @@ def _is_passed(probe: Probe, node: ir.Node) -> bool:
     drawn themselves, since few such values say little of arithmetic."""
     read = node.inputs[:1] if node.op_type == "Cast" else []
     values = [value for value in (*read, node.outputs[0]) if value is not None]
-    if not all(probe.get(value).is_floating_point() for value in values):
+    if not all(probe.dtype(value).is_floating_point for value in values):
         return False
     return node.op_type in _ARITHMETIC or node.op_type == "Cast" or lays_out(probe, node)
 

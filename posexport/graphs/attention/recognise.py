@@ -319,7 +319,7 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
 def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None:
     """The sinks as they are before they are laid out for all rows and queries."""
     value, passed = column, set[ir.Node]()
-    while value is not None and probe.get(value).numel() != heads:
+    while value is not None and math.prod(probe.shape(value)) != heads:
         node = value.producer()
         if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
             raise Declined("sinks", "its sinks, a column beside its scores, are no value with one number for each head")

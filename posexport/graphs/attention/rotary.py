@@ -9,6 +9,7 @@ among the values that the nodes in between multiply with, and are still computed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
@@ -138,7 +139,7 @@ def farthest_rotation(
     if node is None or node.op_type in BARRIERS:
         return None, False
     for value in above:
-        if probe.get(value).numel() == probe.get(target).numel():
+        if math.prod(probe.shape(value)) == math.prod(probe.shape(target)):
             found, is_one = rotation_of(flow, probe, value, target, layout, sizes)
             rotates |= is_one
             best, misses = (found, 0) if found is not None else (best, misses + 1)

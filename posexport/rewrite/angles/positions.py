@@ -97,7 +97,7 @@ def candidates(view: View, sources: Sequence[AngleSource]) -> Candidates:
         if source is None or not isinstance(lengths, Lengths):
             continue
         source = attrs.evolve(source, whole=lengths.whole)
-        if not view.probe.get(one).is_floating_point():
+        if not view.probe.dtype(one).is_floating_point:
             found.sources.append(source)
         elif _is_whole(view, one) and view.dtypes([one]).get(one.name or "") in _WIDE:
             floats.append(source)
@@ -110,10 +110,11 @@ def _is_whole(view: View, value: ir.Value) -> bool:
     pending, seen = [value], {value}
     while pending:
         one = pending.pop()
-        numbers, node = view.probe.get(one), one.producer()
-        if not numbers.is_floating_point() or (node is not None and node.op_type in _ROUNDING):
+        node = one.producer()
+        if not view.probe.dtype(one).is_floating_point or (node is not None and node.op_type in _ROUNDING):
             continue
         if one in view.probe.fixed:
+            numbers = view.probe.get(one)
             if not bool((numbers == numbers.round()).all()):
                 return False
             continue

@@ -21,6 +21,9 @@ from posexport.graphs.grouped import PRODUCTS, around_softmaxes, may_have_five
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.operators import Call, Shapes, Unexpanded
 
+Kind = tuple[str, str]
+"""The domain and the operator of a node."""
+
 
 @attrs.frozen(kw_only=True)
 class Expanded:
@@ -38,6 +41,11 @@ def domain_of(node: ir.Node) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
+def kind_of(node: ir.Node) -> Kind:
+    """The domain and the operator of a node."""
+    return domain_of(node), node.op_type
+
+
 def expandable(model: ir.Model) -> list[ir.Node]:
     """The nodes of the main graph for which there is an expansion, but for products with folded heads."""
     around = around_softmaxes(model.graph)
@@ -45,7 +53,7 @@ def expandable(model: ir.Model) -> list[ir.Node]:
     return [
         node
         for node in model.graph
-        if (domain_of(node), node.op_type) in EXPANSIONS and (node.op_type not in PRODUCTS or node in products)
+        if kind_of(node) in EXPANSIONS and (node.op_type not in PRODUCTS or node in products)
     ]
 
 
@@ -61,8 +69,10 @@ def expand(
     *,
     varying: Collection[tuple[str, int]] = (),
     refused: dict[ir.Node, str] | None = None,
+    left: Collection[Kind] = (),
 ) -> list[Expanded]:
-    """Write operators out, those with these `names` or all that can be; `refused` gets the others, with what they have.
+    """Write operators out, those with these `names` or all that can be; `refused` gets the others, with what they have,
+    and those of the kinds `left`.
 
     The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name, and `varying`
     the axes that are not as long on all inputs, by name and number.
@@ -81,7 +91,9 @@ def expand(
             continue
         nodes = Nodes(taken, prefix=name)
         try:
-            results = EXPANSIONS[domain_of(node), node.op_type](
+            if kind_of(node) in left:
+                raise Unexpanded("what it was written out as can't be evaluated")
+            results = EXPANSIONS[kind_of(node)](
                 Call(node=node, nodes=nodes, shapes=shapes, varying=varying, fold=folds.get(node))
             )
         except Unexpanded as reason:

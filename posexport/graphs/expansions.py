@@ -45,6 +45,9 @@ def attention(call: Call) -> Results:
     if q is None or k is None or v is None or (past_key is None) != (past_value is None):
         raise Unexpanded("it lacks an input")
     nodes, heads, kv_heads = call.nodes, call.integer("q_num_heads"), call.integer("kv_num_heads")
+    keys = call.shape(k)[-2] + (0 if past_key is None else call.shape(past_key)[2])
+    if mask is not None and call.shape(mask)[-1] < keys:
+        raise Unexpanded("its mask is shorter than its keys")
     flat, size, value_size = len(call.shape(q)) == 3, head_size(call, q, heads or 1), head_size(call, v, kv_heads or 1)
     heads, kv_heads = heads or call.size(q, 1), kv_heads or call.size(k, 1)
     q_heads, key, value = split_heads(call, q, heads), split_heads(call, k, kv_heads), split_heads(call, v, kv_heads)
@@ -76,7 +79,9 @@ def multi_head_attention(call: Call) -> Results:
     if added is not None:
         widths = nodes.constant([heads * size, heads * size, heads * value_size])
         parts = nodes.op("Split", [added, widths], {"axis": 0}, outputs=3, dtype=added.dtype)
-        q, k, v = (nodes.one("Add", value, part) for value, part in zip((q, k, v), parts, strict=True))
+        q = nodes.one("Add", q, parts[0])
+        if len(call.shape(k)) == 3:  # those of a cache have had theirs
+            k, v = (nodes.one("Add", value, part) for value, part in zip((k, v), parts[1:], strict=True))
         call = attrs.evolve(call, shapes={**call.shapes, **_same(call, (q, k, v))})
     q_heads, key, value = (split_heads(call, one, heads) for one in (q, k, v))
     first = nodes.constant(0)

@@ -8,6 +8,7 @@ import attrs
 import onnx_ir as ir
 import torch
 
+from posexport.errors import RequestError
 from posexport.graphs.attention.candidates import nested
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
@@ -16,7 +17,9 @@ from posexport.graphs.axes import BATCH
 from posexport.graphs.contracted_axes import token_first, untold
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
-from posexport.graphs.expand import Expanded, expand, expandable, maybe_folded
+from posexport.graphs.expand import Expanded, Kind, expand, expandable, kind_of, maybe_folded
+from posexport.graphs.frames import NodeError
+from posexport.graphs.kernels.registry import Value
 from posexport.graphs.load import live
 from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
@@ -57,8 +60,8 @@ class View:
 
 
 def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0, *, kept: str | None = None) -> View:
-    """The attention of a model, whose functions are inlined in place, and whose nodes that nothing reads go. `given`
-    are roles of inputs by name.
+    """The attention of a model, whose functions are inlined in place, and whose nodes that nothing reads go: what
+    becomes of it is View.model. `given` are roles of inputs by name.
 
     Functions of the domain `kept` stay functions, and their attention is not looked for.
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
@@ -69,9 +72,8 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     operands = {value.name or "": value for node in expandable(model) for value in node.inputs if value is not None}
     for name, dtype in _dtypes(model, to_tensors(drawn.arrays), operands.values()).items():
         operands[name].dtype = dtype
-    expanded: list[Expanded] = []
     shapes: dict[str, tuple[int, ...]] = {}
-    refused: dict[ir.Node, str] = {}
+    varying: set[tuple[str, int]] = set()
     flow, probe = _probed(model, roles, drawn, seed)
     if untold(roles) and (turned := token_first(model, probe, roles)):
         roles = with_unread(model, settled_roles(model, roles_of(model, given, turned), seed))
@@ -86,9 +88,21 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
             for axis, size in enumerate(probe.shapes.of(value))
             if not size.is_fixed
         }
-        expanded = expand(model, shapes, varying=varying, refused=refused)
-    if expanded:
-        flow, probe = _probed(model, roles, drawn, seed)
+    plain = model.clone() if shapes else model  # which stays for those of which what is written out is wrong
+    left: set[Kind] = set()
+    while True:
+        refused: dict[ir.Node, str] = {}
+        expanded = expand(model, shapes, varying=varying, refused=refused, left=left) if shapes else []
+        try:
+            if expanded or left:
+                flow, probe = _probed(model, roles, drawn, seed)
+            break
+        except RequestError as error:
+            if not expanded:
+                raise
+            wrong = [one for one in expanded if isinstance(error, NodeError) and error.node.name in one.nodes]
+            left |= {kind_of(one.node) for one in wrong or expanded}
+            model, plain = plain, plain.clone()
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,
@@ -96,7 +110,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         inputs=drawn,
         flow=flow,
         probe=probe,
-        attentions=(*found, *nested(model, len(found))),
+        attentions=(*found, *nested(model, len(found), kept)),
         expanded=tuple(expanded),
         operator_shapes=shapes,
     )
@@ -115,6 +129,10 @@ def _dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor], values: Iterabl
     found = {value.name or "": value.dtype for value in values}
     unknown = [name for name, dtype in found.items() if dtype is None]
     if unknown:
-        for name, tensor in Evaluator(model, wide=False).run(arrays, unknown).items():
-            found[name] = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
+
+        def note(name: str, value: Value) -> None:
+            if isinstance(value, torch.Tensor):
+                found[name] = ir.tensor_adapters.from_torch_dtype(value.dtype)
+
+        Evaluator(model, wide=False).run(arrays, unknown, see=note)
     return {name: dtype for name, dtype in found.items() if dtype is not None}

@@ -89,10 +89,10 @@ def rewrite_model(
         return Rewritten(
             model=model, original=model, form=form, target=target, view=None, sites=kept_sites, changed=False
         )
-    before = converted(model, form, target, opset, shared)
     kept = DOMAIN if form == "function" else None
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
-    view = view_of(before, roles, seed, kept=kept)
+    view = view_of(converted(model, form, target, opset, shared), roles, seed, kept=kept)
+    before = view.model
     shared = shared and not _has_buffers(view)
     reasons: dict[str, Reason] = {}
     chosen: list[Attention] = []

@@ -117,6 +117,13 @@ CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
         {"num_heads": N, "scale": 0.2},
         1,
     ),
+    "multi head of keys as a cache has them, with biases": (
+        "com.microsoft",
+        "MultiHeadAttention",
+        [*arrays(FLAT[0], (B, N, S + 2, D), (B, N, S + 2, D)), bias(3 * N * D)],
+        {"num_heads": N},
+        1,
+    ),
     "multi head cached": (
         "com.microsoft",
         "MultiHeadAttention",
@@ -178,6 +185,13 @@ CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
         3,
     ),
 }
+
+
+SHORTER: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
+    "shorter": ("", "Attention", [*arrays(*FLAT), MASK[:, : S - 1]], BY_HEADS, 1),
+    "shorter behind a cache": ("", "Attention", [*arrays(*FLAT), bias(S, S), *arrays(*PAST)], BY_HEADS, 3),
+}
+"""Masks that hide the keys that they don't reach."""
 
 
 def model_of(domain: str, kind: str, inputs: list[Any], attributes: dict[str, Any], outputs: int) -> ir.Model:
@@ -252,13 +266,15 @@ def test_what_is_not_understood_stays_an_operator() -> None:
     [
         ("packed plain", {"do_rotary": 1}, 1, "it rotates its queries and keys"),
         ("packed of other sizes", {}, 2, "its output 'y1' is read"),
+        ("shorter", {}, 1, "its mask is shorter than its keys"),
+        ("shorter behind a cache", {}, 3, "its mask is shorter than its keys"),
         ("plain", {}, 4, "its output 'y3' is read"),
     ],
 )
 def test_why_an_operator_stays_is_said(name: str, change: dict[str, Any], outputs: int, reason: str) -> None:
-    domain, kind, inputs, attributes, _ = CASES[name]
+    domain, kind, inputs, attributes, _ = (CASES | SHORTER)[name]
     model, refused = model_of(domain, kind, inputs, attributes | change, outputs), dict[ir.Node, str]()
-    shapes = {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs)}
+    shapes = {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs) if array is not None}
     assert expand(model, shapes, refused=refused) == []
     assert [text.startswith(reason) for text in refused.values()] == [True]
 

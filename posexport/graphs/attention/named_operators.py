@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
-from posexport.graphs.expand import domain_of
+from posexport.graphs.expand import domain_of, kind_of
 from posexport.graphs.expansions import EXPANSIONS
 from posexport.graphs.kernels import KERNELS
 
@@ -26,15 +26,11 @@ def is_other_softmax(node: ir.Node) -> bool:
 def is_unread(node: ir.Node) -> bool:
     """Whether an operator that stands for attention can't be evaluated here, such as ONNX Runtime's on whole numbers
     (QAttention) or on packed rows."""
-    return _kind(node) not in KERNELS
+    return kind_of(node) not in KERNELS
 
 
 def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:
     """Why an operator that stands for attention is left; `refused` are those that could not be written out."""
     name = shown(node.name or node.outputs[0].name or "")
-    left = "one of its outputs is not known" if _kind(node) in EXPANSIONS else "the operator is not read"
+    left = "one of its outputs is not known" if kind_of(node) in EXPANSIONS else "the operator is not read"
     return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, left)}")
-
-
-def _kind(node: ir.Node) -> tuple[str, str]:
-    return domain_of(node), node.op_type

@@ -1,0 +1,87 @@
+"""An operator for attention that can't be evaluated once it is written out costs no other attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from attention_graphs import HEADS, SIZE, attention
+from onnx import helper, numpy_helper
+from rewrite_helpers import rewritten_model
+from small_graphs import run
+
+from posexport.graphs import expand
+from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.graphs.operators import Call
+from posexport.graphs.view import view_of
+from posexport.rewrite.result import KEPT, REWRITTEN
+
+KINDS = {"MultiHeadAttention": ("com.microsoft", "MultiHeadAttention"), "Attention": ("", "Attention")}
+
+
+def with_operators() -> onnx.ModelProto:
+    """Attention that is written out, and behind it one operator of each kind."""
+    model = attention()
+    mixed, weights = "output", np.random.default_rng(1).standard_normal((HEADS * SIZE, HEADS * SIZE)) / 8
+    model.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "mixing"))
+    for kind, (domain, _) in KINDS.items():
+        names = [f"{kind}_{side}" for side in "qkv"]
+        nodes = [helper.make_node("MatMul", [mixed, "mixing"], [name], name=name) for name in names]
+        sizes = {"num_heads": HEADS} if domain else {"q_num_heads": HEADS, "kv_num_heads": HEADS}
+        nodes.append(helper.make_node(kind, names, [f"{kind}_out"], name=kind, domain=domain, **sizes))
+        model.graph.node.extend(nodes)
+        mixed = f"{kind}_out"
+    model.graph.node.append(helper.make_node("MatMul", [mixed, "mixing"], ["mixed"]))
+    model.graph.output[0].name = "mixed"
+    del model.opset_import[:]
+    model.opset_import.extend([helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)])
+    return model
+
+
+def no_product(call: Call) -> Sequence[ir.Value | None]:
+    """A sum of shapes that don't fit."""
+    q = call.input(0)
+    assert q is not None
+    return [call.nodes.one("Add", q, call.nodes.constant([1.0] * (HEADS * SIZE - 1), ir.DataType.FLOAT))]
+
+
+def too_short(call: Call) -> Sequence[ir.Value | None]:
+    """What can be evaluated, and what can't be behind it."""
+    q = call.input(0)
+    assert q is not None
+    axes = call.nodes.constant([2])
+    return [call.nodes.one("Slice", q, call.nodes.constant([0]), call.nodes.constant([5]), axes)]
+
+
+@pytest.mark.parametrize("wrong", KINDS)
+def test_only_operators_of_that_kind_stay(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setitem(expand.EXPANSIONS, KINDS[wrong], no_product)
+    view = view_of(ir.from_proto(with_operators()))
+    states = {one.name: isinstance(one, Attention) for one in view.attentions}
+    assert [*states.values()].count(True) == 2
+    (left,) = (one for one in view.attentions if isinstance(one, UnknownAttention))
+    assert (left.name, left.reason.code) == (wrong, "operator")
+    assert "what it was written out as can't be evaluated" in left.reason.text
+    assert [one.node.op_type for one in view.expanded] == [kind for kind in KINDS if kind != wrong]
+
+
+def test_the_rest_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is ONNX Runtime on the graph as it was."""
+    monkeypatch.setitem(expand.EXPANSIONS, KINDS["MultiHeadAttention"], no_product)
+    model = with_operators()
+    done, proto = rewritten_model(model, form="native", target="ort")
+    assert sorted(one.state for one in done.sites).count(REWRITTEN) >= 1
+    assert [one.state for one in done.sites if one.attention.name == "MultiHeadAttention"] == [KEPT]
+    given = {"hidden_states": np.random.default_rng(2).standard_normal((2, 7, HEADS * SIZE)).astype(np.float32)}
+    (expected,), (actual,) = run(model, given).values(), run(proto, given).values()
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_where_the_fault_is_seen_later_all_operators_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(expand.EXPANSIONS, KINDS["MultiHeadAttention"], too_short)
+    view = view_of(ir.from_proto(with_operators()))
+    assert [isinstance(one, Attention) for one in view.attentions] == [True, False, False]
+    assert view.expanded == ()

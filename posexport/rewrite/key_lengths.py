@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.dataflow import bodies, outer_values
 from posexport.graphs.attention.origins import scores_product
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.symbolic_sizes import ONE, Size
@@ -37,6 +38,8 @@ def move_lengths(
         caches = [side.cache.present for side in (attention.k, attention.v) if side.cache is not None]
         shapes |= _shapes_of_layouts(values[cache.name or ""] for cache in caches)
     for node, value in shapes.items():
+        if value.name not in before or node.outputs[0].is_graph_output():
+            continue  # of a branch or a body: its own lengths aren't known, and it gives what is its own
         sizes = view.probe.shapes.of(before[value.name])[_part(node)]
         lengths = [_length(site.sizes, nodes, size, known) for size in sizes]
         parts = [part for part in lengths if part is not None]
@@ -82,7 +85,7 @@ def _needs_itself(result: ir.Value, instead: Mapping[ir.Value, ir.Value]) -> boo
     first = result.producer()
     pending, seen = [first], {first}
     for node in pending:
-        above = [instead.get(one, one).producer() for one in (() if node is None else node.inputs) if one is not None]
+        above = [instead.get(one, one).producer() for one in _sources(node)]
         if first is not None and first in above:
             return True
         new = [one for one in dict.fromkeys(above) if one not in seen]
@@ -171,8 +174,15 @@ def _above(read: Iterable[ir.Value]) -> set[ir.Value]:
     pending = [*read]
     seen = {*pending}
     for value in pending:
-        node = value.producer()
-        new = [source for source in (() if node is None else node.inputs) if source is not None and source not in seen]
+        new = [source for source in dict.fromkeys(_sources(value.producer())) if source not in seen]
         seen.update(new)
         pending += new
     return seen
+
+
+def _sources(node: ir.Node | None) -> list[ir.Value]:
+    """What a node is computed from, also by its branches and bodies: their results, and what they read around them."""
+    if node is None:
+        return []
+    results = [value for graph in bodies(node) for value in graph.outputs]
+    return [value for value in (*node.inputs, *results, *outer_values(node)) if value is not None]

@@ -18,6 +18,9 @@ from posexport.rewrite.number_types import operands, turned_values
 from posexport.rewrite.shared_cache import check_own, lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 
+_CIRCULAR = "what it reads is computed from what it computes itself."
+"""The reason why a site can't be written."""
+
 
 def values_of(model: ir.Model) -> dict[str, ir.Value]:
     """Every value of the main graph by name."""
@@ -27,7 +30,10 @@ def values_of(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
-    """Add the new nodes to the graph, let them stand in for what they replace, and remove what is left unused."""
+    """Add the new nodes to the graph, let them stand in for what they replace, and remove what is left unused.
+
+    RequestError where they need what they give themselves.
+    """
     values = values_of(model)
     model.graph.extend(nodes.nodes)
     replaced: list[ir.Value] = []
@@ -44,7 +50,10 @@ def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
             old.name = f"{PREFIX}/old/{name}"
             new.name = name
     remove_unused(model, [*replaced, *(value for node in nodes.nodes for value in node.outputs)])
-    model.graph.sort()
+    try:
+        model.graph.sort()
+    except ValueError:  # a circle
+        raise RequestError(_CIRCULAR) from None
 
 
 def remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
@@ -153,10 +162,13 @@ def write_sites(
     ]
     for attention, is_moved, needs_itself in zip(attentions, moved, circular(sites, values), strict=True):
         if needs_itself or not is_moved:
-            refused[attention.name] = RequestError("what it reads is computed from what it computes itself.")
+            refused[attention.name] = RequestError(_CIRCULAR)
     if refused:
         return refused
-    put(model, sites, nodes)
+    try:
+        put(model, sites, nodes)
+    except RequestError as error:
+        return {attention.name: error for attention in attentions}
     return {} if lengths is None else redirect(model, attentions, nodes, lengths)
 
 

@@ -161,8 +161,60 @@ def test_keys_by_the_number_of_their_values_stay_behind_a_cache_of_the_graph(for
     assert [len(node.input) > 4 for node in proto.graph.node if node.op_type == "Attention"] == [False]
 
 
-def test_without_the_check_the_graph_has_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault."""
+def test_a_circle_that_is_found_late_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: then only the order of the nodes tells that there is one."""
     monkeypatch.setattr(key_lengths, "_needs_itself", lambda *_: False)
-    with pytest.raises(ValueError, match="cycle"):
-        rewritten_model(by_length("value", 1), form="native", target="ort")
+    check(by_length("value", 1), "native", [(2, 3, 4), (1, 7, 0)])
+
+
+def branch(name: str, keys: str, length: str, seen: str) -> onnx.GraphProto:
+    """A branch of an If that computes a causal mask from how long the keys are."""
+    names = ("turned", "total", "t", "length", "s", "zero", "one", "at", "first", "row", "rows", "columns", "seen")
+    inner = {one: f"{name}_{one}" for one in names}
+    return onnx.parser.parse_graph(
+        """{name} () => (bool[rows, columns] {seen}) {{
+            {counted}
+            {t} = Squeeze ({total})
+            {length} = Shape <start = 1, end = 2> (hidden_states)
+            {s} = Squeeze ({length})
+            {zero} = Constant <value_int = 0> ()
+            {one} = Constant <value_int = 1> ()
+            {at} = Constant <value_ints = [1]> ()
+            {first} = Sub ({t}, {s})
+            {row} = Range ({first}, {t}, {one})
+            {rows} = Unsqueeze ({row}, {at})
+            {columns} = Range ({zero}, {t}, {one})
+            {seen} = {seen_by}
+        }}""".format(name=name, counted=length.format(keys=keys, **inner), seen_by=seen.format(**inner), **inner)
+    )
+
+
+def by_branches(length: str) -> onnx.ModelProto:
+    """Attention with a cache whose mask an If gives."""
+
+    def add(g: Writer, scores: str) -> str:
+        (keys,) = (node.output[0] for node in g.nodes if node.op_type == "Concat" and node.input[0] == "past_key")
+        then = branch("long", keys, length, "LessOrEqual ({columns}, {rows})")
+        other = branch("short", keys, length, "GreaterOrEqual ({rows}, {columns})")
+        is_long = g.op("Greater", g.length("hidden_states", 1), g.const(4))
+        g.nodes.append(helper.make_node("If", [is_long], ["seen"], then_branch=then, else_branch=other, name="choice"))
+        return g.op("Where", "seen", scores, g.floats(-1e30))
+
+    model = graphs.attention(cached=True, add=[add])
+    model.graph.value_info.append(helper.make_tensor_value_info("seen", TensorProto.BOOL, ["seq", "keys"]))
+    onnx.checker.check_model(model)
+    return model
+
+
+LENGTHS = {
+    "keys": "{total} = Shape <start = 2, end = 3> ({keys})",
+    "turned keys": "{turned} = Transpose <perm = [0, 1, 3, 2]> ({keys}) "
+    "{total} = Shape <start = 3, end = 4> ({turned})",
+}
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "function"])
+@pytest.mark.parametrize("of", LENGTHS)
+def test_the_number_of_keys_in_branches(of: str, form: str) -> None:
+    """What a branch reads from around it is a source of its result as any other."""
+    check(by_branches(LENGTHS[of]), form, [(2, 3, 4), (1, 7, 0), (3, 1, 50)])

@@ -116,17 +116,20 @@ def numbers_read(node: ir.Node, inputs: list[ir.Value]) -> list[ir.Value]:
     return inputs[:1] if node.op_type == "CastLike" else inputs
 
 
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """The branches and bodies of a node."""
+    return [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
+
+
 def outer_values(node: ir.Node) -> list[ir.Value]:
     """The values of the graph around it that the subgraphs of a node read."""
     outer: list[ir.Value] = []
-    graphs = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
-    for graph in graphs:
+    for graph in bodies(node):
         inner = {*graph.inputs, *graph.initializers.values()}
         for one in graph.all_nodes():
             inner.update(one.outputs)
-            for attribute in one.attributes.values():
-                for sub in _graphs(attribute):
-                    inner |= {*sub.inputs, *sub.initializers.values()}
+            for sub in bodies(one):
+                inner |= {*sub.inputs, *sub.initializers.values()}
         outer += [v for one in graph.all_nodes() for v in one.inputs if v is not None and v not in inner]
         outer += [v for v in graph.outputs if v not in inner]
     return outer

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from posexport.graphs import folded_heads
 from posexport.graphs.attention.softmaxes import softmax_of
+from posexport.graphs.nearest import nearest_first
 from posexport.graphs.operators import Call, Unexpanded
 
 PRODUCTS = {"MatMul", "Einsum"}
@@ -30,7 +31,7 @@ def around_softmaxes(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node],
     for node in graph:
         softmax = softmax_of(node)
         if softmax is not None:
-            yield softmax.logits, [*_before(softmax.logits, _DEPTH)], [*_behind(softmax.node.outputs[0], _DEPTH)]
+            yield softmax.logits, _before(softmax.logits), _behind(softmax.node.outputs[0])
 
 
 def may_have_five(scores: ir.Value) -> bool:
@@ -38,24 +39,26 @@ def may_have_five(scores: ir.Value) -> bool:
     return scores.shape is None or len(scores.shape) not in (3, 4)
 
 
-def _before(value: ir.Value, depth: int) -> Iterator[ir.Node]:
-    node = value.producer()
-    if node is None or not depth:
-        return
-    if node.op_type in PRODUCTS:
-        yield node
-    elif node.op_type in _AROUND:
-        for source in node.inputs:
-            if source is not None:
-                yield from _before(source, depth - 1)
+def _before(scores: ir.Value) -> list[ir.Node]:
+    """The products that scores come from, the nearest first."""
+
+    def onward(value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        sources = () if node is None or node.op_type not in _AROUND else node.inputs
+        return [source for source in sources if source is not None]
+
+    nodes = (value.producer() for value in nearest_first(scores, onward, _DEPTH))
+    return [node for node in nodes if node is not None and node.op_type in PRODUCTS]
 
 
-def _behind(value: ir.Value, depth: int) -> Iterator[ir.Node]:
-    for use in value.uses() if depth else ():
-        if use.node.op_type in PRODUCTS:
-            yield use.node
-        elif use.node.op_type in _AROUND - {"Softmax"}:
-            yield from _behind(use.node.outputs[0], depth - 1)
+def _behind(weights: ir.Value) -> list[ir.Node]:
+    """The products that read weights, the nearest first."""
+
+    def onward(value: ir.Value) -> list[ir.Value]:
+        return [use.node.outputs[0] for use in value.uses() if use.node.op_type in _AROUND - {"Softmax"}]
+
+    nodes = (use.node for value in nearest_first(weights, onward, _DEPTH) for use in value.uses())
+    return list(dict.fromkeys(node for node in nodes if node.op_type in PRODUCTS))
 
 
 def matmul(call: Call) -> Sequence[ir.Value]:

@@ -29,13 +29,16 @@ class Computations:
         pending = [value]  # what it is computed from comes first: it may be many operators deep
         while pending:
             one, node = pending[-1], pending[-1].producer()
-            known = node is None or one in self._keys or one in self._flow.content
+            if one in self._keys:
+                pending.pop()
+                continue
+            known = node is None or one in self._flow.content
             sources = () if known or node is None else node.inputs
             missing = [source for source in sources if source is not None and source not in self._keys]
             pending += missing
             if not missing:
                 pending.pop()
-                self._keys.setdefault(one, self._numbers.setdefault(self._described(one), len(self._numbers)))
+                self._keys[one] = self._numbers.setdefault(self._described(one), len(self._numbers))
         return self._keys[value]
 
     def _described(self, value: ir.Value) -> tuple[object, ...]:

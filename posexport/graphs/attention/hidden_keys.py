@@ -61,15 +61,26 @@ def _hides(probe: Probe, term: Term, key: int) -> bool:
 
 def _leaves(probe: Probe, value: ir.Value) -> list[ir.Value]:
     """The truth values that a value is laid out from, joined by And, Or and Not; none where it is something else."""
-    node = value.producer()
-    if _is_truth(probe, value):
-        return [value]
-    if node is not None and node.op_type in ("And", "Or"):
-        parts = [_leaves(probe, source) for source in node.inputs if source is not None]
-        return [one for part in parts for one in part] if all(parts) else []
-    if node is not None and node.inputs[0] is not None and (node.op_type in _SAME or lays_out(probe, node)):
-        return _leaves(probe, node.inputs[0])
-    return [value] if _are_zeros_and_ones(probe, value) else []
+    leaves, pending, seen = list[ir.Value](), [value], {value}
+    while pending:
+        one = pending.pop()
+        node = one.producer()
+        if _is_truth(probe, one):
+            leaves.append(one)
+            continue
+        if node is not None and node.op_type in ("And", "Or"):
+            sources = [source for source in node.inputs if source is not None]
+        elif node is not None and node.inputs[0] is not None and (node.op_type in _SAME or lays_out(probe, node)):
+            sources = [node.inputs[0]]
+        elif _are_zeros_and_ones(probe, one):
+            leaves.append(one)
+            continue
+        else:
+            return []
+        new = [source for source in dict.fromkeys(sources) if source not in seen]
+        seen.update(new)
+        pending += new
+    return leaves
 
 
 _SAME = {"Not", "Cast"}
@@ -95,10 +106,10 @@ def _are_zeros_and_ones(probe: Probe, value: ir.Value) -> bool:
 def _is_truth(probe: Probe, value: ir.Value) -> bool:
     """Whether a value has truth values that are computed from others, or given."""
     node = value.producer()
-    if value in probe.fixed or probe.get(value).dtype != torch.bool:
+    if value in probe.fixed or probe.dtype(value) != torch.bool:
         return False
     if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
-        return probe.get(node.inputs[0]).dtype != torch.bool
+        return probe.dtype(node.inputs[0]) != torch.bool
     return node is None or node.op_type in _TRUTHS
 
 

@@ -18,6 +18,7 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
 from posexport.graphs.attention.softmaxes import KEEPS_ORDER, above, unexpanded
 from posexport.graphs.attention.uniform import factor_of, number_of
+from posexport.graphs.nearest import nearest_first
 
 HIDDEN = -5e3
 """A logit that is at most this hides its key: exp(-5000) is 0 in every dtype."""
@@ -137,16 +138,21 @@ def reaches_product(flow: Dataflow, value: ir.Value) -> bool:
 
 
 def products_above(flow: Dataflow, value: ir.Value, through: Collection[str], depth: int = DEPTH) -> Iterator[Product]:
-    """The products of content with content above a value, behind nodes of `through` alone."""
-    node = value.producer()
-    if node is None or depth == 0 or value not in flow.content:
-        return
-    product = product_of(node, SCORES)
-    if product is not None and is_scores(flow, product):
-        yield product
-    elif node.op_type in through:
-        for source in flow.content_inputs(node):
-            yield from products_above(flow, source, through, depth - 1)
+    """The products of content with content above a value, behind nodes of `through` alone, the nearest first."""
+
+    def product_at(one: ir.Value) -> Product | None:
+        node = one.producer()
+        product = None if node is None or one not in flow.content else product_of(node, SCORES)
+        return product if product is not None and is_scores(flow, product) else None
+
+    def onward(one: ir.Value) -> list[ir.Value]:
+        node = one.producer()
+        if node is None or one not in flow.content or node.op_type not in through or product_at(one) is not None:
+            return []
+        return flow.content_inputs(node)
+
+    products = (product_at(one) for one in nearest_first(value, onward, depth))
+    return (product for product in products if product is not None)
 
 
 def _through(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:

@@ -19,8 +19,12 @@ from posexport.errors import Reason, shown
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
 from posexport.graphs.attention.zeroed import Zeroed, zeroed_by
+from posexport.graphs.nearest import nearest_first
 
 _PASSED = ("Cast", "Identity")
+
+_DEPTH = 6
+"""Operators between exponentials and their sum, or between that and a division by it, at most."""
 
 KEEPS_ORDER = (*_PASSED, "Unsqueeze", "Squeeze", "Reshape", "Expand")
 """Operators that keep the numbers of a sum or a maximum in their order."""
@@ -243,16 +247,15 @@ def _is_added_to(value: ir.Value, sums: ir.Node) -> bool:
     return added is not None and any(above(one, "ReduceSum", KEEPS_ORDER) is sums for one in added.inputs)
 
 
-def _found(
-    value: ir.Value | None, operators: Collection[str], through: Collection[str], depth: int = 6
-) -> list[ir.Node]:
-    """The nodes of these operators that a value is computed from, behind operators of `through` alone."""
-    node = None if value is None else value.producer()
-    if node is None or not depth:
-        return []
-    if node.op_type in operators:
-        return [node]
-    if node.op_type not in through:
-        return []
-    nodes = [one for source in node.inputs for one in _found(source, operators, through, depth - 1)]
-    return list(dict.fromkeys(nodes))
+def _found(value: ir.Value | None, operators: Collection[str], through: Collection[str]) -> list[ir.Node]:
+    """The nodes of these operators that a value is computed from, behind operators of `through` alone, the nearest
+    first."""
+
+    def onward(one: ir.Value) -> list[ir.Value]:
+        node = one.producer()
+        ends = node is None or node.op_type in operators or node.op_type not in through
+        return [] if node is None or ends else [source for source in node.inputs if source is not None]
+
+    reached = () if value is None else nearest_first(value, onward, _DEPTH)
+    nodes = (one.producer() for one in reached)
+    return list(dict.fromkeys(node for node in nodes if node is not None and node.op_type in operators))

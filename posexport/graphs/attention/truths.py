@@ -20,19 +20,28 @@ TRUE, FALSE, MINUS_ONE, HIDES = "true", "false", "minus one", "hides"
 """1, 0, -1, or so low that it hides a key."""
 
 
-def meaning_of(probe: Probe, value: ir.Value | None, key: int) -> str | None:
+def meaning_of(
+    probe: Probe, value: ir.Value | None, key: int, known: dict[ir.Value, str | None] | None = None
+) -> str | None:
     """What a value is where the truth values of the computation `key` are false, whatever else it is made of; None
-    where that depends on more."""
+    where that depends on more. `known` are those of other values."""
+    known = {} if known is None else known
     if value is None:
         return None
+    if value not in known:
+        known[value] = _meaning(probe, value, key, known)
+    return known[value]
+
+
+def _meaning(probe: Probe, value: ir.Value, key: int, known: dict[ir.Value, str | None]) -> str | None:
     if probe.computations.key(value) == key:
         return FALSE
     if value in probe.fixed:
         return _of_numbers(probe.get(value))
     node = value.producer()
     if node is None or node.op_type not in _MEANINGS:
-        return meaning_of(probe, node.inputs[0], key) if node is not None and lays_out(probe, node) else None
-    return _MEANINGS[node.op_type](probe, node, [meaning_of(probe, one, key) for one in node.inputs])
+        return meaning_of(probe, node.inputs[0], key, known) if node is not None and lays_out(probe, node) else None
+    return _MEANINGS[node.op_type](probe, node, [meaning_of(probe, one, key, known) for one in node.inputs])
 
 
 def _of_numbers(array: torch.Tensor) -> str | None:

@@ -26,7 +26,7 @@ _BY_ELEMENT = {"Cast", "Neg", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Recipr
 
 def number_of(probe: Probe, value: ir.Value | None) -> float | None:
     """The number that every element of a value is on all inputs; None where there is none, or it is not known."""
-    return None if value is None or not _is_uniform(probe, value, _DEPTH) else _only(probe.get(value))
+    return None if value is None or not _is_uniform(probe, value, _DEPTH, {}) else _only(probe.get(value))
 
 
 def factor_of(probe: Probe, value: ir.Value) -> float | None:
@@ -41,7 +41,14 @@ def factor_of(probe: Probe, value: ir.Value) -> float | None:
     return number if any(one == torch.tensor(one).item() for one in (number, 1.0 / number)) else None
 
 
-def _is_uniform(probe: Probe, value: ir.Value, depth: int) -> bool:
+def _is_uniform(probe: Probe, value: ir.Value, depth: int, known: dict[tuple[ir.Value, int], bool]) -> bool:
+    """Whether all elements of a value are one number, by at most `depth` operators; `known` are answers so far."""
+    if (value, depth) not in known:
+        known[value, depth] = _is_made_uniform(probe, value, depth, known)
+    return known[value, depth]
+
+
+def _is_made_uniform(probe: Probe, value: ir.Value, depth: int, known: dict[tuple[ir.Value, int], bool]) -> bool:
     if value in probe.fixed:
         return _only(probe.get(value)) is not None
     node = value.producer()
@@ -54,7 +61,7 @@ def _is_uniform(probe: Probe, value: ir.Value, depth: int) -> bool:
         sources = node.inputs
     elif node.op_type == "Where":
         sources = node.inputs[1:]
-    if not sources or not all(one is not None and _is_uniform(probe, one, depth - 1) for one in sources):
+    if not sources or not all(one is not None and _is_uniform(probe, one, depth - 1, known) for one in sources):
         return False
     return node.op_type != "Where" or len({_only(probe.get(one)) for one in sources if one is not None}) == 1
 

@@ -3,7 +3,7 @@ they are left, where they are those of attention."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
@@ -13,6 +13,7 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, product_of
 from posexport.graphs.attention.scores import Declined, products_above, scores_of
 from posexport.graphs.attention.softmaxes import Softmax
+from posexport.graphs.nearest import nearest_first
 
 WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
 WEIGHT_OPS |= {"Div"}
@@ -23,6 +24,9 @@ COMBINING = {"Add", "Sub", "Sum", "Concat", "Split", "Gather", "Expand"}
 
 MIXING = {"MatMul", "Gemm", "Einsum", "Conv", "BatchNormalization", "LayerNormalization"}
 """What computes the scores or weights of a head from those of all, with numbers that are learned."""
+
+_DEPTH = 8
+"""Operators between a softmax and what its weights are looked for in, at most."""
 
 _AROUND_MIXING = {
     "Transpose",
@@ -67,27 +71,36 @@ def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name:
     if _is_combined(flow, probe, softmax):
         text = "are combined with others before they meet the values"
         return Reason("weights", f"the weights of {shown_name} {text}")
-    if _weighs_features(flow, softmax.node.outputs[0], False, MIXING | COMBINING):
+    if _weighs_features(flow, softmax.node.outputs[0], MIXING | COMBINING):
         return _mixed_heads(flow, probe, softmax, name)
     return None
 
 
-def leads_to(value: ir.Value, goals: Collection[str], through: Collection[str], depth: int = 8) -> bool:
+def leads_to(value: ir.Value, goals: Collection[str], through: Collection[str]) -> bool:
     """Whether an operator of `goals` reads a value, behind operators of `through` alone."""
-    return depth > 0 and any(
-        use.node.op_type in goals
-        or (use.node.op_type in through and leads_to(use.node.outputs[0], goals, through, depth - 1))
-        for use in value.uses()
-    )
+
+    def onward(one: ir.Value) -> list[ir.Value]:
+        return [use.node.outputs[0] for use in one.uses() if use.node.op_type in through]
+
+    reached = nearest_first(value, onward, _DEPTH)
+    return any(use.node.op_type in goals for one in reached for use in one.uses())
 
 
-def _weighs_others(flow: Dataflow, value: ir.Value, depth: int = 8) -> bool:
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value."""
+    return list(dict.fromkeys(use.node for use in value.uses()))
+
+
+def _weighs_others(flow: Dataflow, value: ir.Value) -> bool:
     """Whether a product has a value as weights of something that is neither constant nor known to be features."""
-    for node in dict.fromkeys(use.node for use in value.uses()):
-        product = product_of(node, WEIGHTED, weights=value)
-        if product is not None and product.right not in flow.constant and product.right not in flow.content:
-            return True
-        if depth and node.op_type in WEIGHT_OPS and _weighs_others(flow, node.outputs[0], depth - 1):
+
+    def onward(one: ir.Value) -> list[ir.Value]:
+        return [node.outputs[0] for node in _readers(one) if node.op_type in WEIGHT_OPS]
+
+    for one in nearest_first(value, onward, _DEPTH + 1):
+        products = (product_of(node, WEIGHTED, weights=one) for node in _readers(one))
+        weighed = (product.right for product in products if product is not None)
+        if any(each not in flow.constant and each not in flow.content for each in weighed):
             return True
     return False
 
@@ -106,22 +119,24 @@ def _is_combined(flow: Dataflow, probe: Probe, softmax: Softmax) -> bool:
         product = scores_of(flow, probe, softmax.logits).product
     except (Declined, PosexportError):
         return False
-    return {product.left, product.right} <= flow.content and _weighs_features(flow, softmax.node.outputs[0], False)
+    return {product.left, product.right} <= flow.content and _weighs_features(flow, softmax.node.outputs[0])
 
 
-def _weighs_features(
-    flow: Dataflow, value: ir.Value, combined: bool, combining: Collection[str] = COMBINING, depth: int = 8
-) -> bool:
-    for node in dict.fromkeys(use.node for use in value.uses()):
-        product = product_of(node, WEIGHTED, weights=value)
-        if combined and ((product is not None and product.right in flow.content) or _meets_content(flow, value)):
+def _weighs_features(flow: Dataflow, value: ir.Value, combining: Collection[str] = COMBINING) -> bool:
+    """Whether what operators of `combining` make of a value weighs features."""
+
+    def onward(state: tuple[ir.Value, bool]) -> Iterator[tuple[ir.Value, bool]]:
+        one, is_combined = state
+        for node in _readers(one):
+            if node.op_type in MIXING and flow.content_inputs(node) != [one]:
+                continue
+            if node.op_type in {*WEIGHT_OPS, *combining}:
+                yield from ((output, is_combined or node.op_type in combining) for output in node.outputs)
+
+    for one, is_combined in nearest_first((value, False), onward, _DEPTH + 1):
+        products = (product_of(node, WEIGHTED, weights=one) for node in _readers(one)) if is_combined else ()
+        if any(each is not None and each.right in flow.content for each in products):
             return True
-        onward = combined or node.op_type in combining
-        if (
-            depth
-            and node.op_type in {*WEIGHT_OPS, *combining}
-            and (node.op_type not in MIXING or flow.content_inputs(node) == [value])
-            and any(_weighs_features(flow, output, onward, combining, depth - 1) for output in node.outputs)
-        ):
+        if is_combined and _meets_content(flow, one):
             return True
     return False

@@ -63,7 +63,7 @@ def _compared(node: ir.Node, place: int) -> Iterator[int]:
 
 def _makes_truths(node: ir.Node) -> bool:
     """Whether a node makes truths of numbers: 0 is the false one."""
-    return node.op_type == "Cast" and ir.DataType(node.attributes["to"].as_int()) == ir.DataType.BOOL
+    return node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
 
 
 def _moved(node: ir.Node, place: int) -> int | None:
@@ -84,6 +84,8 @@ def _number(value: ir.Value | None) -> int | None:
         if tensor is None and node is not None and node.op_type == "ConstantOfShape":
             attribute = node.attributes.get("value")
             tensor = None if attribute is None else attribute.as_tensor()
+        if tensor is not None and tensor.dtype == ir.DataType.STRING:
+            return None
         if tensor is not None:
             numbers = tensor.numpy().reshape(-1)
             same = 0 < numbers.size < 1_000_000 and bool((numbers == numbers[0]).all())

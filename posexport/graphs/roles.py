@@ -13,10 +13,10 @@ import attrs
 import onnx_ir as ir
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.errors import RequestError, shown
+from posexport.errors import PosexportError, RequestError, shown
 from posexport.graphs.axes import KNOWN_AXES, MASKS, Axes, axes_of, reused_names, without_names
 from posexport.graphs.compared import compared_ids
-from posexport.graphs.load import inlined, ir_of
+from posexport.graphs.load import InvalidGraphError, inlined, ir_of
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values
@@ -72,9 +72,20 @@ def roles_of(
     RequestError for an input whose role can't be guessed, and where `given` names an input that isn't there, an unknown
     role, or one that an input of this shape can't have.
     """
+    try:
+        return _roles_of(graph, dict(given or {}), token_first)
+    except (PosexportError, MemoryError):
+        raise
+    except Exception as error:  # a node may lack what its operator needs
+        raise InvalidGraphError(
+            "the graph doesn't say what its inputs are for, since a node behind them is wrong "
+            f"({type(error).__name__}): export it again."
+        ) from error
+
+
+def _roles_of(graph: GraphFile | ir.Model, given: dict[str, str], token_first: Collection[str]) -> dict[str, Role]:
     model = graph if isinstance(graph, ir.Model) else inlined(ir_of(graph))
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
-    given = dict(given or {})
     check_given(given, values)
     check_drawable(values.values())
     rows = _rows(values)

@@ -72,9 +72,9 @@ def _table_rows(node: ir.Node, place: int) -> int | None:
     indices."""
     if node.op_type == "GatherND" and not _has_one_index(node):
         return None
-    table = first = node.inputs[place]
+    table = first = input_of(node, place)
     while table is not None and (maker := table.producer()) is not None and _keeps_rows(maker):
-        table = maker.inputs[0]
+        table = input_of(maker, 0)
     shape = None if table is None else _constant_shape(table)
     if first is None or shape is None or len(shape) < 2:
         return None
@@ -92,7 +92,7 @@ def _keeps_rows(node: ir.Node) -> bool:
 
 def _has_one_index(node: ir.Node) -> bool:
     """Whether a GatherND takes whole rows of the first axis, as the last axis of its indices has one number."""
-    indices = node.inputs[1]
+    indices = input_of(node, 1)
     if indices is None or node.attributes.get_int("batch_dims", 0) != 0:
         return False
     if indices.shape is not None:
@@ -154,7 +154,7 @@ def _added(node: ir.Node, place: int) -> int:
     """The whole number that an Add or Sub adds to the value at `place`."""
     if node.op_type not in ("Add", "Sub") or place > 1:
         return 0
-    other = node.inputs[1 - place]
+    other = input_of(node, 1 - place)
     tensor = None if other is None else ir.convenience.get_const_tensor(other)
     if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
         return 0
@@ -169,7 +169,7 @@ def required_sizes(value: ir.Value, rank: int) -> dict[int, int]:
     for node, place in value.uses():
         if node.op_type == "Conv" and place == 0 and len(node.inputs) > 1 and node.inputs[1] is not None:
             weight = _constant_shape(node.inputs[1])
-            if weight is not None and isinstance(weight[1], int):
+            if weight is not None and len(weight) > 1 and isinstance(weight[1], int):
                 sizes[1] = weight[1] * (node.attributes.get_int("group", 1) or 1)
         elif node.op_type == "Concat":
             axis = (node.attributes.get_int("axis", 0) or 0) % max(rank, 1)
@@ -210,7 +210,8 @@ def frames_of(model: ir.Model, sound: ir.Value) -> tuple[int, int]:
             kernel, stride, dilation = (
                 max(node.attributes.get_ints(name) or (1,)) for name in ("kernel_shape", "strides", "dilations")
             )
-            weight = _constant_shape(node.inputs[1]) if node.op_type == "Conv" and node.inputs[1] is not None else None
+            filters = input_of(node, 1) if node.op_type == "Conv" else None
+            weight = None if filters is None else _constant_shape(filters)
             kernel = max([kernel, *(size for size in (weight or ())[2:] if isinstance(size, int))])
             length, step = length + (kernel - 1) * dilation * step, stride * step
         reached |= dict.fromkeys(node.outputs, (length, step))
@@ -232,7 +233,7 @@ def patches_of(model: ir.Model) -> int | None:
 def _places(value: ir.Value) -> int:
     """The rows of a constant [1, rows, features], or of a table that is read at constant places; 0 for others."""
     node = value.producer()
-    if node is not None and node.op_type == "Gather" and None not in node.inputs:
+    if node is not None and node.op_type == "Gather" and len(node.inputs) == 2 and None not in node.inputs:
         table, places = (_constant_shape(each) for each in node.inputs if each is not None)
         known = table is not None and places is not None and len(table) == 2 and all(isinstance(d, int) for d in places)
         return math.prod(int(str(dim)) for dim in places) if known and places is not None else 0

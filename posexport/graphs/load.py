@@ -118,7 +118,7 @@ def _only_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
         else:
             pending.append(name)
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
-        pending += [name for node in graph.all_nodes() if (name := _called(model, node)) and _has_graphs(node)]
+        pending += [call for node in graph.all_nodes() if (call := _called(model, node)) and _has_graphs(node)]
     left: set[ir.OperatorIdentifier] = set()
     while pending:
         name = pending.pop()

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from posexport.graphs.attention.attention import UnknownAttention
+from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.view import view_of
 
@@ -27,6 +27,9 @@ IDS = {
     "behind a first token": "some = Concat<axis = 1>(first, ids)",
     "one in place of another": "is = Equal(ids, first) some = Where(is, first, ids)",
     "padded": "some = Pad(ids, pads)",
+    "of one of several tables, as in CSM": "some = Add(ids, first)",
+    "hashed, as in CANINE": "more = Mul(ids, first) some = Mod(more, first)",
+    "bounded": "more = Max(ids, first) less = Sub(more, first) some = Min(less, first)",
     "some overwritten": "at = NonZero(ids) places = Transpose(at) some = ScatterND(ids, places, news)",
 }
 
@@ -44,11 +47,7 @@ def test_ids_stay_ids(name: str) -> None:
 
 
 OTHERS = {
-    "hashed ids, as CANINE has them": (
-        "hashed = Mod(input_ids, two) x = Gather(table, hashed)",
-        "x",
-        "features-unknown",
-    ),
+    "ids of some of their bits": ("bits = BitwiseAnd(input_ids, one) x = Gather(table, bits)", "x", "features-unknown"),
     "a constant": ("x = Gather(table, input_ids)", "table", None),
 }
 """What makes the features x, what is weighted by their softmax, and what is said."""
@@ -58,13 +57,31 @@ OTHERS = {
 def test_what_a_softmax_weights_is_features_or_is_named(name: str) -> None:
     made, weighted, code = OTHERS[name]
     text = f"""<ir_version: 10, opset_import: ["" : 21]> g (int64[batch, 2] input_ids) => (float[a, b, c] y)
-      <int64 two = {{2}}, float[2, 2] table = {{1, 2, 3, 4}}> {{
+      <int64 one = {{1}}, int64 two = {{2}}, float[2, 2] table = {{1, 2, 3, 4}}> {{
         {made} t = Transpose<perm = [0, 2, 1]>(x) scores = MatMul(x, t)
         weights = Softmax<axis = -1>(scores) y = MatMul(weights, {weighted})
     }}"""
     found = view_of(ir.from_proto(onnx.parser.parse_model(text))).attentions
     assert [one.reason.code for one in found if isinstance(one, UnknownAttention)] == ([code] if code else [])
     assert len(found) == bool(code)
+
+
+def test_hashed_ids_make_features() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (int64[batch, tokens] input_ids) => (float[a, b, c] y)
+      <int64 prime = {31}, int64 two = {2}, float[2, 2] table = {1, 2, 3, 4}> {
+        more = Mul(input_ids, prime) hashed = Mod(more, two) x = Gather(table, hashed)
+        t = Transpose<perm = [0, 2, 1]>(x) scores = MatMul(x, t) weights = Softmax<axis = -1>(scores)
+        y = MatMul(weights, x)
+    }"""
+    (found,) = view_of(ir.from_proto(onnx.parser.parse_model(text))).attentions
+    assert isinstance(found, Attention) and (found.num_heads, found.head_dim) == (1, 2)
+
+
+def test_floats_made_of_ids_are_none() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (int64[2, n] ids) => (float[2, n] y)
+      <float half = {0.5}> { numbers = Cast<to = 1>(ids) y = Mul(numbers, half) z = Gather(y, ids) }"""
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    assert [value.name for value in Dataflow(model, {"ids"}, set()).content] == ["z"]
 
 
 COMBINED = {

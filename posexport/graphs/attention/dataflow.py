@@ -19,6 +19,9 @@ _TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", 
 _TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where", "ScatterND", "ScatterElements"}
 """Operators through which the ids of tokens stay ids."""
 
+_ARITHMETIC = {"Add", "Sub", "Mul", "Mod", "Min", "Max"}
+"""Operators that make other ids of ids, as offsets of a part of the table and hashes do."""
+
 
 class Dataflow:
     """The kinds of all values of the main graph of a model, and its order; `functions` are those that it has.
@@ -60,7 +63,9 @@ class Dataflow:
         if node.op_type in LENGTHS:
             return
         inputs = numbers_read(node, inputs)
-        if node.op_type in _TOKEN_OPS and any(value in tokens for value in inputs):
+        if any(value in tokens for value in inputs) and (
+            node.op_type in _TOKEN_OPS or (node.op_type in _ARITHMETIC and _is_whole(node.outputs[0]))
+        ):
             tokens.update(node.outputs)
             return
         embeds = node.op_type in ("Gather", "GatherND", "EmbedLayerNormalization") and any(v in tokens for v in inputs)
@@ -161,6 +166,18 @@ def _may_be_float(value: ir.Value) -> bool:
         to = node.attributes.get("to")
         return to is None or ir.DataType(to.as_int()).is_floating_point()
     return True
+
+
+def _is_whole(value: ir.Value) -> bool:
+    """Whether a value holds whole numbers, also where the file doesn't state its dtype."""
+    while value.dtype is None and (node := value.producer()) is not None:
+        if node.op_type == "Cast":
+            return ir.DataType(node.attributes["to"].as_int()).is_integer()
+        source = node.inputs[node.op_type == "Where"] if node.inputs else None
+        if source is None:
+            return False
+        value = source
+    return value.dtype is not None and value.dtype.is_integer()
 
 
 def _is_quantised(value: ir.Value) -> bool:

@@ -15,15 +15,8 @@ import attrs
 import numpy as np
 
 from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, said_by
-from posexport.graphs.draw import (
-    DrawnInputs,
-    Kinds,
-    draw_inputs,
-    every_token,
-    rows_begin_apart,
-    takes_padding,
-    takes_scores,
-)
+from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token
+from posexport.graphs.input_facts import pads_encoder, rows_begin_apart, takes_padding, takes_scores
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, shape_of, side_of, step_of
 
@@ -111,6 +104,15 @@ MOST_NUMBERS = 2**22
 _ENCODER_LENGTHS = (11, 5, 16, 1, 7, 23)
 """Tokens of an encoder, one after the other."""
 
+_UNSEEN = Corner(
+    label="a row of an encoder that is all padding",
+    batch=3,
+    seq=5,
+    encoder=6,
+    kinds=Kinds(unseen=True, scores="infinite"),
+)
+"""Real tokens that see no key there: what they get is for the graph to say."""
+
 _PICTURES = (
     Corner(label="one", batch=1, seq=8),
     Corner(label="several", batch=3, seq=9),
@@ -175,6 +177,12 @@ def cases_of(
         case = draw_inputs(roles, sizes, rng, kinds, corner.label, tokens)
         drawn.append(attrs.evolve(case, label=f"{corner.label} {_sizes_text(roles, case)}"))
     return drawn
+
+
+def without_keys(roles: Mapping[str, Role]) -> tuple[Corner, ...]:
+    """The corners in which real tokens see no key, where an input may say so; one graph alone need not give numbers
+    there."""
+    return (_UNSEEN,) if pads_encoder(roles) else ()
 
 
 def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
@@ -264,6 +272,7 @@ def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> o
         kinds.positions if "position_ids" in have else "",
         kinds.padding if padded else "",
         kinds.apart,
+        kinds.unseen,
         kinds.values if {"features", "past", "state", "images", "audio", "encoder_features"} & have else "",
     )
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from posexport.errors import RequestError, shown
 from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, is_token_first
+from posexport.graphs.input_facts import COUNTING, dtype_of, is_of_tokens, pads_encoder, rows_begin_apart, takes_padding
 from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.tensors import NUMPY_DTYPES
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,8 @@ class Kinds:
     """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
     SCORES; with `ends` the first and the last token of the vocabulary are among the tokens, and with positions `every`
     all tokens are, if there are enough places. With `apart`, rows of a buffer hold more tokens or fewer: one holds
-    none. With `marks`, ids that the graph compares tokens with are among them, a quarter of each row at most."""
+    none. With `marks`, ids that the graph compares tokens with are among them, a quarter of each row at most. With
+    `unseen` all tokens of an encoder's last row are padding."""
 
     positions: str = "consecutive"
     padding: str = "none"
@@ -58,6 +59,7 @@ class Kinds:
     ends: bool = True
     apart: bool = False
     marks: bool = False
+    unseen: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -187,37 +189,6 @@ def _mask(draw: _Draw) -> Array:
     return np.where(seen, deviation * draw.rng.standard_normal(draw.shape) if deviation else 0.0, hidden * largest)
 
 
-def is_of_tokens(role: Role) -> bool:
-    """Whether a mask has an axis of tokens, beside that of keys: it says for each query which keys it sees."""
-    return len(role.axes) > 2 or (len(role.axes) == 2 and BATCH not in role.axes)
-
-
-_COUNTING = {"lengths", "last_key"}
-"""Roles of inputs that count the keys of a row, so that its padding is on the right."""
-
-
-def takes_padding(role: Role) -> bool:
-    """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
-    kinds = {"attention_mask", "padding_mask"} | _COUNTING
-    return role.kind in kinds and not (is_of_tokens(role) and role.axes[0] == SEQ) and ENCODER not in role.axes
-
-
-def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
-    """Whether each row of a buffer has a place of its own for its new tokens."""
-    kinds = {role.kind for role in roles.values()}
-    slots = any(SLOTS in role.axes for role in roles.values())
-    return (
-        slots
-        and "cache_position" not in kinds
-        and any(role.kind in ("write_indices", "past_length") and BATCH in role.axes for role in roles.values())
-    )
-
-
-def takes_scores(role: Role) -> bool:
-    """Whether an input is a mask that is added to scores, which may hold any numbers."""
-    return role.kind.endswith("attention_mask") and is_of_tokens(role) and dtype_of(role).kind == "f"
-
-
 def _widened(keys: Array, width: int) -> Array:
     """Keys [batch, width]: the last of them, or those and as many that are not seen behind."""
     if keys.shape[1] >= width:
@@ -240,6 +211,14 @@ def _floats(draw: _Draw) -> Array:
         full = np.arange(draw.shape[at]) < draw.sizes[PAST]
         values *= full.reshape([-1 if axis == at else 1 for axis in range(values.ndim)])
     return values
+
+
+def _cached(draw: _Draw) -> Array:
+    """What is cached; whole numbers, which stand for features until they are scaled, are any of their dtype."""
+    if draw.dtype.kind not in "iu":
+        return _floats(draw)
+    limits = np.iinfo(draw.dtype)
+    return draw.rng.integers(limits.min, limits.max, draw.shape, endpoint=True)
 
 
 def _boxes(draw: _Draw) -> Array:
@@ -284,8 +263,8 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "encoder_attention_mask": _mask,
     "padding_mask": lambda draw: ~_mask(draw).astype(bool),
     "bias": lambda draw: BIASES * draw.rng.standard_normal(draw.shape),
-    "past": _floats,
-    "encoder_past": _floats,
+    "past": _cached,
+    "encoder_past": _cached,
     "state": lambda draw: _floats(draw) if draw.sizes[PAST] else np.zeros(draw.shape),
     "cache_position": lambda draw: draw.sizes[PAST] + np.arange(draw.shape[0]),
     "write_indices": _begins,
@@ -311,11 +290,6 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
 """The maker of an input by its role."""
 
 
-def dtype_of(role: Role) -> np.dtype[Any]:
-    """numpy's dtype of an input."""
-    return NUMPY_DTYPES.get(role.dtype) or np.dtype(role.dtype)
-
-
 def draw_inputs(
     roles: Mapping[str, Role],
     sizes: Mapping[str, int],
@@ -335,16 +309,18 @@ def draw_inputs(
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
     keys = keys_of(kinds.padding, rng, sizes)
-    if {role.kind for role in roles.values() if takes_padding(role)} <= _COUNTING:
+    if {role.kind for role in roles.values() if takes_padding(role)} <= COUNTING:
         keys = ~np.sort(~keys, axis=1)
     begins = np.full(sizes[BATCH], sizes[PAST])
     if kinds.apart and rows_begin_apart(roles):
         begins[1:] = rng.integers(0, sizes[PAST] + 1, sizes[BATCH] - 1)
         begins[1:][-1:] = 0
         keys = np.arange(keys.shape[1]) < begins[:, None] + sizes[SEQ]
-    padded = any(role.kind.endswith("_mask") and ENCODER in role.axes for role in roles.values())
+    padded = pads_encoder(roles)
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
     encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)
+    if padded and kinds.unseen:
+        encoder_keys[-1] = False
     arrays: Arrays = {}
     for name, role in roles.items():
         draw = _Draw(

@@ -179,7 +179,7 @@ def guessed_roles(model: ir.Model, given: Mapping[str, str] | None = None) -> di
 
 
 def _rows(values: Mapping[str, ir.Value]) -> dict[str, int | None]:
-    return {name: rows_of(value) if _dtype_kind(value) == "i" else None for name, value in values.items()}
+    return {name: rows_of(value) if "i" in _dtype_kinds(value) else None for name, value in values.items()}
 
 
 def _guesses(
@@ -270,29 +270,35 @@ def _undrawable(value: ir.Value, what: str) -> RequestError:
     return RequestError(f"the input {shown(value.name)} holds {what}, which can't be drawn: cut the graph behind it.")
 
 
-def _dtype_kind(value: ir.Value) -> str:
-    """f for numbers, b for bool, i for whole numbers, empty for others."""
+def _dtype_kinds(value: ir.Value) -> set[str]:
+    """f for numbers, b for bool, i for whole numbers and q too for those of 8 bits; none for others."""
     dtype = value.dtype
     if dtype is None:
-        return ""
-    return "f" if dtype.is_floating_point() else "b" if dtype == ir.DataType.BOOL else "i" if dtype.is_integer() else ""
+        return set()
+    if dtype == ir.DataType.BOOL:
+        return {"b"}
+    kinds = {"f": dtype.is_floating_point(), "i": dtype.is_integer(), "q": dtype in _OF_8_BITS}
+    return {kind for kind, is_so in kinds.items() if is_so}
+
+
+_OF_8_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     """The role by the name, or by dtype and shape; None where neither tells."""
-    kind, rank = _dtype_kind(value), len(value.shape) if value.shape is not None else 0
+    own, rank = _dtype_kinds(value), len(value.shape) if value.shape is not None else 0
     lower = plain_name(name)
     for pattern, role, kinds in NAMES:
         if role == "features" and rank > 3:
             continue  # caches of all layers have names of series too
-        if kind and kind in kinds and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
-            if role in MASKS and kind == "f" and rank == 4 and _is_picture(value):
+        if own & {*kinds} and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
+            if role in MASKS and "f" in own and rank == 4 and _is_picture(value):
                 break
             return role
-    if kind == "f":
+    if "f" in own:
         channels = value.shape[1] if value.shape is not None and rank == 4 else None
         return "images" if channels in (1, 3, 4) else "features"
-    if kind == "i" and rank == 2 and rows is not None:
+    if "i" in own and rank == 2 and rows is not None:
         return "token_ids"
     return None
 
@@ -324,11 +330,12 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
 
 
 def _unknown(name: str, value: ir.Value) -> RequestError:
-    kind, rank = _dtype_kind(value), len(value.shape) if value.shape is not None else 0
+    own, rank = _dtype_kinds(value), len(value.shape) if value.shape is not None else 0
     kinds: dict[str, str] = {**dict.fromkeys(ROLES, ""), "features": "f"}
     for _, role, allowed in NAMES:
         kinds[role] += allowed
-    fitting = [role for role in ROLES if rank in KNOWN_AXES[role] and (not kinds[role] or kind in kinds[role])]
+    fits = {role: not own or not kinds[role] or bool(own & {*kinds[role]}) for role in ROLES}
+    fitting = [role for role in ROLES if rank in KNOWN_AXES[role] and fits[role]]
     return RequestError(
         f"what the input {shown(name)} {shown(list(shape_of_value(value)))} ({dtype_of_value(value)}) is for can't be "
         f"guessed: say it with --input {shown(name)[1:-1]}=ROLE (by its shape and type: {', '.join(fitting) or 'none'};"

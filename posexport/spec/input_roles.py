@@ -49,7 +49,7 @@ STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurre
 """The pattern of plain names of states."""
 
 NAMES: tuple[tuple[str, str, str], ...] = (
-    # pattern, role, kinds of dtype: f floating, i integer, b bool
+    # pattern, role, kinds of dtype: f floating, i integer, q integer of 8 bits, b bool
     (r"cache_position", "cache_position", "i"),
     (r"use_cache", "use_cache", "bi"),
     (r"write_ind|(^|_)nonpad_kv", "write_indices", "i"),
@@ -60,11 +60,11 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"(num_)?logits_to_keep", "logits_to_keep", "i"),
     (r"beam_idx", "rows", "i"),
     (r"cache_indirection", "zeros", "i"),
-    (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "f"),
+    (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "fq"),
     (STATE, "state", "f"),
     (r"observed_mask", "mask", "fib"),
     (r"^past_(values|time_features)$", "features", "f"),
-    (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "f"),
+    (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "fq"),
     (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
     (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),
     (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),

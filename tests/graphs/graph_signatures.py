@@ -12,6 +12,8 @@ from posexport.artifact.graph_file import GraphFile, read_graph
 KINDS = {
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
+    "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
     "bool": TensorProto.BOOL,
     "fp32": TensorProto.FLOAT,
     "fp16": TensorProto.FLOAT16,

@@ -10,7 +10,8 @@ import pytest
 from graph_signatures import Signature, graph_of
 from onnx import helper, numpy_helper
 
-from posexport.graphs.cases import LEAST, cases_of
+from posexport.errors import RequestError
+from posexport.graphs.cases import LEAST, cases_of, without_keys
 from posexport.graphs.draw import Kinds, draw_inputs
 from posexport.graphs.roles import Role, roles_of
 from posexport.graphs.tables import patches_of
@@ -312,3 +313,32 @@ def test_numbers_of_kept_tokens_beams_and_pictures_vary(tmp_path: Path) -> None:
     assert masks[:, 0].all()
     assert masks[:, :, 0, 0].all()
     assert 0.5 < masks[:, 1:].mean() < 0.8
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_caches_of_bytes_hold_any_of_them(dtype: str, tmp_path: Path) -> None:
+    cache: tuple[list[int | str], str] = (["b", 2, "p", 4], dtype)
+    names = {"past_key_values.0.key": "past", "past_key_values.0.encoder.key": "encoder_past"}
+    signature: Signature = {"input_ids": (["b", "s"], "int64"), **dict.fromkeys(names, cache)}
+    found = roles(tmp_path, {**signature, "attention_mask": (["b", "t"], dtype)})
+    assert {name: found[name].kind for name in names} == names and found["attention_mask"].kind == "attention_mask"
+    arrays = drawn(found, {"batch": 8, "seq": 2, "past": 64, "encoder": 64})
+    limits = np.iinfo(dtype)
+    for name in names:
+        assert arrays[name].dtype == dtype
+        assert (arrays[name].min(), arrays[name].max()) == (limits.min, limits.max)
+    with pytest.raises(RequestError, match=r"by its shape and type: .*\bpast\b"):
+        roles(tmp_path, {"foo": cache})
+
+
+def test_one_more_case_hides_all_tokens_of_an_encoder(tmp_path: Path) -> None:
+    signature: Signature = {
+        "input_ids": (["b", "s"], "int64"),
+        "encoder_hidden_states": (["b", "e", 8], "fp32"),
+        "encoder_attention_mask": (["b", "e"], "int64"),
+    }
+    found = roles(tmp_path, signature)
+    usual, more = cases_of(found, seed=0), cases_of(found, seed=0, own=without_keys(found))
+    hidden = [not case.arrays["encoder_attention_mask"].any(1).all() for case in more]
+    assert hidden == [False] * len(usual) + [True] and more[-1].tokens.all()
+    assert without_keys(roles(tmp_path, DECODER)) == ()

@@ -68,3 +68,25 @@ def test_attention_between_quantised_projections(tmp_path: Path, form: str) -> N
     assert result.is_complete, result.attentions
     feeds = _feeds()
     np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(quantised, feeds)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("native", "int8"), ("contrib", "uint8")])
+def test_caches_of_whole_numbers(tmp_path: Path, form: str, dtype: str) -> None:
+    """Cached keys and values are scaled where they are read."""
+    model, kind = small_graphs.decoder(), onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    caches = [value for value in model.graph.input if value.name.startswith("past_key_values")]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.02, np.float32), "step"))
+    for number, value in enumerate(caches):
+        value.type.tensor_type.elem_type = kind
+        for node in model.graph.node:
+            node.input[:] = [f"{name} scaled" if name == value.name else name for name in node.input]
+        names = [value.name, "step"]
+        scaled = onnx.helper.make_node("DequantizeLinear", names, [f"{value.name} scaled"], name=f"scaled {number}")
+        model.graph.node.insert(0, scaled)
+    path, out = helpers.saved(tmp_path, model), tmp_path / "out.onnx"
+    result = helpers.rewritten(path, out, form=form, target="ort")
+    assert result.is_complete, result.attentions
+    feeds, rng, limits = _feeds(cache=True), np.random.default_rng(1), np.iinfo(dtype)
+    for value in caches:
+        feeds[value.name] = rng.integers(limits.min, limits.max, feeds[value.name].shape, dtype)
+    np.testing.assert_allclose(helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0], rtol=1e-5, atol=1e-5)

@@ -18,7 +18,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.logits import AddedToScores, Logits
 from posexport.graphs.attention.measure import POSITIONS, Measure
 from posexport.graphs.axes import PAST
-from posexport.graphs.draw import is_of_tokens
+from posexport.graphs.input_facts import is_of_tokens
 from posexport.graphs.roles import Role
 
 if TYPE_CHECKING:

@@ -1,0 +1,52 @@
+"""What inputs of these roles say: which tokens are padding, where new tokens go, what is added to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from posexport.graphs.axes import BATCH, ENCODER, SEQ, SLOTS
+from posexport.graphs.roles import Role
+from posexport.runtimes.tensors import NUMPY_DTYPES
+
+COUNTING = {"lengths", "last_key"}
+"""Roles of inputs that count the keys of a row, so that its padding is on the right."""
+
+
+def dtype_of(role: Role) -> np.dtype[Any]:
+    """numpy's dtype of an input."""
+    return NUMPY_DTYPES.get(role.dtype) or np.dtype(role.dtype)
+
+
+def is_of_tokens(role: Role) -> bool:
+    """Whether a mask has an axis of tokens, beside that of keys: it says for each query which keys it sees."""
+    return len(role.axes) > 2 or (len(role.axes) == 2 and BATCH not in role.axes)
+
+
+def takes_padding(role: Role) -> bool:
+    """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
+    kinds = {"attention_mask", "padding_mask"} | COUNTING
+    return role.kind in kinds and not (is_of_tokens(role) and role.axes[0] == SEQ) and ENCODER not in role.axes
+
+
+def pads_encoder(roles: Mapping[str, Role]) -> bool:
+    """Whether an input says which tokens of an encoder are padding."""
+    return any(role.kind.endswith("_mask") and ENCODER in role.axes for role in roles.values())
+
+
+def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
+    """Whether each row of a buffer has a place of its own for its new tokens."""
+    kinds = {role.kind for role in roles.values()}
+    slots = any(SLOTS in role.axes for role in roles.values())
+    return (
+        slots
+        and "cache_position" not in kinds
+        and any(role.kind in ("write_indices", "past_length") and BATCH in role.axes for role in roles.values())
+    )
+
+
+def takes_scores(role: Role) -> bool:
+    """Whether an input is a mask that is added to scores, which may hold any numbers."""
+    return role.kind.endswith("attention_mask") and is_of_tokens(role) and dtype_of(role).kind == "f"

@@ -24,7 +24,7 @@ class RewriteSource:
 class WholeGraph:
     """The whole graph before and after in float64: the largest `error` of an output, as a part of its largest value,
     on so many `cases`; `untested` says why there are none, such as an operator that nobody knows.
-    `left` are outputs that can't be computed in float64."""
+    `left` are outputs of which float64 has no finite number."""
 
     error: float | None
     cases: int

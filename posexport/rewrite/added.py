@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import onnx_ir as ir
 
@@ -29,23 +31,41 @@ class BiasWriter:
     wide: ir.DataType
 
     def total(self, attention: Attention, q: ir.Value) -> Added | None:
-        """All terms together [B or 1, N or 1, S or 1, T or 1]; `q` [B, S, ...] are the queries as the graph has them.
+        """All terms together [B or 1, N or 1, S or 1, T or 1], none of them lower than LOWEST; `q` [B, S, ...] are the
+        queries as the graph has them."""
+        found = self._sum(attention, q)
+        if found is None:
+            return None
+        nodes, (value, extent) = self.writing.nodes, found
+        return nodes.one("Max", value, nodes.constant(LOWEST, self.wide)), extent
 
-        What is added before a mask decides is not seen where it hides: it may be no number there.
-        """
+    def sees_key(self, attention: Attention, q: ir.Value) -> ir.Value | None:
+        """Whether a query sees a key [B or 1, S or 1, N or 1, 1]; None where the graph gives no zeros to one that sees
+        none. `q` is that of `total`."""
+        nodes, guard = self.writing.nodes, attention.guard
+        found = None if guard is None else self._sum(attention, q)
+        if found is None:
+            return None
+        largest = nodes.one("ReduceMax", found[0], nodes.constant([3]), keepdims=1)
+        sees = nodes.one("Greater", largest, nodes.constant(guard, self.wide), dtype=ir.DataType.BOOL)
+        return nodes.one("Transpose", sees, perm=[0, 2, 1, 3])
+
+    def _sum(self, attention: Attention, q: ir.Value) -> Added | None:
+        """All terms together. What is added before a mask decides is not seen where it hides: it may be no number
+        there."""
         nodes, found, extents = self.writing.nodes, None, list[TermExtent]()
         for term in reversed(attention.terms):  # from the product to the softmax
             value, extent = self._term(term, attention.num_heads, q)
             extents.append(extent)
             if term.seen_if is not None:
                 seen = nodes.constant(0.0, self.wide) if found is None else found
-                choices = [seen, nodes.constant(LOWEST, self.wide)]
-                found = nodes.one("Where", value, *(choices if term.seen_if else choices[::-1]), dtype=self.wide)
+                is_told_apart = attention.guard is not None and term.fill == -math.inf
+                hidden = nodes.constant(-math.inf if is_told_apart else LOWEST, self.wide)
+                choices = [seen, hidden] if term.seen_if else [hidden, seen]
+                found = nodes.one("Where", value, *choices, dtype=self.wide)
             else:
                 found = value if found is None else nodes.one("Add", found, value)
-        if found is None:
-            return None
-        return nodes.one("Max", found, nodes.constant(LOWEST, self.wide)), self.sizes.together(extents)
+        return None if found is None else (found, self.sizes.together(extents))
 
     def fitted(self, added: Added, q: ir.Value, extent: Extent, keys: ir.Value | None) -> ir.Value:
         """The same with as many queries as `q` and, unless None, with `keys` [1], where it may have others."""

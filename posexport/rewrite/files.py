@@ -25,7 +25,7 @@ from posexport.files import check_target, protect, staged
 from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
 from posexport.graphs.axes import SLOTS
-from posexport.graphs.cases import cases_of
+from posexport.graphs.cases import cases_of, without_keys
 from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import check_drawable, values_of_model
@@ -35,8 +35,9 @@ from posexport.rewrite.angles.exact import exact_model
 from posexport.rewrite.angles.parameters import UNKNOWN as ANGLES_UNKNOWN
 from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
+from posexport.rewrite.in_form import operator_of
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
-from posexport.rewrite.result import ALREADY, KEPT, Block, RewriteResult, rounded, site_record
+from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, Block, RewriteResult, rounded, site_record
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
 from posexport.rewrite.whole import whole_evidence
 
@@ -126,7 +127,10 @@ def _checked(
     Where angles were made exact, it is held to the original with exact angles: at far positions they differ by intent.
     """
     buffers = [name for name, role in view.roles.items() if role.kind == "past" and SLOTS not in role.axes]
-    cases = cases_of(view.roles, options.seed)
+    done = [site.attention.name for site in rewritten.sites if site.state == REWRITTEN]
+    # what an operator gives to a query that sees no key depends on its runtime
+    own = without_keys(view.roles) if all(operator_of(view, name) is None for name in done) else ()
+    cases = cases_of(view.roles, options.seed, own=own)
     evidence = whole_evidence(
         rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()
     )

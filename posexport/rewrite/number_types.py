@@ -11,10 +11,12 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.absorbed import digits
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.computations import above
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.attention.scores import HIDDEN
+from posexport.graphs.input_facts import takes_scores
+from posexport.graphs.view import View
 
 _ARITHMETIC = {"Add", "Sub", "Mul", "MatMul", "Einsum", "Sum", "ReduceSum"}
 
@@ -37,18 +39,21 @@ def widest(flow: Dataflow, rotary: Rotary, dtypes: Mapping[str, ir.DataType]) ->
     return max((dtype for dtype in found if dtype is not None), key=digits, default=None)
 
 
-def logit_types(probe: Probe, attention: Attention, dtypes: Mapping[str, ir.DataType]) -> set[ir.DataType]:
-    """The dtypes of what is added to the scores, and of sinks; not of masks, whose numbers any dtype holds."""
+def logit_types(view: View, attention: Attention, dtypes: Mapping[str, ir.DataType]) -> set[ir.DataType]:
+    """The dtypes of what is added to the scores, and of sinks; not of masks, whose numbers any dtype holds. What is
+    computed from an input that may hold scores is no mask, whatever it has on the probe's inputs."""
     found = set()
     if attention.sinks is not None:  # no more digits than the logits that they stand beside
         both = [dtypes.get(value.name or "") for value in (attention.sinks, attention.logits)]
         known = [dtype for dtype in both if dtype is not None]
         found.update(sorted(known, key=digits)[:1])
+    scored = {name for name, role in view.roles.items() if takes_scores(role)}
     for term in attention.terms:
         dtype = dtypes.get(term.value.name or "")
         if dtype is None or term.seen_if is not None:
             continue
         number = probe.get(term.value)
-        if not bool(((number == 0) | (number * term.factor <= HIDDEN)).all()):
+        is_mask = bool(((number == 0) | (number * term.factor <= HIDDEN)).all())
+        if not is_mask or any(value.name in scored for value in above(view.flow, [term.value])):
             found.add(dtype)
     return found

@@ -16,7 +16,7 @@ from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.recognise import narrower
 from posexport.graphs.axes import SLOTS
-from posexport.graphs.cases import cases_of
+from posexport.graphs.cases import cases_of, without_keys
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
 from posexport.graphs.load import live
@@ -109,7 +109,7 @@ def rewrite_model(
     if unusable is not None:
         reasons |= dict.fromkeys((one.name for one in chosen), unusable)
         chosen = []
-    cases = cases_of(view.roles, seed) if chosen else []
+    cases = cases_of(view.roles, seed, own=without_keys(view.roles)) if chosen else []
     evidence: dict[str, Evidence] = {}
     after = before
     while chosen:

@@ -8,6 +8,7 @@ the left. Whatever the graph computes from the length of a cache is computed fro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,9 +60,18 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
         past.shape = ir.Shape([1])
         return Lengths(past=past, seq=seq, total=total, batch=batch)
     _check_one_length(roles)
-    past = ir.Value(name=LENGTH_INPUT, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
+    past = ir.Value(name=_free_name(model), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
     model.graph.inputs.append(past)
     return Lengths(past=past, seq=seq, total=nodes.one("Add", past, seq), batch=batch)
+
+
+def _free_name(model: ir.Model) -> str:
+    """`past_sequence_length`, or that with a number where the graph has this name already."""
+    read = [value for node in model.graph.all_nodes() for value in (*node.inputs, *node.outputs)]
+    values = (*model.graph.inputs, *model.graph.initializers.values(), *read)
+    taken = {value.name for value in values if value is not None}
+    names = (f"{LENGTH_INPUT}_{number}" for number in itertools.count(1))
+    return next(name for name in itertools.chain([LENGTH_INPUT], names) if name not in taken)
 
 
 def _check_one_length(roles: Mapping[str, Role]) -> None:
@@ -162,16 +172,17 @@ def _give_shape(node: ir.Node, value: ir.Value, length: ir.Value, nodes: Nodes) 
     ir.convenience.replace_all_uses_with(node.outputs[0], shape)
 
 
-def buffered(case: DrawnInputs, pasts: Iterable[str], has_length: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """The inputs of a graph with grown caches for one with buffers, whose empty places hold large numbers."""
+def buffered(case: DrawnInputs, pasts: Iterable[str], model: ir.Model) -> dict[str, np.ndarray[Any, Any]]:
+    """The inputs of a graph with grown caches for `model` with buffers, whose empty places hold large numbers."""
     arrays = dict(case.arrays)
     room = case.sizes[SEQ] + SPARE
     for name in pasts:
         batch, heads, _, size = arrays[name].shape
         empty = np.full((batch, heads, room, size), 1000.0, arrays[name].dtype)
         arrays[name] = np.concatenate((arrays[name], empty), 2)
-    if has_length:
-        arrays[LENGTH_INPUT] = np.array([case.sizes[PAST]], np.int64)
+    given = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
+    added = [name for name in given if name not in case.arrays]
+    arrays |= {name: np.array([case.sizes[PAST]], np.int64) for name in added}  # past_sequence_length
     return arrays
 
 

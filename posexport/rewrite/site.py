@@ -82,7 +82,7 @@ class SiteWriter:
         )
         kinds = {q.dtype, k.dtype, v.dtype}
         if self._functions.form in ("native", "contrib"):  # whose operators add in the dtype of their queries
-            kinds |= logit_types(self._view.probe, attention, self._dtypes)
+            kinds |= logit_types(self._view, attention, self._dtypes)
         if len(kinds) > 1:
             most = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
             q, k, v = (self._in(one, most) for one in (q, k, v))
@@ -98,7 +98,7 @@ class SiteWriter:
         wide = ir.DataType.DOUBLE in (q.dtype, k.dtype)
         dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
         biases = BiasWriter(writing=self._writing, sizes=sizes, wide=dtype)
-        added = biases.total(attention, q)
+        added, sees = biases.total(attention, q), biases.sees_key(attention, q)
         (q, of_q), k, v = self._together(attention, sizes, (q, k, v), added)
         bias = None
         if added is not None:
@@ -145,6 +145,7 @@ class SiteWriter:
             shaped[3:3] = extra
         results = self._writing.call(operator, shaped, attributes)
         out = self._cut(results[0], heads, value_dim, attention.value_dim)
+        out = out if sees is None else self._guarded(out, sees, heads, attention.value_dim)
         out = from_tokens(nodes, out, attention.output.layout, heads, attention.value_dim)
         replaced = {attention.output.value.name or "": out}
         for turn in attention.turns:
@@ -195,6 +196,12 @@ class SiteWriter:
         ends = (self._nodes.constant([end]) for end in (0, to, 3))
         cut = self._nodes.one("Slice", self._nodes.shaped(value, 0, 0, heads, size), *ends)
         return self._nodes.shaped(cut, 0, 0, heads * to)
+
+    def _guarded(self, out: ir.Value, sees: ir.Value, heads: int, size: int) -> ir.Value:
+        """A result [B, S, heads*size] with zeros where a query sees no key."""
+        zero = self._nodes.constant(0.0, out.dtype or ir.DataType.FLOAT)
+        split = self._nodes.shaped(out, 0, 0, heads, size)
+        return self._nodes.shaped(self._nodes.one("Where", sees, split, zero), 0, 0, heads * size)
 
     def _check_caches(self, attention: Attention, q: ir.Value, v: ir.Value) -> None:
         """RequestError where what is cached has another dtype than the products compute in."""

@@ -18,14 +18,19 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import Reason, RequestError
+from posexport.graphs.attention.dataflow import bodies
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.node_arguments import ROUNDING
-from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
+from posexport.rewrite.shared_cache import buffered
 from posexport.runtimes.tensors import to_tensors
 
 LIMIT = 1e-7
 """Of the largest value of an output. Rounding of float64 grows through the layers of a model, and no farther."""
+
+FILL = 1e30
+"""Numbers farther from zero that are the same in both graphs, as logits of tokens that are never chosen, measure no
+others."""
 
 WORK = 5e10
 """What the cases may take together, in weights times tokens; each case takes CALL more, for the weights are converted
@@ -45,7 +50,7 @@ DIFFERS, NOT_TESTED = "whole-graph-differs", "not-tested"
 class WholeEvidence:
     """The largest difference of an output, relative to its largest value, the number of cases, and how the two differ.
 
-    `untested` says why there is no case, and `left` are outputs that no case could compute.
+    `untested` says why there is no case, and `left` are outputs of which no case has a finite number.
     """
 
     error: float = 0.0
@@ -65,13 +70,11 @@ def whole_evidence(
     if missing:
         return WholeEvidence(problem=_differs(f"it has no output {missing[0]!r}"))
     outputs += _read_by_unread(before, cases)
-    names = Counter(value.name for node in after.graph for value in node.outputs if value.name)
-    twice = next((name for name, count in names.items() if count > 1), None)
+    twice = next(_given_twice(before, after), None)
     if twice is not None:  # which runtimes refuse
         return WholeEvidence(problem=_differs(f"two of its nodes give {twice!r}"))
-    with_length = any(value.name == LENGTH_INPUT for value in after.graph.inputs)
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
-    computable: set[str] = set()
+    computable, finite = set[str](), set[str]()
     narrow = NARROW_CASES
     for case in _affordable(before, cases):
         try:
@@ -82,12 +85,16 @@ def whole_evidence(
         computable |= set(expected)
         if set(expected) != computable:  # the model takes such inputs in parts only, as positions beyond a table
             continue
-        arrays = buffered(case, buffers, with_length) if buffers else case.arrays
+        arrays = buffered(case, buffers, after) if buffers else case.arrays
         try:
             actual = new.run(to_tensors(arrays), list(expected))
         except RequestError:
             return WholeEvidence(problem=_differs(f"it takes no inputs such as {case.label}"))
-        tried += 1
+        told = {name for name, want in expected.items() if bool(torch.isfinite(want).any())}
+        finite |= told
+        tried += bool(told)
+        if not told:  # numbers that are none in both graphs say nothing
+            untested = Reason(NOT_TESTED, f"float64 has no finite number in any output, as on {case.label}")
         for name, want in expected.items():
             have = _grown(actual[name], want, buffers)
             if want.shape != have.shape:
@@ -103,7 +110,7 @@ def whole_evidence(
             if overflowing is not None:
                 text = f"in the dtypes of the file output {overflowing!r} is finite in only one of the two"
                 return WholeEvidence(error=error, cases=tried, problem=_differs(f"{text} on {case.label}"))
-    left = tuple(value.name or "" for value in before.graph.outputs if value.name not in computable) if tried else ()
+    left = tuple(value.name or "" for value in before.graph.outputs if value.name not in finite) if tried else ()
     return WholeEvidence(error=error, cases=tried, untested=None if tried else untested, left=left)
 
 
@@ -175,17 +182,31 @@ def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInpu
     for count in range(len(cases), 0, -1):
         chosen = [cases[(2 * at + 1) * len(cases) // (2 * count)] for at in range(count)]
         if count <= MIN_CASES or weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:
-            biased = [case for case in cases if case.kinds.scores == "biased"]
-            lacking = biased and not any(case.kinds.scores == "biased" for case in chosen)
-            return [biased[0], *chosen[1:]] if lacking else chosen
+            for at, is_needed in ((-1, _is_unseen), (0, _is_biased)):
+                needed = [case for case in cases if is_needed(case)]
+                if needed and not any(map(is_needed, chosen)):
+                    chosen[at] = needed[0]
+            return chosen
     return []
 
 
+def _is_biased(case: DrawnInputs) -> bool:
+    return case.kinds.scores == "biased"
+
+
+def _is_unseen(case: DrawnInputs) -> bool:
+    return case.kinds.unseen
+
+
 def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> float:
-    """The largest difference as a part of the largest value; infinite where another value is finite."""
+    """The largest difference as a part of the largest value; infinite where another value is finite. Where tokens see
+    no key, only what is finite counts: the graph promises nothing else there."""
+    selections = [*_selections(want, have, case)]
+    if case.kinds.unseen:
+        selections = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in selections]
     if not want.is_floating_point():
-        return 0.0 if min(float((a != b).sum()) for a, b in _selections(want, have, case)) == 0 else math.inf
-    return min(_relative(a, b) for a, b in _selections(want, have, case))
+        return 0.0 if min(float((a != b).sum()) for a, b in selections) == 0 else math.inf
+    return min(_relative(a, b) for a, b in selections)
 
 
 def _selections(
@@ -207,5 +228,25 @@ def _relative(want: torch.Tensor, have: torch.Tensor) -> float:
     different, actual = want[~same], have[~same]
     if not bool(torch.isfinite(different).all() and torch.isfinite(actual).all()):
         return math.inf
-    largest = float(want[torch.isfinite(want)].abs().max())
+    is_fill = same & (want.abs() > FILL)
+    largest = float(want[torch.isfinite(want) & ~is_fill].abs().max())
     return float((different - actual).abs().max()) / max(largest, 1e-300)
+
+
+def _given_twice(before: ir.Model, after: ir.Model) -> Iterator[str]:
+    """Names that two nodes of a graph give, and names of subgraphs that graphs around them have too, which those of
+    `before` don't."""
+    names = Counter(value.name for node in after.graph for value in node.outputs if value.name)
+    yield from (name for name, count in names.items() if count > 1)
+    known = {*_hidden_by_inner(before.graph, frozenset())}
+    yield from (name for name in _hidden_by_inner(after.graph, frozenset()) if name not in known)
+
+
+def _hidden_by_inner(graph: ir.Graph, outer: frozenset[str]) -> Iterator[str]:
+    """Names of values in subgraphs that a value of a graph around them has too; `outer` are those around `graph`."""
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    names = {value.name for value in values if value.name}
+    yield from names & outer
+    for node in graph:
+        for inner in bodies(node):
+            yield from _hidden_by_inner(inner, outer | names)

@@ -132,3 +132,19 @@ def test_a_circle_is_that_of_its_own_layer() -> None:
     second = Site(replaced={"second": value("Attention", old["first"])}, keys=keys, sizes=None)  # type: ignore[arg-type]
     assert circular([first, second], old) == [True, False]
     assert circular([second], old) == [False]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_length_of_a_buffer_gets_a_name_that_is_free(form: str) -> None:
+    model = graphs.attention(cached=True, key_heads=2, add=[visible()])
+    taken = next(node for node in model.graph.node if node.op_type == "MatMul").output[0]
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["past_sequence_length" if name == taken else name for name in names]
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN]
+    assert [one.name for one in after.graph.input][-1] == "past_sequence_length_1"
+    given = inputs(model, 2, 1, 5)
+    pasts = {name: np.pad(given[name], ((0, 0), (0, 0), (0, 9), (0, 0))) for name in given if name.startswith("past_")}
+    have = run(after, {**given, **pasts, "past_sequence_length_1": np.array([5])})
+    np.testing.assert_allclose(have["output"], run(model, given)["output"], atol=2e-5)

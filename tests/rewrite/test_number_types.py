@@ -252,3 +252,20 @@ def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
     want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
     assert have.shape == want.shape and np.isfinite(want).all()
     np.testing.assert_allclose(have, want, rtol=0, atol=(2e-2 if narrowed else 5e-3) * float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_biases_in_a_mask_that_is_an_input(form: str) -> None:
+    """Masks may hold any numbers: those near 2,000 are 1 apart in float16."""
+    model = model_of(scores=lambda g, value: g.op("Add", cast(SINGLE)(g, value), "attention_mask"), narrow=cast(HALF))
+    shape = ["batch", 1, "seq", "seq"]
+    model.graph.input.append(helper.make_tensor_value_info("attention_mask", SINGLE, shape))
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    rng = np.random.default_rng(4)
+    arrays = {"features": rng.standard_normal((2, 9, HIDDEN)).astype(np.float16)}
+    arrays["attention_mask"] = (2000 + 4 * rng.random((2, 1, 9, 9))).astype(np.float32)
+    want, have = (run(one, arrays)["y"].astype(np.float32) for one in (model, proto))
+    rounded = {**arrays, "attention_mask": arrays["attention_mask"].astype(np.float16).astype(np.float32)}
+    assert float(np.abs(run(model, rounded)["y"].astype(np.float32) - want).max()) > 0.05
+    np.testing.assert_allclose(have, want, rtol=0, atol=5e-3 * float(np.abs(want).max()))

@@ -159,3 +159,37 @@ def test_without_a_case_it_is_untested(tmp_path: Path) -> None:
     found = evidence(lambda model: None, unknown)
     assert found.problem is None and found.cases == 0
     assert found.untested is not None and "Magic" in found.untested.text
+
+
+def no_numbers(model: onnx.ModelProto) -> None:
+    """Logarithms of what is below zero in place of the logits."""
+    next(node for node in model.graph.node if "logits" in node.output).output[0] = "scores"
+    model.graph.node.append(helper.make_node("Abs", ["scores"], ["size"]))
+    model.graph.node.append(helper.make_node("Neg", ["size"], ["below"]))
+    model.graph.node.append(helper.make_node("Log", ["below"], ["logits"]))
+
+
+def test_outputs_without_a_number_are_named() -> None:
+    found = evidence(lambda model: weight(model, "head.weight", 2.0), no_numbers)
+    assert (found.problem, found.cases, found.left) == (None, 23, ("logits",))
+
+
+def test_graphs_without_a_number_are_untested() -> None:
+    def base(model: onnx.ModelProto) -> None:
+        no_numbers(model)
+        del model.graph.output[1:]
+
+    found = evidence(lambda model: weight(model, "head.weight", 2.0), base)
+    assert (found.problem, found.cases, found.left) == (None, 0, ())
+    assert found.untested is not None and found.untested.code == whole.NOT_TESTED
+    assert "no finite number in any output" in found.untested.text
+
+
+def test_logits_that_are_never_chosen_measure_nothing() -> None:
+    """Tokens that are not to be chosen get the lowest number, which is no measure of the others."""
+    case, lowest = case_of([[True, True, True]]), -3.4e38
+    values, other = (torch.tensor([[[1.0], [second], [lowest]]], dtype=torch.float64) for second in (2.0, 2.5))
+    assert whole._difference(values, other, case) == pytest.approx(0.25)
+    assert whole._difference(values, values.clone(), case) == 0.0
+    higher = torch.tensor([[[1.0], [2.0], [lowest / 2]]], dtype=torch.float64)
+    assert whole._difference(values, higher, case) == pytest.approx(0.5)

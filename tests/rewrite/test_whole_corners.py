@@ -115,3 +115,36 @@ def test_two_nodes_that_give_one_name_are_found() -> None:
     evidence = whole_evidence(before, after, cases_of(roles_of(before), 0))
     assert evidence.problem is not None
     assert "two of its nodes give 'word'" in evidence.problem.text
+
+
+def chosen(inner: str) -> ir.Model:
+    """An If, in one branch of which a value has the name `inner`; the graph around it has `word` and `twice`."""
+
+    def branch(kind: str, name: str) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(kind, ["word"], [name])], kind, [], [output])
+
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["word"]),
+        helper.make_node("Add", ["word", "word"], ["twice"]),
+        helper.make_node("If", ["yes"], ["part"], then_branch=branch("Neg", inner), else_branch=branch("Abs", "last")),
+        helper.make_node("Mul", ["part", "twice"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
+        numpy_helper.from_array(np.array(True), "yes"),
+    ]
+    inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "seq"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", WIDTH])]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+
+
+def test_names_in_branches_that_become_those_of_the_graph_around_are_found() -> None:
+    cases = cases_of(roles_of(chosen("first")), 0)
+    for inner in ("first", "last"):  # another branch may have it too
+        assert whole_evidence(chosen("first"), chosen(inner), cases).problem is None
+    evidence = whole_evidence(chosen("first"), chosen("twice"), cases)
+    assert evidence.problem is not None
+    assert "two of its nodes give 'twice'" in evidence.problem.text
+    assert whole_evidence(chosen("twice"), chosen("twice"), cases).problem is None  # as the file has it

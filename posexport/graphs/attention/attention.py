@@ -23,7 +23,8 @@ class Attention:
     `near` is the same attention between its two products alone, without what lies before them and behind. `logits` have
     the axes `logits_axes` (posexport.graphs.attention.score_axes). `output` is the result [B, N, S, D] as the graph
     lays it out. `square`: there are always as many keys as queries. `divides_zeros`: where a query sees no key, the
-    graph divides zero by zero.
+    graph divides zero by zero. `guard`: a query gets zeros where its masks and biases are no more than this for all
+    keys; None where the graph gives no zeros.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Attention:
     softmax_dtype: str
     weights: ir.Value
     divides_zeros: bool = False
+    guard: float | None = None
     near: Attention | None = None
 
     state = RECOGNISED

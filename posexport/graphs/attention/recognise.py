@@ -183,7 +183,7 @@ def _attention(
     if loses_digits(flow, scores.product.result, product.left):
         raise Declined("score-digits", f"scores or weights around {shown(name)} have fewer digits than both products")
     inner = _logits(probe, logits)
-    check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
+    guard = check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
         (scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim)),
@@ -213,6 +213,7 @@ def _attention(
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.node.outputs[0],
         divides_zeros=softmax.zeroed is not None,
+        guard=guard,
     )
     whole = _whole(flow, probe, near, operands)
     if whole is None and k.source.heads != v.source.heads:

@@ -1,7 +1,8 @@
-"""What stands between a softmax and the product with values: nothing that changes the weights."""
+"""What stands between a softmax and the product with values: nothing that changes the weights of a query with keys."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -15,7 +16,7 @@ from posexport.graphs.attention.layouts import factor
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product
 from posexport.graphs.attention.score_axes import ScoreAxes, by_query
-from posexport.graphs.attention.scores import Declined, Scores
+from posexport.graphs.attention.scores import HIDDEN, Declined, Scores
 from posexport.graphs.attention.uniform import number_of
 
 
@@ -27,18 +28,21 @@ def check_weights(
     passed: Sequence[ir.Node],
     scores: Scores,
     axes: ScoreAxes,
-) -> None:
-    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column).
+) -> float | None:
+    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column), or
+    zeros where a query sees no key.
 
-    `axes` are those of the scores.
+    Returns the logit up to which no key is seen there: minus infinity where weights that are no numbers become zeros,
+    HIDDEN where those of hidden keys do; None where no weight does. `axes` are those of the scores.
     """
     source, target = softmax.outputs[0], product.left
     if not passed:
-        return
-    if loses_digits(flow, source, target) or not all(
-        _keeps_weights(flow, probe, node, scores) for node in flow.between(source, target)
-    ):
+        return None
+    nodes = flow.between(source, target)
+    if loses_digits(flow, source, target) or not all(_keeps_weights(flow, probe, node, scores) for node in nodes):
         raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
+    zeros = [HIDDEN if _no_numbers(node) is None else -math.inf for node in nodes if node.op_type == "Where"]
+    guard = max(zeros, default=None)
     replaced = torch.softmax(probe.random_like(source), axes.index("t") if axes else -1)
     result = probe.through(source, [target], replaced)[0]
     if len(axes) == replaced.dim():
@@ -48,17 +52,17 @@ def check_weights(
     without = {True: replaced[..., 1:], False: replaced[..., :-1]}
     for expected in (replaced, without[scores.sinks_first]) if scores.sinks is not None else (replaced,):
         if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
-            return
+            return guard
     # hidden keys, whose weight is zero, may be set to zero once more
-    nodes = {node.op_type for node in passed}
+    operators = {node.op_type for node in passed}
     kept = result != 0
     hidden = probe.get(source)
     if product.axes[0].endswith("ts"):
         hidden = hidden.transpose(-1, -2)
     same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
     same = same and axes[-1:] in ((), ("t",))  # which `hidden` has
-    if same and nodes <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
-        return
+    if same and operators <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
+        return guard
     raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
 
 
@@ -70,12 +74,18 @@ def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) 
     filled = node.inputs[2] if kept is node.inputs[1] else node.inputs[1]
     if filled is None or kept is None or number_of(probe, filled) != 0.0:
         return False
-    condition = node.inputs[0].producer()
+    is_nan = _no_numbers(node)
+    if is_nan is not None:
+        return _uncast(is_nan.inputs[0]) is _uncast(kept)
+    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=filled is node.inputs[1])
+
+
+def _no_numbers(node: ir.Node) -> ir.Node | None:
+    """The IsNaN by which a Where chooses, None where it chooses by something else."""
+    condition = None if node.inputs[0] is None else node.inputs[0].producer()
     if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:
         condition = condition.inputs[0].producer()
-    if condition is not None and condition.op_type == "IsNaN":
-        return _uncast(condition.inputs[0]) is _uncast(kept)
-    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=filled is node.inputs[1])
+    return condition if condition is not None and condition.op_type == "IsNaN" else None
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:

@@ -1,0 +1,176 @@
+"""Real tokens that see no key, as of an empty prompt beside another one: what the graph gives them stays.
+
+The oracle is attention in numpy, and ONNX Runtime on the graph as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from rewrite_helpers import rewritten_model
+from small_graphs import Array, Graph, run
+
+from posexport.graphs.cases import cases_of, without_keys
+from posexport.rewrite.added import BiasWriter
+from posexport.rewrite.rewriter import KEPT, REWRITTEN
+from posexport.rewrite.whole import WholeEvidence, whole_evidence
+
+HEADS, SIZE, HIDDEN = 2, 8, 16
+FORMS = ["native", "contrib", "function"]
+
+Hook = Callable[[Graph, str], str]
+"""What becomes of scores, weights or the output."""
+
+
+def seen(g: Graph) -> str:
+    """bool [B, 1, 1, E]."""
+    return g.op("Cast", g.op("Unsqueeze", "encoder_attention_mask", g.constant([1, 2])), to=TensorProto.BOOL)
+
+
+def zero(g: Graph) -> str:
+    return g.constant(0.0, np.float32)
+
+
+def replaced(fill: float) -> Hook:
+    return lambda g, scores: g.op("Where", seen(g), scores, g.constant(fill, np.float32))
+
+
+def added(fill: float) -> Hook:
+    return lambda g, scores: g.op("Add", scores, g.op("Where", seen(g), zero(g), g.constant(fill, np.float32)))
+
+
+def no_numbers(g: Graph, value: str) -> str:
+    """Zeros in place of what is no number, as torch's softmax of masked scores has them."""
+    return g.op("Where", g.op("IsNaN", value), zero(g), value)
+
+
+def of_hidden_keys(g: Graph, weights: str) -> str:
+    return g.op("Where", seen(g), weights, zero(g))
+
+
+def of_hidden_rows(g: Graph, weights: str) -> str:
+    """Zeros where a row has no key, by the mask alone."""
+    some = g.op("ReduceMax", g.op("Cast", seen(g), to=TensorProto.INT32), g.constant([3]), keepdims=1)
+    return g.op("Where", g.op("Equal", some, g.constant(0, np.int32)), zero(g), weights)
+
+
+def same(g: Graph, value: str) -> str:
+    return value
+
+
+def cross_attention(scores: Hook, weights: Hook = same, output: Hook = same) -> onnx.ModelProto:
+    """Attention to the tokens of an encoder, of which a mask hides some."""
+    g = Graph()
+
+    def heads(name: str, source: str) -> str:
+        projected = g.op("MatMul", source, g.random(name, HIDDEN, HIDDEN))
+        return g.op("Transpose", g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE])), perm=[0, 2, 1, 3])
+
+    q, k, v = heads("q", "features"), heads("k", "encoder_hidden_states"), heads("v", "encoder_hidden_states")
+    product = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
+    logits = scores(g, g.op("Mul", product, g.constant(SIZE**-0.5, np.float32)))
+    mixed = g.op("MatMul", weights(g, g.op("Softmax", logits, axis=-1)), v)
+    joined = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]))
+    g.op("Identity", output(g, joined), name="output")
+    shapes = {"features": ["batch", "seq", HIDDEN], "encoder_hidden_states": ["batch", "encoder", HIDDEN]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    inputs.append(helper.make_tensor_value_info("encoder_attention_mask", TensorProto.INT64, ["batch", "encoder"]))
+    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, shapes["features"])]
+    graph = helper.make_graph(g.nodes, "cross_attention", inputs, outputs, g.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def arrays() -> dict[str, Array]:
+    """Three rows: the mask of the second hides all tokens of the encoder, that of the third some."""
+    rng = np.random.default_rng(2)
+    mask = np.ones((3, 7), np.int64)
+    mask[1], mask[2, 4:] = 0, 0
+    features, encoder = (rng.standard_normal((3, length, HIDDEN)).astype(np.float32) for length in (4, 7))
+    return {"features": features, "encoder_hidden_states": encoder, "encoder_attention_mask": mask}
+
+
+def expected(model: onnx.ModelProto, given: dict[str, Array]) -> Array:
+    """The output in float64, zeros where no key is seen."""
+    weights = {one.name: numpy_helper.to_array(one).astype(np.float64) for one in model.graph.initializer}
+    sources = {"q": "features", "k": "encoder_hidden_states", "v": "encoder_hidden_states"}
+    q, k, v = (
+        (given[source].astype(np.float64) @ weights[name]).reshape(3, -1, HEADS, SIZE).transpose(0, 2, 1, 3)
+        for name, source in sources.items()
+    )
+    powers = np.exp(q @ k.swapaxes(-1, -2) * SIZE**-0.5) * given["encoder_attention_mask"][:, None, None]
+    total = powers.sum(-1, keepdims=True)
+    mixed: Array = np.divide(powers, total, out=np.zeros_like(powers), where=total > 0) @ v
+    return mixed.transpose(0, 2, 1, 3).reshape(3, -1, HIDDEN)
+
+
+GUARDED: dict[str, tuple[Hook, Hook]] = {
+    "no numbers of minus infinity": (replaced(-np.inf), no_numbers),
+    "no numbers of an added mask": (added(-np.inf), no_numbers),
+    "weights of hidden keys": (replaced(-1e9), of_hidden_keys),
+    "weights of keys that an added mask hides": (added(-1e9), of_hidden_keys),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("guard", GUARDED)
+def test_zeros_stay_zeros(guard: str, form: str) -> None:
+    model = cross_attention(*GUARDED[guard])
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    given = arrays()
+    want = expected(model, given)
+    assert not want[1].any() and want[0].any()
+    for one in (model, proto):
+        np.testing.assert_allclose(run(one, given)["output"], want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_guard_that_never_acts_gives_no_zeros(form: str) -> None:
+    """A softmax of equal logits has numbers: the mean of all values."""
+    model = cross_attention(replaced(-1e9), no_numbers)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    want, have = (run(one, arrays())["output"] for one in (model, proto))
+    assert np.abs(want[1]).max() > 0.1
+    np.testing.assert_allclose(have, want, rtol=0, atol=2e-6)
+
+
+def test_zeros_by_the_mask_of_a_row_keep_their_attention() -> None:
+    done, _ = rewritten_model(cross_attention(replaced(-np.inf), of_hidden_rows), form="native", target="ort")
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [(KEPT, "weights")]
+
+
+def compared(model: onnx.ModelProto, *, without: bool = True) -> WholeEvidence:
+    """The evidence for a whole graph whose attention was rewritten, with the case of a row without keys or not."""
+    done, _ = rewritten_model(model, form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN] and done.view is not None
+    own = without_keys(done.view.roles) if without else ()
+    return whole_evidence(done.original, done.model, cases_of(done.view.roles, 0, own=own))
+
+
+def test_zeros_behind_the_attention_are_seen_by_the_whole_graph() -> None:
+    """Where the graph makes zeros of numbers that are none only later, attention that gives means is another graph."""
+    model = cross_attention(replaced(-np.inf), output=no_numbers)
+    assert compared(model, without=False).problem is None
+    problem = compared(model).problem
+    assert problem is not None and "a row of an encoder that is all padding" in problem.text
+
+
+@pytest.mark.parametrize("hook", [replaced(-np.inf), added(-np.inf), replaced(-1e4), added(-1e9)])
+def test_what_the_graph_does_not_promise_is_no_difference(hook: Hook) -> None:
+    """Numbers that are none in a row without keys, and means of all values."""
+    found = compared(cross_attention(hook))
+    assert found.problem is None and found.cases == compared(cross_attention(hook), without=False).cases + 1
+
+
+@pytest.mark.parametrize("guard", GUARDED)
+def test_the_evidence_sees_zeros_that_are_lost(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BiasWriter, "sees_key", lambda *_: None)
+    done, _ = rewritten_model(cross_attention(*GUARDED[guard]), form="native", target="ort")
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [(KEPT, "not-the-same")]

@@ -25,12 +25,34 @@ DEEPEST_CALLS = 64
 """Functions that call each other, one inside the other."""
 
 LARGEST_STRUCTURE = 2**28
-"""Bytes of a file that are not the raw data of initializers."""
+"""Bytes of a file that are not the numbers of its weights."""
 
 _IN_MEMORY = 80  # bytes that a byte of structure takes once it is parsed, at most (measured with empty nodes)
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _TEXT, _MESSAGE = 9, 11  # types of fields in protobuf's descriptors
 _VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
+
+_WITHIN: dict[str, dict[int, str]] = {
+    "model": {7: "main graph", 25: "function"},
+    "main graph": {1: "node", 5: "initializer"},
+    "graph": {1: "node", 5: "tensor"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+}
+"""The messages that lead to weights, which nodes may hold too, by the numbers of their fields in onnx.proto."""
+
+_RAW_DATA = 9
+_NUMBERS = {4: 1, 5: 4, 7: 8, _RAW_DATA: 1, 10: 1, 11: 8}
+"""The fields of a tensor that hold its numbers in a row, and how many bytes one of theirs takes in memory, at most."""
+
+_LARGE_NODE = 1024
+"""Bytes from which a node is looked into: smaller ones hold no weights that matter."""
+
+_MOST_FIELDS = 10 * MOST_NODES
+"""Fields of a file that are looked at, and of one message."""
+
+_DEEPEST = 100
+"""Messages inside of each other: protobuf reads no more."""
 
 Function = tuple[str, str, str]
 """Domain, name and overload of a function."""
@@ -38,24 +60,44 @@ Function = tuple[str, str, str]
 
 def check_size(path: Path, data: bytes | mmap) -> None:
     """RequestError for a file whose graph would not fit into memory; ValueError where it is no protobuf message."""
-    raw = 0
-    for graph in fields(data, 0, len(data)):
-        if (graph.number, graph.kind) == (_GRAPH, LENGTH):
-            for tensor in fields(data, graph.start, graph.end):
-                if (tensor.number, tensor.kind) == (_INITIALIZER, LENGTH):
-                    parts = fields(data, tensor.start, tensor.end)
-                    raw += sum(part.end - part.start for part in parts if part.number == _RAW_DATA)
-    structure = len(data) - raw
+    stored, parsed = _weights(data)
+    structure = len(data) - stored
     if structure > LARGEST_STRUCTURE:
         raise RequestError(
             f"{str(path)!r} has {size_text(structure)} beside its weights, at most {size_text(LARGEST_STRUCTURE)} are "
             "read: export it again."
         )
-    if structure * _IN_MEMORY > (free := available()):
+    needed = structure * _IN_MEMORY + parsed
+    if needed > (free := available()):
         raise RequestError(
-            f"{str(path)!r} may take {size_text(structure * _IN_MEMORY)} to read and {size_text(free)} of memory are "
-            "free: free some."
+            f"{str(path)!r} may take {size_text(needed)} to read and {size_text(free)} of memory are free: free some."
         )
+
+
+def _weights(data: bytes | mmap) -> tuple[int, int]:
+    """The bytes of the numbers of weights in a file, and those that they take in memory: the raw data of initializers
+    stays on the disk, of others there is a copy. ValueError for more fields than a graph has that is taken."""
+    stored = parsed = count = 0
+    inside = [("model", fields(data, 0, len(data)))]
+    while inside:
+        message, left = inside[-1]
+        field = next(left, None)
+        if field is None:
+            inside.pop()
+            continue
+        count += 1
+        if count > _MOST_FIELDS:
+            raise ValueError("too many fields")
+        if field.kind != LENGTH:
+            continue
+        size, inner = field.end - field.start, _WITHIN.get(message, {}).get(field.number)
+        if inner is not None and (inner != "node" or size >= _LARGE_NODE) and len(inside) < _DEEPEST:
+            inside.append((inner, fields(data, field.start, field.end)))
+        elif message in ("initializer", "tensor") and field.number in _NUMBERS:
+            stored += size
+            if message != "initializer" or field.number != _RAW_DATA:
+                parsed += 2 * size * _NUMBERS[field.number]
+    return stored, parsed
 
 
 class Field(NamedTuple):
@@ -73,7 +115,7 @@ def fields(data: bytes | mmap, start: int, end: int) -> Iterator[Field]:
     at, count = start, 0
     while at < end:
         count += 1
-        if count > 10 * MOST_NODES:
+        if count > _MOST_FIELDS:
             raise ValueError("too many fields")
         begin = at
         tag, at = _varint(data, at, end)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from test_graph_writer import bits, graph_of_everything, saved
 
-from posexport.artifact import onnx_file
+from posexport.artifact import onnx_file, onnx_limits
 from posexport.artifact.graph_file import read_graph
 from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.artifact.mapped_file import read_mapped
@@ -99,3 +101,58 @@ def test_a_damaged_weight_is_refused(fault: object, tmp_path: Path) -> None:
     for read in (read_graph, read_mapped):
         with pytest.raises(RequestError, match=r"is damaged|has its data twice|no offset"):
             read(path)
+
+
+def holding(where: str, tensor: onnx.TensorProto) -> onnx.ModelProto:
+    """A graph with a weight in a constant of a node, of a function or of a branch, or among its own."""
+    constant = helper.make_node("Constant", [], ["w"], value=tensor)
+    relu = helper.make_node("Relu", ["w"], ["y"])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    functions, weights, nodes = [], [], [constant, relu]
+    if where == "a weight":
+        weights, nodes = [tensor], [relu]
+    elif where == "a function":
+        opsets = [helper.make_opsetid("", 18)]
+        functions = [helper.make_function("own", "Weight", [], ["y"], [constant, relu], opsets)]
+        nodes = [helper.make_node("Weight", [], ["y"], domain="own")]
+    elif where == "a branch":
+        branch = helper.make_graph([relu], "branch", [], [output], [tensor])
+        condition = helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))
+        nodes = [condition, helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)]
+    graph = helper.make_graph(nodes, "graph", [], [output], weights)
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9, functions=functions)
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "packed"])
+@pytest.mark.parametrize("where", ["a node", "a weight", "a function", "a branch"])
+def test_weights_anywhere_are_no_structure(
+    where: str, raw: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of them is read with ten megabytes of memory, and not counted as structure."""
+    numbers = np.ones(250_000, np.float32)
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, numbers.shape, numbers.tobytes() if raw else numbers, raw=raw)
+    path = tmp_path / "a.onnx"
+    path.write_bytes(holding(where, tensor).SerializeToString())
+    monkeypatch.setattr(onnx_limits, "available", lambda: 10**7)
+    monkeypatch.setattr(onnx_limits, "LARGEST_STRUCTURE", 10**4)
+    for read in (read_graph, read_mapped):
+        assert read(path).model.graph.node
+
+
+def test_packed_numbers_are_weighed_as_they_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small number takes a byte in the file and eight in memory."""
+    tensor = helper.make_tensor("w", TensorProto.INT64, [1_000_000], [1] * 1_000_000)
+    path = tmp_path / "a.onnx"
+    path.write_bytes(holding("a node", tensor).SerializeToString())
+    monkeypatch.setattr(onnx_limits, "available", lambda: 10**7)
+    with pytest.raises(RequestError, match="of memory are free"):
+        read_graph(path)
+
+
+def test_fields_are_counted_in_all_messages_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.onnx"
+    path.write_bytes(holding("a node", numpy_helper.from_array(np.ones(2, np.float32), "w")).SerializeToString())
+    monkeypatch.setattr(onnx_limits, "_MOST_FIELDS", 5)  # neither message alone has so many
+    with pytest.raises(RequestError, match="is not an ONNX file"):
+        read_graph(path)

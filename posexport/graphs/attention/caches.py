@@ -23,7 +23,10 @@ _CACHES = ("past", "encoder_past")
 
 
 def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> dict[str, Any] | None:
-    """`kind` (grown or shared) and, for key and value, the names of `inputs` and `outputs`; None without a cache.
+    """`kind` and, for key and value, the names of `inputs` and `outputs`; None without a cache.
+
+    New keys stand behind a cache that is `grown`, and are written into one that is `shared`; one that is `static`, as
+    that of an encoder, gets none.
 
     The values `stops`, results of other attentions, are not passed.
     """
@@ -42,13 +45,20 @@ def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> d
         whole = {name: _inputs(view, _above(view, value, stops, projections=True)) for name, value in sides.items()}
         names = sorted({one for found in whole.values() for one in found})
         return {"kind": "other", "inputs": names, "outputs": []} if names else None
+    static = not any(_is_joined(view, value) for values in above.values() for value in values)
     shared = any(SLOTS in view.roles[names[0]].axes for names in inputs.values())
     written = {name: _written(view, values, stops) for name, values in above.items()}
     return {
-        "kind": "shared" if shared else "grown",
+        "kind": "static" if static else "shared" if shared else "grown",
         "inputs": {name: names[0] for name, names in inputs.items()},
         "outputs": {name: names[0] if len(names) == 1 else "" for name, names in written.items()},
     }
+
+
+def _is_joined(view: View, value: ir.Value) -> bool:
+    """Whether a value is computed from more content than one value, as where new keys stand behind others."""
+    node = value.producer()
+    return node is not None and len(view.flow.content_inputs(node)) > 1
 
 
 def _output(present: ir.Value) -> str:

@@ -34,6 +34,7 @@ from posexport.graphs.attention.projection import keeps_order, norm_of, projecti
 from posexport.graphs.attention.rotary import BARRIERS, Rotary
 from posexport.graphs.attention.rotation import layout_of, rotary_encoding, unknown
 from posexport.graphs.attention.support import Carried, kernels_of
+from posexport.graphs.attention.tiled_heads import heads_before_tiles
 from posexport.graphs.attention.turned_parts import place_of
 from posexport.graphs.view import View
 
@@ -104,7 +105,7 @@ class Describer:
             "layer": attention.layer,
             "state": attention.state,
             "num_heads": attention.num_heads if told else None,
-            "num_kv_heads": attention.num_kv_heads if told else None,
+            "num_kv_heads": self._key_heads(attention) if told else None,
             "head_dim": attention.head_dim,
             "value_dim": attention.value_dim,
             "scale": attention.scale * math.prod(numbers),
@@ -117,6 +118,14 @@ class Describer:
             **self._carrier(attention),
         }
         return data
+
+    def _key_heads(self, attention: Attention) -> int:
+        """The key heads before they were repeated in any order, where keys and values have as many."""
+        found = {
+            heads_before_tiles(self.view, side.source, self._sizes(attention, side, dim))
+            for _, side, dim in _sides(attention)[1:]
+        }
+        return found.pop() if len(found) == 1 else attention.num_kv_heads
 
     def _tells_heads(self, attention: Attention) -> bool:
         """Whether it is known which rows are heads: they have an axis, or come from the features of one token."""

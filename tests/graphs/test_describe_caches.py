@@ -1,0 +1,80 @@
+"""What is said of caches that get no new keys, and of key heads that are repeated as a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from attention_graphs import HEADS, SIZE, Writer, repeated
+from descriptions import described
+from onnx import helper
+
+WIDTH = HEADS * SIZE
+
+
+def projected(g: Writer, heads: int) -> str:
+    """hidden_states as [batch, heads, seq, SIZE]."""
+    rng = np.random.default_rng(len(g.nodes))
+    weight = g.floats(rng.standard_normal((WIDTH, heads * SIZE)) / 8)
+    split = g.op("Reshape", g.op("MatMul", "hidden_states", weight), g.const([0, 0, heads, SIZE]))
+    return g.op("Transpose", split, perm=[0, 2, 1, 3])
+
+
+def attention_to(make: Callable[[Writer, str], str]) -> onnx.ModelProto:
+    """Attention to keys and values [batch, HEADS, tokens, SIZE], which are made by their name."""
+    g = Writer()
+    g.input("hidden_states", g.type, "batch", "seq", WIDTH)
+    q, k, v = projected(g, HEADS), make(g, "key"), make(g, "value")
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.floats(SIZE**-0.5))
+    out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    g.nodes.append(helper.make_node("Reshape", [out, g.const([0, 0, WIDTH])], ["output"], name="node_output"))
+    g.outputs.append(helper.make_tensor_value_info("output", g.type, ("batch", "seq", WIDTH)))
+    graph = helper.make_graph(g.nodes, "attention", g.inputs, g.outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def of_encoder(heads: int, *, given_back: bool = False) -> Callable[[Writer, str], str]:
+    """A cache of an encoder as optimum names it, for all heads, and as an output too."""
+
+    def make(g: Writer, name: str) -> str:
+        past = g.input(f"past_key_values.0.encoder.{name}", g.type, "batch", heads, "encoder", SIZE)
+        if given_back:
+            present = f"present.0.encoder.{name}"
+            g.nodes.append(helper.make_node("Identity", [past], [present]))
+            g.outputs.append(helper.make_tensor_value_info(present, g.type, ("batch", heads, "encoder", SIZE)))
+        return past if heads == HEADS else repeated(g, past, HEADS // heads)
+
+    return make
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+@pytest.mark.parametrize("heads", [HEADS, 2])
+def test_a_cache_that_gets_no_new_keys_does_not_grow(heads: int, given_back: bool) -> None:
+    found = described(attention_to(of_encoder(heads, given_back=given_back)))
+    names = ("key", "value")
+    assert found["num_kv_heads"] == heads
+    assert found["cache"] == {
+        "kind": "static",
+        "inputs": {name: f"past_key_values.0.encoder.{name}" for name in names},
+        "outputs": {name: f"present.0.encoder.{name}" if given_back else "" for name in names},
+    }
+
+
+def tiled(g: Writer, heads: str, count: int) -> str:
+    """k0 k1 k0 k1 of k0 k1."""
+    return g.op("Tile", heads, g.const([1, HEADS // count, 1, 1]))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("repeat", [tiled, lambda g, heads, count: repeated(g, heads, HEADS // count)])
+def test_heads_that_are_repeated_in_either_order_are_key_heads(repeat: Callable[..., str], count: int) -> None:
+    found = described(attention_to(lambda g, name: repeat(g, projected(g, count), count)))
+    assert (found["state"], found["num_heads"], found["num_kv_heads"]) == ("recognised", HEADS, count)
+
+
+def test_heads_of_different_numbers_are_as_many_as_are_read() -> None:
+    """Keys of two heads that are repeated, and values of four."""
+    found = described(attention_to(lambda g, name: tiled(g, projected(g, 2), 2) if name == "key" else projected(g, 4)))
+    assert (found["num_heads"], found["num_kv_heads"]) == (HEADS, HEADS)

@@ -52,7 +52,7 @@ def logit_types(view: View, attention: Attention, dtypes: Mapping[str, ir.DataTy
         dtype = dtypes.get(term.value.name or "")
         if dtype is None or term.seen_if is not None:
             continue
-        number = probe.get(term.value)
+        number = view.probe.get(term.value)
         is_mask = bool(((number == 0) | (number * term.factor <= HIDDEN)).all())
         if not is_mask or any(value.name in scored for value in above(view.flow, [term.value])):
             found.add(dtype)

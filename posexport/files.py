@@ -351,12 +351,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Path, bytes] | None = None) -> None:
+def write_folder(
+    target: Path, fill: Callable[[Path], None], beside: Mapping[Path, bytes] | None = None, *, replace: bool = True
+) -> bool:
     """Make the folder `target` of what `fill` writes into the empty folder that it is given.
 
-    What stands there gives way, and the small files `beside` (path to bytes) change with it. Raises RequestError where
-    the place can't be written, or holds what the command under way reads; whatever is raised, everything is then as it
-    was.
+    What stands there gives way, and the small files `beside` (path to bytes) change with it. Without `replace` nothing
+    gives way to the folder: False is returned where something stands there by then. Raises RequestError where the place
+    can't be written, or holds what the command under way reads. Unless it returns True, everything is as it was.
     """
     for path in beside or {}:
         check_target(path)
@@ -374,16 +376,23 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
             file.write_bytes(data)
             moves.append((file, path))
         with uninterrupted():
-            _move(moves, aside)
+            return _move(moves, aside, replace)
 
 
-def _move(moves: list[tuple[Path, Path]], aside: Path) -> None:
-    """Rename each to its place, what is there out of the way; all back where one can't be."""
+def _move(moves: list[tuple[Path, Path]], aside: Path, replace: bool) -> bool:
+    """Rename each to its place, what is there out of the way; all back where one can't be. Without `replace`, False
+    where something is in the way of the first."""
     with ExitStack() as undo:
         for number, (source, place) in enumerate(moves):
-            if place.exists():
+            if (replace or number) and place.exists():
                 old = place.rename(aside / f"old-{number}")
                 undo.callback(old.rename, place)
-            moved = source.rename(place)
+            try:
+                moved = source.rename(place)
+            except OSError:
+                if replace or number or not place.exists():
+                    raise
+                return False
             undo.callback(moved.rename, source)
         undo.pop_all()
+    return True

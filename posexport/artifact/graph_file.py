@@ -42,6 +42,11 @@ class GraphFile:
         """The names of the files of external data, sorted; the file itself, which may hold it too, is none of them."""
         return [name for name in onnx_file.external_files(self.model) if name != self.path.name]
 
+    @property
+    def holds_external_data(self) -> bool:
+        """Whether the file itself is one of those of its external data."""
+        return self.path.name in onnx_file.external_files(self.model)
+
     def inputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic.
 

@@ -197,7 +197,7 @@ def _by_input(shape: Shape, text: str) -> dict[str, Range]:
 
 def _size(text: str) -> int:
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and int(text) <= _LARGEST):
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST)) and int(text) <= _LARGEST):
         raise _no_size(text, 1)
     return int(text)
 

@@ -12,6 +12,7 @@ Source: https://onnxruntime.ai/docs/genai/reference/config.html.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -44,8 +45,14 @@ _NAMES = {
 _UNBOUNDED = 2048
 """The context length of a model whose config.json has none, since its positions have no end (ALiBi)."""
 
-_SEARCH = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
-"""Settings of generation_config.json that onnxruntime-genai has under the same names."""
+_SEARCH: Mapping[str, type] = {
+    "do_sample": bool,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "repetition_penalty": float,
+}
+"""Settings of generation_config.json that onnxruntime-genai has under the same names, with their types."""
 
 _CACHE_DTYPES = ("fp32", "fp16", "bf16")
 
@@ -82,10 +89,9 @@ def package_genai(
     check_onnx(path)
     check_name(folder)
     if folder.exists() and not (force and folder.is_dir()):
-        advice = "give another --output, or --force to replace it" if folder.is_dir() else "give another --output"
-        raise RequestError(f"{str(folder)!r} is there: {advice}.")
+        raise _is_there(folder)
     progress(f"reading {path.name}")
-    served = read_served(path, gpu, trusted)
+    served = read_served(path, gpu, trusted, key)
     config = _config(path, served, gpu)
     beside = {name: path.with_name(name) for name in tokens.FILES if path.with_name(name).is_file()}
     texts = {name: read_bytes(file, TEXT_LIMIT) for name, file in beside.items()}
@@ -101,7 +107,8 @@ def package_genai(
             (made / name).write_bytes(data)
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    write_folder(folder, fill)
+    if not write_folder(folder, fill, replace=force):  # another process has made it meanwhile
+        raise _is_there(folder)
     return GenaiPackage(
         folder=str(folder),
         layers=config["model"]["decoder"]["num_hidden_layers"],
@@ -110,6 +117,11 @@ def package_genai(
         files=hashes,
         tokenizer=tuple(texts),
     )
+
+
+def _is_there(folder: Path) -> RequestError:
+    advice = "give another --output, or --force to replace it" if folder.is_dir() else "give another --output"
+    return RequestError(f"{str(folder)!r} is there: {advice}.")
 
 
 def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
@@ -161,9 +173,28 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
         "search": {
             "max_length": numbers["context_length"],
             "past_present_share_buffer": caches.are_buffers,
-            **{name: generation[name] for name in _SEARCH if isinstance(generation.get(name), bool | int | float)},
+            **_search(path, generation),
         },
     }
+
+
+def _search(path: Path, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """How tokens are chosen, as far as it is said; RequestError for a value of another type."""
+    settings = {name: generation[name] for name in _SEARCH if generation.get(name) is not None}
+    for name, value in settings.items():
+        kind = _SEARCH[name]
+        if kind is bool:
+            fits, what = isinstance(value, bool), "true or false"
+        elif kind is int:
+            fits, what = is_whole(value), "a whole number"
+        else:
+            fits, what = (isinstance(value, float) or is_whole(value)) and math.isfinite(value), "a finite number"
+        if not fits:
+            raise RequestError(
+                f"{str(path.with_name('generation_config.json'))!r} has the {name} {shown(value)}, not {what}: "
+                "correct it, or leave it out."
+            )
+    return settings
 
 
 @attrs.frozen(kw_only=True)
@@ -211,13 +242,18 @@ def _caches(path: Path, served: ServedArtifact) -> _Caches:
     lacking += sorted({"logits", *presents} - served.outputs.keys())
     if lacking:
         raise refused(f"lacks {shown(lacking[0])}")
+    lengths = []
+    for name in sorted(keys):
+        past, present = served.inputs[name][0], served.outputs[name.replace("past_key_values", "present", 1)][0]
+        if len(past) != 4 or len(present) != 4:
+            raise refused(f"has caches {shown(name)} of other than 4 dimensions")
+        lengths.append((past[2], present[2]))
     kinds = {(served.inputs[name][0][1], served.inputs[name][0][3], served.inputs[name][1]) for name in sorted(keys)}
     if len(kinds) > 1:
         raise refused("has caches of several sizes, and onnxruntime-genai has one for all layers")
     heads, size, dtype = kinds.pop()
     if not isinstance(heads, int) or not isinstance(size, int) or dtype not in _CACHE_DTYPES:
         raise refused(f"has caches of {shown([heads, size])} {dtype}, not of fixed heads and sizes in a float dtype")
-    past, present = served.inputs[f"past_key_values.{keyed[0]}.key"][0], served.outputs[f"present.{keyed[0]}.key"][0]
     of_convolutions: dict[str, Any] = {}
     if states == (CONVOLUTION,):
         alone = [at for at in range(max(layers) + 1) if (at in keyed) == (at in found[CONVOLUTION])]
@@ -232,14 +268,15 @@ def _caches(path: Path, served: ServedArtifact) -> _Caches:
         layers=max(layers) + 1,
         heads=heads,
         size=size,
-        are_buffers=past[2] == present[2],
+        are_buffers=all(past == present != "?" for past, present in lengths),
         states=states,
         of_convolutions=of_convolutions,
     )
 
 
 def _vocabulary(path: Path, served: ServedArtifact) -> int:
-    size = served.outputs["logits"][0][-1]
+    shape = served.outputs["logits"][0]
+    size = shape[-1] if shape else None
     if not isinstance(size, int):
         raise RequestError(f"{str(path)!r} has logits without a fixed number of tokens: export it again.")
     return size

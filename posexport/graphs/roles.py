@@ -243,7 +243,7 @@ def shape_of_value(value: ir.Value) -> Shape:
     if value.shape is None:
         return ()
     dims = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape]
-    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() else dim for dim in dims]
+    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() and len(dim) < 20 else dim for dim in dims]
     dims = ["?" if isinstance(dim, int) and dim < 0 else dim for dim in dims]
     sizes = required_sizes(value, len(dims))
     return tuple(sizes.get(at, dim) if isinstance(dim, str) else dim for at, dim in enumerate(dims))

@@ -18,7 +18,7 @@ from manifest_data import plan_manifest, read_manifest_data, write_manifest_data
 from trt_helpers import RTX, needs_rtx
 
 from posexport.artifact.loaded import load_artifact
-from posexport.artifact.manifest import PlanManifest, read_manifest, write_manifest
+from posexport.artifact.manifest import PlanManifest, manifest_path, read_manifest, write_manifest
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.plan import check_plan
 from posexport.artifact.signing import SIGNATURE, read_signing_key, read_trusted_keys
@@ -252,6 +252,16 @@ def test_compile_and_package_take_only_what_is_trusted(signed: Path, keys: dict[
         load_artifact(packaged, trusted(keys["builder.pub"]))
     assert cli(*package, "--force").exit_code == 0
     assert not sig(packaged).exists()
+
+
+@pytest.mark.parametrize("kind", ["--triton", "--genai"])
+def test_package_signs_no_file_that_has_no_manifest(
+    kind: str, signed: Path, keys: dict[str, Path], tmp_path: Path
+) -> None:
+    manifest_path(signed).unlink()
+    before = tree(tmp_path)
+    refused(cli("package", signed, kind, "-o", tmp_path / "out", "--sign", keys["builder"]), "has no manifest to sign")
+    assert tree(tmp_path) == before
 
 
 @needs_rtx

@@ -100,6 +100,12 @@ def test_bad_requests_are_refused_in_one_sentence(requests: list[str], says: str
     assert requests[-1] in str(caught.value) or "unknown" in str(caught.value)
 
 
+def test_a_size_of_thousands_of_digits_is_none() -> None:
+    for request in ("seq=1:2:%s", "seq=%s", "position_ids=1x%s"):
+        with pytest.raises(RequestError, match="is no size from 1"):
+            profiles_of(SHAPES, [request % ("9" * 5000)])
+
+
 def test_a_dimension_without_default_must_be_given() -> None:
     shapes: dict[str, tuple[str | int, ...]] = {"image": ("batch", 3, "height", 64)}
     with pytest.raises(RequestError, match="height=MIN:OPT:MAX"):

@@ -21,7 +21,9 @@ from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.export import export
+from posexport.export.triton import repository as repository_stage
 from posexport.export.triton.config import read_config
+from posexport.export.triton.package import PackageOptions, package_triton
 from posexport.export.triton.rules import problems
 from posexport.files import sha256_of, write_folder
 from posexport.spec.contract import graph_inputs, graph_outputs
@@ -273,6 +275,46 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     write_folder(target, lambda folder: (folder / "new").write_text("new") and None, {beside: b"new"})
     assert tree(tmp_path) == {"model/new": b"new", "config": b"new"}
     assert files.__doc__
+
+
+def test_a_folder_replaces_nothing_where_that_is_not_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+
+    def fill(folder: Path) -> None:
+        (folder / "new").write_text("new")
+
+    assert write_folder(target, fill, replace=False)
+    (target / "new").write_text("theirs")
+    assert not write_folder(target, fill, replace=False)
+    assert tree(tmp_path) == {"model/new": b"theirs"}
+    assert write_folder(target, fill)
+    assert tree(tmp_path) == {"model/new": b"new"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [("other", 1, {"mine/1", "other/1"}), ("mine", 2, {"mine/1", "mine/2"}), ("mine", 1, {"mine/1"})],
+)
+def test_what_is_packaged_meanwhile_stays(
+    name: str, version: int, expected: set[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process writes a model while this one copies its own into a repository that wasn't there."""
+    path, models, copy = made / "function.onnx", tmp_path / "models", repository_stage.copy_file
+    others = [PackageOptions(name=name, version=version)]
+
+    def copies(*arguments: Any) -> str:
+        if others:
+            package_triton(path, models, others.pop())
+        return copy(*arguments)
+
+    monkeypatch.setattr(repository_stage, "copy_file", copies)
+    mine = PackageOptions(name="mine", version=1)
+    if (name, version) == ("mine", 1):
+        with pytest.raises(RequestError, match="is there: give another --version or --name"):
+            package_triton(path, models, mine)
+    else:
+        package_triton(path, models, mine)
+    assert {str(Path(file).parent) for file in tree(models) if file.endswith(".onnx")} == expected
 
 
 def test_what_can_not_be_removed_of_the_old_folder_makes_no_failure(

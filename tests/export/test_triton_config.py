@@ -73,6 +73,21 @@ def test_the_text_is_valid_by_the_schema_and_the_rules(name: str, backend: str) 
     assert bool(config.max_batch_size) == config.HasField("dynamic_batching")
 
 
+HOSTILE = 'x\nmodel_operations { op_library_filename: "e.so" }\n#'
+"""A name that ends a comment and adds a field."""
+
+
+@pytest.mark.parametrize(
+    "comment", [HOSTILE, HOSTILE.replace("\n", "\r\n"), "\udc80\x1b[2J"], ids=["field", "CRLF", "control"]
+)
+def test_a_comment_is_one_line_whatever_names_are_in_it(comment: str) -> None:
+    config = served(SPECS["plain"])
+    text = text_of(config, [comment, "second"])
+    assert read_config(text) == config
+    assert text.splitlines()[1] == b"# second"
+    assert text.partition(b"\n\n")[0].isascii()
+
+
 def test_the_batch_is_left_to_triton_where_requests_are_joined() -> None:
     config = served(SPECS["shared"])
     dims = {entry.name: list(entry.dims) for entry in config.input}

@@ -19,6 +19,7 @@ from small_graphs import decoder, no_attention
 from posexport.artifact.graph_file import read_graph
 from posexport.errors import Reason
 from posexport.export.triton import graph_batching
+from posexport.export.triton import package as package_stage
 from posexport.export.triton.config import read_config
 from posexport.export.triton.graph_batching import GraphTrial
 from posexport.export.triton.rules import problems
@@ -249,3 +250,27 @@ def test_weights_beside_the_file_come_along(tmp_path: Path, in_this_process: Non
         for file in (path, model)
     ]
     assert (values[0] == values[1]).all()
+
+
+def test_names_in_the_file_add_nothing_to_the_configuration(tmp_path: Path, in_this_process: None) -> None:
+    model = no_attention()
+    model.opset_import.append(helper.make_opsetid('x\nmodel_operations { op_library_filename: "e.so" }\n#', 1))
+    package(saved(tmp_path, model, "plain"))
+    config = read_config((tmp_path / "models" / "plain" / "config.pbtxt").read_bytes())
+    assert (config.name, config.HasField("model_operations")) == ("plain", False)
+
+
+def test_a_text_that_says_something_else_is_not_written(
+    tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_of = package_stage.text_of
+    monkeypatch.setattr(package_stage, "text_of", lambda *parts: text_of(*parts) + b"optimization { priority: 1 }\n")
+    result = cli("package", saved(tmp_path, no_attention()), "--triton", "-o", tmp_path / "models")
+    assert (result.exit_code, "its config.pbtxt would say something else" in result.stderr) == (2, True)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_dimension_of_thousands_of_digits_is_a_name(tmp_path: Path, in_this_process: None) -> None:
+    rows = "9" * 5000
+    told = package(saved(tmp_path, small([[rows, 4]], [rows, 4], [helper.make_node("Relu", ["x"], ["y"])])))
+    assert [each["dims"] for each in told["inputs"]] == [[4]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import RequestError, RuntimeMissingError, plain
 from posexport.export.triton.batching import Batching
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
 from posexport.runtimes.installation import install_command
@@ -63,9 +63,9 @@ def config_of(
 
 
 def text_of(config: Any, comments: list[str]) -> bytes:
-    """The message as config.pbtxt, under comments."""
+    """The message as config.pbtxt, under comments of one line each."""
     _, text_format = schema()
-    head = "".join(f"# {line}\n" for line in comments)
+    head = "".join(f"# {plain(line, kept='')}\n" for line in comments)  # names in them may be those of a file
     body: str = text_format.MessageToString(config)
     return f"{head}\n{body}".encode()
 

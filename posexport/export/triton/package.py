@@ -101,7 +101,7 @@ def package_triton(
     place.check()
     schema()
     progress(f"reading {path.name}")
-    artifact = read_served(path, options.gpu, trusted)
+    artifact = read_served(path, options.gpu, trusted, key)
     artifact, batching = _batched(artifact, path, options.max_batch_size, progress)
     config = config_of(place.name, artifact, batching, options.gpu, options.instances)
     comments = [
@@ -109,7 +109,10 @@ def package_triton(
         f"Batches: {'joined' if batching.joined else 'not joined'}, {batching.reason}.",
     ]
     text = text_of(config, comments)
-    broken_rules = problems(read_config(text), place.name, artifact.inputs, artifact.outputs)
+    written = read_config(text)
+    broken_rules = problems(written, place.name, artifact.inputs, artifact.outputs)
+    if written != config:
+        broken_rules.append("its config.pbtxt would say something else")
     if broken_rules:
         raise RequestError(f"{str(path)!r} can't be served by Triton: {'; '.join(broken_rules)}.")
     return _package(place, artifact, batching, config, place.write(artifact, config, text, progress, key))

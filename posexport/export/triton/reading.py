@@ -9,23 +9,31 @@ import attrs
 
 from posexport.artifact.manifest import values_of
 from posexport.artifact.plan import check_plan
-from posexport.artifact.signing import TrustedKey
+from posexport.artifact.signing import SigningKey, TrustedKey
 from posexport.errors import RequestError
 from posexport.export.triton.served_artifact import BACKENDS, UNSERVED, ServedArtifact, weight_files
 from posexport.spec.spec import Spec
 
 
-def read_served(path: Path, gpu: bool | None, trusted: Sequence[TrustedKey] = ()) -> ServedArtifact:
+def read_served(
+    path: Path, gpu: bool | None, trusted: Sequence[TrustedKey] = (), key: SigningKey | None = None
+) -> ServedArtifact:
     """The artifact at `path` (.onnx or .plan), to run on a GPU, on the CPU (False) or where Triton chooses (None).
 
     Raises RequestError where it can't be read, where it contradicts its manifest or its spec or none of the `trusted`
-    keys signed it, and for a dtype or a device that its backend does not support.
+    keys signed it, for a dtype or a device that its backend does not support, and where it has no manifest that `key`
+    could sign.
     """
     served = _from_plan(path, trusted) if path.suffix == ".plan" else _from_onnx(path, trusted)
     if served.spec is not None and served.spec.dtype in UNSERVED[served.backend]:
         raise RequestError(
             f"{str(path)!r} is {served.spec.dtype}, which Triton's {served.backend} backend has no tensors of: export "
             "it with --dtype fp16, or package a plan of tensorrt."
+        )
+    if key is not None and served.manifest is None:
+        raise RequestError(
+            f"--sign was given with {str(path)!r}, which has no manifest to sign: make the file with 'posexport "
+            "export' or 'rewrite', which write one, or drop --sign."
         )
     if served.backend == "tensorrt" and gpu is False:
         raise RequestError(f"--cpu was given with the plan {str(path)!r}, which runs on GPUs only: drop it.")

@@ -12,6 +12,7 @@ Source: https://github.com/triton-inference-server/server, docs/user_guide/model
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,11 @@ class ModelVersion:
         """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder.
 
         The manifest is signed with a `key`. `config` is the configuration as a message, `text` as the file.
-        RequestError where it can't be replaced.
+        RequestError where it can't be replaced. What other processes write meanwhile stays: the version goes beside it.
         """
-        self._check_config(config)
-        target = next((folder for folder in (self.repository, self.home) if not folder.exists()), self.folder)
         hashes: dict[str, str] = {}
 
-        def fill(folder: Path) -> None:
+        def fill(target: Path, folder: Path) -> None:
             inside = folder / self.folder.relative_to(target)
             if target != self.folder:
                 inside.mkdir(parents=True)
@@ -83,7 +82,14 @@ class ModelVersion:
             if served.manifest is not None:
                 write_manifest(inside / BACKENDS[served.backend][1], served.manifest, key)
 
-        write_folder(target, fill, {self.home / "config.pbtxt": text} if target == self.folder else {})
+        written = False
+        while not written:
+            self.check()
+            self._check_config(config)
+            target = next((folder for folder in (self.repository, self.home) if not folder.exists()), self.folder)
+            alone = target == self.folder
+            beside = {self.home / "config.pbtxt": text} if alone else {}
+            written = write_folder(target, partial(fill, target), beside, replace=self.force and alone)
         return hashes
 
     def _check_config(self, config: Any) -> None:

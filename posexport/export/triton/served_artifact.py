@@ -52,8 +52,14 @@ class ServedArtifact:
 
 
 def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple[Path, str | None]]:
-    """The files of external data to copy, with the sha256 that a manifest has; RequestError for a reserved name."""
+    """The files of external data to copy, with the sha256 that a manifest has; RequestError for a reserved name,
+    and for data in the file itself, whose name changes."""
     model = BACKENDS["onnxruntime"][1]
+    if graph.path.name != model and graph.holds_external_data:
+        raise RequestError(
+            f"{str(graph.path)!r} keeps weights as external data in itself, which are not found under another name: "
+            "write it anew with 'posexport rewrite'."
+        )
     for name in graph.external_files():
         if name in (model, manifest_path(Path(model)).name):
             raise RequestError(

@@ -67,5 +67,5 @@ def _served(kind: str, graph: GraphFile) -> Values:
 
 def _dimensions(info: onnx.ValueInfoProto, shape: Shape) -> Shape:
     """The shape, where a dimension is a number, or a name if it may vary; some files write -1, or a number as text."""
-    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() else dim for dim in shape]
+    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() and len(dim) < 20 else dim for dim in shape]
     return tuple("?" if isinstance(dim, int) and dim < 1 else dim for dim in dims)

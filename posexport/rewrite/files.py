@@ -37,7 +37,7 @@ from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.in_form import operator_of
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
-from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, Block, RewriteResult, rounded, site_record
+from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, RewriteResult, block_of, rounded, site_record
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
 from posexport.rewrite.whole import whole_evidence
 
@@ -194,25 +194,13 @@ def _result(
         changed=rewritten.changed,
         whole=whole,
         hashes=hashes,
-        block=None if own is None else _block(own, model),
+        block=None if own is None else block_of(own, model.metadata_props),
         form=options.form,
         target=options.target,
         opset=model.opset_imports.get("") or model.opset_imports["ai.onnx"],
         domains=dict(sorted(model.opset_imports.items())),
         inputs=tensors_of(values_of_model(_given(model))),
         outputs=tensors_of(values_of_model(model.graph.outputs)),
-    )
-
-
-def _block(own: Artifact, model: ir.Model) -> Block:
-    """What the manifest of an artifact of posexport says, as the metadata of the new model have it."""
-    return Block(
-        version=own.version,
-        form=model.metadata_props["posexport.form"],
-        target=model.metadata_props.get("posexport.target"),
-        spec=own.spec.to_dict(),
-        weights=own.weight_source,
-        tools=None if own.origin is None else own.origin.tools,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -11,6 +11,9 @@ from posexport.artifact.manifest import Tensor, WeightSource
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason
 from posexport.rewrite.angles.result import PARITY, SiteAngles, angles_record
+
+if TYPE_CHECKING:
+    from posexport.artifact.onnx_artifact import Artifact
 
 REWRITTEN, KEPT = "rewritten", "kept"
 
@@ -31,6 +34,18 @@ class Block:
     spec: Mapping[str, Any]
     weights: WeightSource | None
     tools: Mapping[str, str] | None
+
+
+def block_of(own: Artifact, metadata: Mapping[str, str]) -> Block:
+    """That of a file with these `metadata` that was made of the artifact `own`."""
+    return Block(
+        version=own.version,
+        form=metadata["posexport.form"],
+        target=metadata.get("posexport.target"),
+        spec=own.spec.to_dict(),
+        weights=own.weight_source,
+        tools=None if own.origin is None else own.origin.tools,
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -81,6 +81,14 @@ def test_refuses_in_one_sentence_and_writes_nothing(name: str, tmp_path: Path, m
     assert not [path for path in tmp_path.iterdir() if path.name != ".posexport-tune"]
 
 
+def test_the_graph_beside_a_plan_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("posexport.bench.tune.search.check_there", lambda runtime: pytest.fail("the work began"))
+    Path("x.onnx").mkdir()
+    options = ("--encoding", "rope", *SMALL, "--for", "tensorrt", "-o", "x.plan")
+    refused(cli("tune", *options), "output 'x.onnx' is a folder: give the name of a file")
+
+
 def test_a_config_may_hold_its_options_and_no_others(tmp_path: Path) -> None:
     config = tmp_path / "block.toml"
     config.write_text('encoding = "rope"\nform = ["native", "nat"]\nfor = "ort-cpu"\n')

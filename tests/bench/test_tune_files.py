@@ -9,14 +9,17 @@ from typing import Any
 
 import onnx
 import pytest
+from graph_files import one_layer
 from graph_signatures import model_of
-from helpers import cli, refused
+from helpers import cli, exported, refused
 from onnx import numpy_helper
 from small_graphs import decoder, no_attention
 from test_tune import OPTIONS, World
 
 from posexport.artifact.graph_file import read_graph
-from posexport.artifact.manifest import OnnxManifest, read_manifest_of
+from posexport.artifact.loaded import load_sound
+from posexport.artifact.manifest import OnnxManifest, WeightSource, read_manifest_of
+from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench.scenarios import Scenario
 from posexport.bench.timed_graph import timed_graph
 from posexport.bench.tune import publish
@@ -159,6 +162,19 @@ def test_an_original_that_nothing_beats_is_written_as_it_is(files: Path, tmp_pat
     assert set(refused_rows.values()) == {"no attention was rewritten: none was found"}
     again = timed_graph(read_graph(output), {})
     assert (again.form, again.origin) == (None, sha256_of(source))
+
+
+def test_an_own_block_that_nothing_beats_stays_one(tmp_path: Path) -> None:
+    source, output = tmp_path / "block.onnx", tmp_path / "best.onnx"
+    write_onnx(exported(one_layer()), source, external_from=0, weights=WeightSource(source="random", seed=0))
+    original = Program(form="original", dtype="fp32", opset=18)
+    programs(source, tmp_path).write(original, output)
+    before, after = load_sound(source), load_sound(output)
+    assert before.manifest is not None and after.manifest is not None
+    for name in ("spec", "form", "weights", "version"):
+        assert getattr(after.manifest, name) == getattr(before.manifest, name) is not None
+    assert isinstance(after.manifest, OnnxManifest) and after.manifest.rewrite is not None
+    assert after.source.weights()["q_proj.weight"].equal(before.source.weights()["q_proj.weight"])
 
 
 def test_what_does_not_verify_gives_way_to_the_next(files: Path, tmp_path: Path, world: FileWorld) -> None:

@@ -7,6 +7,7 @@ and each is verified against it. The file's dtype stays, and so do its opset, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from posexport import __version__
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.graph_writer import copy_graph
 from posexport.artifact.manifest import OnnxManifest, add_manifest, tensors_of
+from posexport.artifact.onnx_artifact import ForeignFileError, artifact_of
 from posexport.artifact.rewrite_record import RewriteRecord, RewriteSource
 from posexport.artifact.signing import SigningKey
 from posexport.bench.timed_graph import TimedGraph
@@ -29,6 +31,7 @@ from posexport.machine import versions
 from posexport.progress import Progress
 from posexport.rewrite.draft import draft
 from posexport.rewrite.request import RewriteOptions
+from posexport.rewrite.result import block_of
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORM_OPSETS, FORMS, unsupported_opset
 
@@ -159,18 +162,20 @@ def _size(file: GraphFile) -> int:
 
 def _copied(file: GraphFile, path: Path, key: SigningKey | None) -> OnnxManifest:
     """A copy of the file with a manifest that says so, as that of a file of which nothing was rewritten."""
+    described: dict[str, Any] = {"version": __version__, "tools": versions(TOOLS)}
+    with suppress(ForeignFileError):
+        block = attrs.asdict(block_of(artifact_of(file), file.metadata()), recurse=False)
+        described |= {name: value for name, value in block.items() if value is not None}
     with staged() as files:
         hashes = copy_graph(file, path, files)
         manifest = OnnxManifest(
             file=path.name,
             sha256=hashes.pop(path.name),
             external_data=hashes,
-            version=__version__,
             inputs=tensors_of(file.inputs()),
             outputs=tensors_of(file.outputs()),
             opset=file.opset,
             domains=file.domains(),
-            tools=versions(TOOLS),
             rewrite=RewriteRecord(
                 source=RewriteSource(file=file.path.name, sha256=file.sha256, external_data=file.external_sha256),
                 seed=0,
@@ -178,5 +183,6 @@ def _copied(file: GraphFile, path: Path, key: SigningKey | None) -> OnnxManifest
                 attentions=(),
                 whole=None,
             ),
+            **described,
         )
         return add_manifest(files, path, manifest, key)

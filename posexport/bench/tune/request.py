@@ -157,7 +157,8 @@ def check_files(output: Path, ending: str, runtime: str, save: Path | None) -> N
     manifests = {real_path(Path(f"{output.with_suffix(suffix)}.json")) for suffix in (ending, ".onnx")}
     if save is not None and real_path(save) in manifests:
         raise RequestError(f"--save {str(save)!r} is the manifest of the output: name it otherwise, like tune.json.")
-    for path in (output, *([] if save is None else [save])):
+    onnx = output.with_suffix(".onnx")  # which stands beside a plan
+    for path in dict.fromkeys((output, onnx, *([] if save is None else [save]))):
         check_output(path, path.suffix)
 
 

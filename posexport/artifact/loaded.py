@@ -184,14 +184,21 @@ def manifest_mismatch(artifact: GraphFile, manifest: Manifest, external: bool = 
     Without `external`, external data is not read.
     """
     name = manifest_path(artifact.path).name
-    if manifest.sha256 != artifact.sha256:
-        return changed(artifact.path)
-    if external and manifest.external_data != artifact.external_sha256:
-        files = sorted({*manifest.external_data, *artifact.external_sha256})
-        differing = [file for file in files if manifest.external_data.get(file) != artifact.external_sha256.get(file)]
-        return _changed_weights(artifact.path, differing[0])
+    if reason := bytes_mismatch(artifact, manifest, external):
+        return reason
     keys = contradictions(manifest, artifact)
     return Reason(MISMATCH, f"its manifest {name} contradicts the file in {keys}") if keys else None
+
+
+def bytes_mismatch(graph: GraphFile, manifest: Manifest, external: bool = True) -> Reason | None:
+    """How sha256 in a manifest differ from those of an ONNX file and, with `external`, of the weights beside it."""
+    if manifest.sha256 != graph.sha256:
+        return changed(graph.path)
+    if external and manifest.external_data != (hashes := graph.external_sha256):
+        files = sorted({*manifest.external_data, *hashes})
+        differing = [file for file in files if manifest.external_data.get(file) != hashes.get(file)]
+        return _changed_weights(graph.path, differing[0])
+    return None
 
 
 def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | None:

@@ -60,6 +60,11 @@ class BenchRun(BenchSession):
         progress: Progress = silent,
     ) -> None:
         candidates = choose(options.runtimes, options.alternatives, options.required)
+        if previous_artifact is not None and all(one.role for one in candidates):
+            raise RequestError(
+                f"--runtime is {', '.join(options.runtimes)}, which doesn't run the artifact, so nothing can be "
+                "compared with --against: name one that does, such as ort-cpu, or none."
+            )
         paths = [path, *([] if previous_artifact is None else [previous_artifact])]
         for file in paths:
             check_artifact(file)

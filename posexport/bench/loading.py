@@ -42,4 +42,9 @@ def _load(path: Path, trusted: Sequence[TrustedKey], roles: Mapping[str, str]) -
     except ForeignFileError as error:
         if not error.is_graph:
             raise  # an artifact that lost a part of what says what it is
+        if path.suffix == ".plan":
+            raise RequestError(
+                f"{str(path)!r} is the plan of a graph without a spec, which can't be timed: give the graph, "
+                f"{str(error.graph.path)!r}, with the --runtime that built the plan."
+            ) from None
         return timed_graph(error.graph, roles)

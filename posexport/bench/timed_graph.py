@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.artifact.manifest import OnnxManifest, changed, read_manifest_of
+from posexport.artifact.loaded import bytes_mismatch
+from posexport.artifact.manifest import OnnxManifest, read_manifest_of
 from posexport.bench.graph_sizes import GraphSizes
 from posexport.bench.scenarios import Scenario
 from posexport.bench.shapes import Sizes
@@ -134,8 +135,9 @@ def timed_graph(graph: GraphFile, roles: Mapping[str, str]) -> TimedGraph:
     inputs = values_of_model(value for value in model.graph.inputs if not value.is_initializer())
     manifest = read_manifest_of(OnnxManifest, graph.path)
     warnings: tuple[str, ...] = ()
-    if manifest is not None and manifest.sha256 != graph.sha256:
-        warnings, manifest = (f"{graph.path}: {changed(graph.path)}",), None
+    reason = None if manifest is None else bytes_mismatch(graph, manifest)
+    if reason is not None:
+        warnings, manifest = (f"{graph.path}: {reason}",), None
     rewrite = None if manifest is None else manifest.rewrite
     with located(repr(str(graph.path))):
         known = roles_of(graph, {name: role for name, role in roles.items() if name in inputs})

@@ -12,7 +12,8 @@ import onnx
 import pytest
 from graph_files import foreign, one_layer
 from graph_signatures import model_of
-from helpers import cli
+from helpers import cli, refused
+from manifest_data import onnx_manifest, plan_manifest, write_manifest_data
 from onnx import helper, numpy_helper
 from small_graphs import decoder, no_attention
 
@@ -27,6 +28,7 @@ from posexport.bench.result import read_benchmark
 from posexport.bench.results import Result
 from posexport.bench.worker import Worker
 from posexport.errors import RequestError
+from posexport.files import sha256_of
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +227,32 @@ def test_a_rewritten_file_has_a_form_and_an_origin_while_its_manifest_is_of_it(t
     (stale,) = load_timed([target], (), {})
     assert (stale.facts()["form"], stale.facts()["origin"]) == (None, None)
     assert "native.onnx.json" in stale.warnings[0]
+
+
+def test_other_weights_than_those_of_the_manifest_are_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "plain.onnx"
+    onnx.save(no_attention(), path, save_as_external_data=True, location="plain.data", size_threshold=0)
+    data = {name: value for name, value in onnx_manifest(path).items() if name not in ("spec", "form")}
+    for sha256, warned in ((sha256_of(tmp_path / "plain.data"), False), ("0" * 64, True)):
+        write_manifest_data(path, {**data, "external_data": {"plain.data": sha256}})
+        (one,) = load_timed([path], (), {})
+        assert bool(one.warnings) is warned and all("its weights in plain.data" in text for text in one.warnings)
+
+
+def test_a_plan_of_a_graph_is_refused_and_not_its_graph_timed(files: dict[str, Path], tmp_path: Path) -> None:
+    source, plan = tmp_path / "decoder.onnx", tmp_path / "decoder.plan"
+    source.write_bytes(files["decoder"].read_bytes())
+    plan.write_bytes(b"code")
+    data = plan_manifest(plan, source, onnx={"file": source.name, "sha256": sha256_of(source)})
+    write_manifest_data(plan, {name: value for name, value in data.items() if name not in ("spec", "form")})
+    said = refused(cli("bench", plan, *QUICK), "decoder.plan' is the plan of a graph without a spec")
+    assert "decoder.onnx', with the --runtime that built the plan." in said
+
+
+def test_references_alone_compare_nothing_with_an_earlier_file(files: dict[str, Path]) -> None:
+    against = ("bench", files["own"], "--against", files["own"], "--runtime", "torch")
+    said = "--runtime is torch, which doesn't run the artifact, so nothing can be compared with --against"
+    refused(cli(*against), said)
 
 
 def test_an_artifact_that_lost_its_spec_is_refused(files: dict[str, Path], tmp_path: Path) -> None:

@@ -151,6 +151,32 @@ def test_nothing_timed_is_exit_3() -> None:
     assert code(measured(timed(1, 1, 1))) == 0
 
 
+@pytest.mark.parametrize(("named", "required", "expected"), [((), (), 0), (("torch",), (), 1), ((), ("torch",), 1)])
+def test_a_reference_that_fails_counts_where_it_is_named_or_required(
+    named: tuple[str, ...], required: tuple[str, ...], expected: int
+) -> None:
+    result = measured(Timing(runtime="torch", state="failed", reason="it crashed"), timed(1, 1, 1))
+    file = FileResult(file="one.onnx", artifact="one", state="timed", result=result)
+    said = "torch failed: it crashed" if expected else ""
+    assert exit_code([file], named, required, False) == (expected, said)
+
+
+@pytest.mark.parametrize(
+    ("more", "states"),
+    [
+        ("runtimes = ['ort-cpu', 'onnx-reference']\n", {"ort-cpu": "fine", "onnx-reference": "not run"}),
+        ("", {"ort-cpu": "fine"}),
+    ],
+)
+def test_a_limit_holds_for_each_runtime_that_is_named(more: str, states: dict[str, str], tmp_path: Path) -> None:
+    one = product(tmp_path, f"{more}budget = {{latency = {{scenario = 'prefill:8', of-torch = 0.6}}}}")
+    left = Timing(runtime="onnx-reference", state="not run", reason="it takes no such operator")
+    judged = judge(one, measured(timed(0.1, 0.2, 0.3), left), timed_on(one, ())[0])
+    assert {limit.runtime: limit.state for limit in judged} == states
+    assert [limit.runtime for limit in judged if is_exceeded(limit, strict=False)] == [*states][1:]
+    assert all(limit.reason == "it takes no such operator" for limit in judged if limit.state == "not run")
+
+
 def test_a_baseline_of_one_file_is_made_as_the_error_says(tmp_path: Path) -> None:
     latency = "latency = {scenario = 'prefill:8', of-torch = 1}"
     one = product(tmp_path, f"runtimes = ['ort-cpu']\nbaseline = 'b.json'\nbudget = {{{latency}}}")

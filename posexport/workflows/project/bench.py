@@ -10,7 +10,7 @@ import attrs
 
 from posexport.bench.benchmark import PROCESSES, bench
 from posexport.bench.candidates import CANDIDATES, choose, is_reference
-from posexport.bench.gate import bench_gated, bench_to_keep
+from posexport.bench.gate import bench_gated, bench_to_keep, excused_references
 from posexport.bench.options import BenchOptions
 from posexport.bench.regression import DEFAULT_LIMIT, read_limit
 from posexport.bench.result import (
@@ -131,11 +131,15 @@ def _time(
 def exit_code(
     files: Sequence[FileResult], named: Sequence[str], required: Sequence[str], strict: bool
 ) -> tuple[int, str]:
-    """The exit code, and a sentence without its full stop where it needs one; references count only where `named`."""
+    """The exit code, and a sentence without its full stop where it needs one.
+
+    References count only where they are `named`, and where they fail also if `required`.
+    """
     results = [file.result for file in files if file.result is not None]
     timings = [timing for result in results for timing in result.timings]
+    excused = excused_references((*named, *required))
     for timing in timings:
-        if timing.state == FAILED and not is_reference(timing.runtime):
+        if timing.state == FAILED and timing.runtime not in excused:
             return 1, f"{timing.runtime} failed: {timing.reason}"
     limits = [(Path(file.file).name, limit) for file in files for limit in file.limits]
     slower = any(result.gate is not None and result.gate.exit_code(strict) for result in results)

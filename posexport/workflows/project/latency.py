@@ -105,7 +105,7 @@ def baseline_problems(result: Benchmark) -> list[str]:
 
 
 def judge(product: Product, result: Benchmark | None, names: Sequence[str] = (), reason: str = "") -> list[LimitResult]:
-    """Every limit of a file's budget on every runtime that it holds for.
+    """Every limit of a file's budget on every runtime that it holds for: where none is named, on those that were timed.
 
     `names` are the runtimes it was timed on (none: all). Where it was not timed (`result` is None), `reason` says why.
     """
@@ -115,7 +115,9 @@ def judge(product: Product, result: Benchmark | None, names: Sequence[str] = (),
         held = [name for name in runtimes if not is_reference(name) and latency.runtime in (None, name)]
         if held:  # others hold for the plan, or for the ONNX file, alone
             chosen = [name for name in held if not names or name in names]
-            judged += _judge(latency, result, chosen, reason if chosen else "it was not asked for")
+            named = product.plan or product.entry.runtimes or latency.runtime
+            for those in [[name] for name in chosen] if named and chosen else [chosen]:
+                judged += _judge(latency, result, those, reason if chosen else "it was not asked for")
     return judged
 
 

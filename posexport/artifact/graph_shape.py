@@ -69,7 +69,7 @@ def longest_path(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
         reached = [steps[name] for name in node.input if name in steps]
         if reached:
             before = max(reached, key=lambda step: step[0])
-            steps |= dict.fromkeys(node.output, (before[0] + 1, _operator(node), before))
+            steps |= dict.fromkeys(filter(None, node.output), (before[0] + 1, _operator(node), before))
     path, step = [], steps.get(end)
     while step is not None and step[0]:
         path.append(step[1])

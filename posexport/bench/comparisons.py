@@ -50,7 +50,8 @@ class Row:
     @property
     def gpu(self) -> bool:
         """Whether it ran on a GPU; ratios are to the alternatives on the same device."""
-        return self.runtime.endswith("-cuda") or self.runtime.startswith(("tensorrt", "trt"))
+        name = self.runtime.removeprefix(f"{PREVIOUS_ARTIFACT}:")
+        return name.endswith("-cuda") or name.startswith(("tensorrt", "trt"))
 
     @property
     def timed(self) -> bool:
@@ -193,6 +194,13 @@ def _apart(benchmarks: Mapping[str, Benchmark]) -> dict[str, dict[str, Any]]:
 Order = Literal["faster", "tie", "too few rounds", "inconclusive"]
 
 
+def _is_reference_of(row: Row, other: Row) -> bool:
+    """Whether the ratio of a row to the role of the other is that to the other, which ran in the same rounds on the
+    same device: each runtime has a previous artifact of its own."""
+    same = other.role != PREVIOUS_ARTIFACT or other.runtime == f"{PREVIOUS_ARTIFACT}:{row.runtime}"
+    return bool(other.role) and same and row.benchmark is other.benchmark
+
+
 def order(first: Row, other: Row) -> Order:
     """Whether the first is faster than the other, by the whole interval of their ratio.
 
@@ -200,7 +208,7 @@ def order(first: Row, other: Row) -> Order:
     else the middle 80 % of their times. It is a tie only where the intervals allow equal times.
     """
     if first.gpu == other.gpu:
-        direct = first.ratio(other.role) if first.benchmark is other.benchmark and other.role else None
+        direct = first.ratio(other.role) if _is_reference_of(first, other) else None
         if direct is not None:
             return order_of(direct)
         one, two = first.ratio(TORCH), other.ratio(TORCH)

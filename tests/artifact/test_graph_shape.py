@@ -17,3 +17,9 @@ def test_the_chain_is_the_longest_path_from_input_to_output() -> None:
     ]  # fmt: skip
     assert longest_path(nodes, "x", "y") == ("A", "B", "C")
     assert longest_path(nodes, "nowhere", "y") == ()
+
+
+def test_an_output_or_input_that_is_left_out_is_on_no_path() -> None:
+    nodes = [Node("A", ["x"], ["a", ""]), Node("B", ["c", ""], ["y"])]
+    assert longest_path(nodes, "x", "a") == ("A",)
+    assert longest_path(nodes, "x", "y") == ()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from posexport.bench.comparisons import order_of
+from posexport.bench.comparisons import order, order_of, rows_of
 from posexport.bench.evidence import same
-from posexport.bench.statistics import Ratio
+from posexport.bench.result import Benchmark, Shape, Timing
+from posexport.bench.statistics import Ratio, summarize
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,35 @@ def test_bytes_count_where_both_are_known_and_names_otherwise(
 ) -> None:
     assert same(*one, *other) is expected
     assert same(*other, *one) is expected
+
+
+def benchmark(*timings: Timing) -> Benchmark:
+    shape = Shape(scenario="prefill:8", batch=1, seq=8, rounds=20, results=timings)
+    told: dict[str, Any] = {"file": "one.onnx", "sha256": "0", "encoding": "rope", "form": "native", "opset": 23}
+    told |= {"dtype": "fp32", "spec": {}, "rounds": 20, "burst": 3, "processes": 1, "seed": 0, "machine_load": 0.0}
+    return Benchmark(**told, machine={}, threads=None, shapes=(shape,))
+
+
+def timing(runtime: str, **ratios: float) -> Timing:
+    """A candidate of which only its ratios are known to differ from others'."""
+    exact = {role: Ratio(median=one, low=one, high=one, confidence=0.95) for role, one in ratios.items()}
+    return Timing(runtime=runtime, state="timed", seconds=summarize([1.0] * 20), ratios=exact)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "expected"),
+    [
+        ("ort-cuda", "against:ort-cuda", "inconclusive"),
+        ("ort-cuda", "against:tensorrt", "faster"),
+        ("tensorrt", "against:ort-cuda", "faster"),
+        ("tensorrt", "against:tensorrt", "inconclusive"),
+        ("ort-cpu", "against:ort-cpu", "inconclusive"),
+        ("ort-cpu", "against:onnx-reference", "faster"),
+        ("ort-cpu", "against:tensorrt", "tie"),
+    ],
+)
+def test_an_earlier_artifact_is_that_of_its_own_runtime(first: str, other: str, expected: str) -> None:
+    """By the ratio to it where that is known, else by those to torch, on the same device; by times on another."""
+    result = benchmark(timing(first, against=2.0, torch=0.5), timing(other, torch=1.0))
+    one, two = rows_of("one.json", result)
+    assert order(one, two) == expected

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import pytest
 from helpers import cli
+from manifest_data import plan_manifest, write_manifest_data
 from small_graphs import decoder, no_attention
 
 from posexport.artifact.graph_file import GraphFile, read_graph
@@ -140,3 +141,14 @@ def test_a_verdict_on_other_bytes_is_none_of_the_file(files: Path, quick: None, 
     write_json(tmp_path / "verify.json", unstructure(Report(verdicts=(verdict,), unreadable=(), seed=0)))
     chain = next(block for block in section(files / "plain.onnx", tmp_path).blocks if isinstance(block, Chain))
     assert "Verified: ⚠ stale: verify.json is of other bytes" in chain.note
+
+
+def test_a_plan_of_a_graph_has_a_title_without_a_spec(tmp_path: Path) -> None:
+    plan = tmp_path / "theirs.plan"
+    plan.write_bytes(b"code")
+    data = plan_manifest(plan, plan)
+    write_manifest_data(plan, {name: value for name, value in data.items() if name not in ("spec", "form")})
+    kernels = next(each for each in make_page([plan]).sections if each.id == "kernels")
+    assert [table.caption for table in kernels.blocks if isinstance(table, Table)] == [
+        "theirs.plan: a graph without a spec, opset 18"
+    ]

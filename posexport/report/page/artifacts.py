@@ -139,8 +139,8 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
     texts += [f"{manifest.runtime.name} {manifest.runtime.version}"]
     texts += [f"plan {megabytes(size)}"] if (size := manifest.sizes.get("plan")) else []
     texts += [] if matches_manifest(path) else ["the manifest does not match the file"]
-    text, spec = "; ".join(texts), manifest.block()
-    title = f"{name}: {spec.encoding.name}, {manifest.form}, {spec.dtype}"
+    text = "; ".join(texts)
+    title = f"{name}: {_content(manifest)}"
     return Table(
         caption=title,
         columns=("", "kernel", "type", "", "ONNX nodes"),
@@ -148,6 +148,13 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
         note=f"{text[:1].upper()}{text[1:]}. {evidence}",
         folded=f"{title}: {text}" if len(rows) > _MOST_OPEN else "",
     )
+
+
+def _content(manifest: PlanManifest) -> str:
+    if manifest.spec is None:
+        return f"a graph without a spec, opset {manifest.opset}"
+    spec = manifest.block()
+    return f"{spec.encoding.name}, {manifest.form}, {spec.dtype}"
 
 
 def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str], advance: Callable[[str], object]) -> Section:

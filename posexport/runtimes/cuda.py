@@ -30,6 +30,13 @@ def device() -> tuple[str, str]:
     return name.value.decode(), ".".join(map(str, numbers))
 
 
+def device_count() -> int:
+    """How many GPUs the driver shows; OSError where it answers with an error."""
+    driver, count = _driver(), ctypes.c_int()
+    _check(driver.cuDeviceGetCount(ctypes.byref(count)))
+    return count.value
+
+
 def library_folders() -> list[str]:
     """Where pip's packages keep the CUDA runtime: `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13."""
     pattern = "nvidia/*/bin/**/cudart64_*.dll" if sys.platform == "win32" else "nvidia/*/lib/libcudart.so*"

@@ -15,12 +15,14 @@ from manifest_data import onnx_manifest, plan_manifest, write_manifest_data
 
 from posexport.cli.sweep_command import _options_of as options_of
 from posexport.errors import RequestError
+from posexport.runtimes import cuda
 from posexport.spec.spec import DTYPES
 from posexport.verify.matrix.table import MODES, Entry
 from posexport.workflows.sweep import job_plan
 from posexport.workflows.sweep.job_plan import JobTable, Plan, plan, read_tables, read_text
 from posexport.workflows.sweep.jobs import JobResources
 from posexport.workflows.sweep.kinds import KINDS
+from posexport.workflows.sweep.local_jobs import Local
 
 
 def planned(folder: Path = Path(), **keys: Any) -> Plan:
@@ -258,3 +260,22 @@ def test_options_are_those_that_click_knows() -> None:
     properties = options_of("verify")["properties"]
     assert (properties.is_flag, properties.secondary_opts) == (True, [])
     assert not options["kv-cache"].is_flag
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "reason"),
+    [
+        ("H200", 1, None),
+        ("h200", 2, None),
+        ("H200", 3, "it needs 3 GPUs H200, and this machine has 2"),
+        ("H100", 1, "it needs a GPU H100, and this machine has NVIDIA H200"),
+    ],
+)
+def test_a_machine_has_as_many_gpus_as_a_job_needs(
+    gpu: str, gpus: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "device", lambda: ("NVIDIA H200", "9.0"))
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    machine = Local(1)
+    assert machine.refusal(JobResources(cpus=1, gpu=gpu, gpus=gpus)) == reason
+    machine.close()

@@ -276,10 +276,12 @@ class Local:
         if needs.gpu is None:
             return None
         try:
-            gpu = cuda.device()[0]
+            gpu, count = cuda.device()[0], cuda.device_count()
         except OSError:
             return f"it needs a GPU {needs.gpu}, and this machine has none"
-        return None if needs.gpu.lower() in gpu.lower() else f"it needs a GPU {needs.gpu}, and this machine has {gpu}"
+        if needs.gpu.lower() not in gpu.lower():
+            return f"it needs a GPU {needs.gpu}, and this machine has {gpu}"
+        return None if needs.gpus <= count else f"it needs {needs.gpus} GPUs {needs.gpu}, and this machine has {count}"
 
     def room(self, needs: JobResources) -> bool:
         """Whether a worker and enough CPUs are free; for a job that takes the whole machine, whether nothing runs."""

@@ -129,8 +129,8 @@ def read_tune_request(
     specs = specs_of(merged, parameters)
     first = next(iter(specs.values()))
     if CONSECUTIVE in limits.allow and not first.can_be_consecutive:
-        names = ", ".join(dict.fromkeys(layer.encoding.name for layer in first.distinct_layers()))
-        raise RequestError(f"--allow consecutive with {names}, which has no positions that can be so: drop it.")
+        encodings = ", ".join(dict.fromkeys(layer.encoding.name for layer in first.distinct_layers()))
+        raise RequestError(f"--allow consecutive with {encodings}, which has no positions that can be so: drop it.")
     scenario = _scenario(options, first)
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"

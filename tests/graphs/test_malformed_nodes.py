@@ -37,7 +37,6 @@ MALFORMED = {
     "a rotation without tables": lambda: with_node("RotaryEmbedding", "hidden", "position_ids", domain="com.microsoft"),
     "a comparison with a text": compared_with_a_text,
     "a sum of one": lambda: with_node("Add", "input_ids"),
-    "rows of nothing": lambda: with_node("GatherND", "input_ids"),
 }
 
 

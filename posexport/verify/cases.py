@@ -1,7 +1,7 @@
 """Sets of inputs to verify an artifact on, drawn from a seed, so that a graph that is wrong in one corner can't pass.
 
-Drafts (posexport.verify.drafts) say what each set is for. No length is the traced one, so that one baked in shows.
-Dimensions that a graph or a plan fixes or bounds restrict all of it.
+Drafts (posexport.verify.drafts) say what each set is for. No length is the traced one, so that one baked in shows, but
+for one set of exactly the traced sizes. Dimensions that a graph or a plan fixes or bounds restrict all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from posexport.spec.spec import Spec
 from posexport.verify.aligned import Directions
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
-from posexport.verify.draws import ANEW, Array, attention_mask, is_far_apart, position_ids
+from posexport.verify.draws import ANEW, ANEW_OF_MANY, Array, attention_mask, is_far_out, position_ids
+from posexport.verify.near_keys import shown_where_keys_are_far
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.starts import starts
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
@@ -136,9 +137,9 @@ def _named_apart(cases: list[Case]) -> list[Case]:
     return named
 
 
-def _other_than(dim: str, size: int) -> int:
-    """The size, or the next one where it is that of the trace."""
-    return size + (size == TRACED_SIZES[dim])
+def _other_than(draft: Draft, dim: str, size: int) -> int:
+    """The size, or the next one where it is that of the trace and the draft is not there for it."""
+    return size + (size == TRACED_SIZES[dim] and not draft.traced)
 
 
 def _case(
@@ -156,13 +157,25 @@ def _case(
     mask = np.ones((sizes["batch"], width), np.int64)
     if spec.padding_mask:
         mask = attention_mask(draft.padding, rng, lengths, before, width)
-    places = before[:, None] + np.arange(sizes["seq"])
-    if spec.dtype != "fp32" and not spec.cross and is_far_apart(spec, draft.positions, width):
-        np.put_along_axis(mask, places, 1, 1)  # so each query sees its own key
+    slots = places = before[:, None] + np.arange(sizes["seq"])
+    half = spec.dtype != "fp32" and not spec.cross
+    if half and is_far_out(spec, draft.positions):
+        np.put_along_axis(mask, slots, 1, 1)  # so each query sees its own key
     new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out
-        new = np.take_along_axis(mask, places, 1) == 0
-        places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), places, 1)
+        new = np.take_along_axis(mask, slots, 1) == 0
+        places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), slots, 1)
+    positions = None
+    if "position_ids" in shapes:
+        positions = (
+            starts(draft.positions, rng, places, new, spec)
+            if spec.consecutive
+            else position_ids(draft.positions, rng, places, spec)
+        )
+    if half and new.any():
+        at = slots if spec.consecutive or positions is None else positions
+        mask = shown_where_keys_are_far(spec, mask, before, at)
+        new = np.take_along_axis(mask, slots, 1) == 0
     arrays: Arrays = {}
     usual = usual_size(spec)
     loud = range(spec.layers)
@@ -172,9 +185,8 @@ def _case(
     alone = {name for side in sides for name in (side, *(f"{side}.{layer}" for layer in loud))}
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
-        if name == "position_ids":
-            made = starts(draft.positions, rng, places, new, spec) if spec.consecutive else None
-            arrays[name] = position_ids(draft.positions, rng, places, spec) if made is None else made
+        if name == "position_ids" and positions is not None:
+            arrays[name] = positions
         elif name == "attention_mask":
             arrays[name] = mask
         elif name == "write_indices":
@@ -230,7 +242,7 @@ def _sizes(
 ) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
     batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0
-    seq = _other_than("seq", draft.seq)
+    seq = _other_than(draft, "seq", draft.seq)
     if spec.consecutive:  # all positions of a row are others
         seq = within(seq, (1, spec.token_limit()))
     if spec.kv_cache == "shared":
@@ -239,9 +251,9 @@ def _sizes(
     sizes = {"batch": batch, "seq": seq}
     before = np.zeros(batch, np.int64)
     if spec.cross:
-        sizes["encoder_seq"] = within(_other_than("encoder_seq", draft.encoder), bounds["encoder_seq"])
+        sizes["encoder_seq"] = within(_other_than(draft, "encoder_seq", draft.encoder), bounds["encoder_seq"])
     if spec.kv_cache == "concat":
-        while past == TRACED_SIZES["past_seq"] or past + seq == TRACED_SIZES["total_seq"]:
+        while not draft.traced and (past == TRACED_SIZES["past_seq"] or past + seq == TRACED_SIZES["total_seq"]):
             past += 1
         sizes["past_seq"] = within(past, bounds["past_seq"])
         before += sizes["past_seq"]
@@ -249,13 +261,13 @@ def _sizes(
         if form == "contrib" and not fits_grouped_batch(batch, seq, past):
             batch = sizes["batch"] = within(1, bounds["batch"])
             past = past if batch == 1 else 0
-        sizes["max_seq"] = within(_other_than("max_seq", past + seq + draft.spare), bounds["max_seq"])
+        sizes["max_seq"] = within(_other_than(draft, "max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
         starts = [past] * batch
         if draft.positions != "alike":  # some are almost as long as the longest, others anything below
             starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
             starts[1::2] = rng.integers(min(past, 1), past + 1, len(starts[1::2])).tolist()
-            if batch > 3 or (batch > 1 and rng.random() < ANEW):  # one that begins beside others that go on
+            if batch > 1 and rng.random() < (ANEW if batch < 4 else ANEW_OF_MANY):  # one begins, others go on
                 starts[1] = 0
         # any row may be the longest: one that is read for all shows
         before = rng.permutation(np.array([min(start, room) for start in starts], np.int64))

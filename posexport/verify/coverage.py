@@ -26,6 +26,10 @@ GRID = 2_000
 MOST_OF = 0.9
 """Part of the reach from which on inputs count as having it."""
 
+PAIR, MANY_ROWS = 2, 8
+"""Tokens of a prompt up to which its rows don't count as reached, since there is a row for every distance between two
+tokens; and the rows of a batch whose longest is stated."""
+
 ALIKE = 16
 """Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
 
@@ -33,27 +37,35 @@ OFFSETS, FEW_TOKENS = 2**22, 1_500
 """Offsets of a grid up to which it is known which were tried, and tokens of a row in which they are looked for."""
 
 
+Lengths = tuple[str, list[int], float]
+"""A kind of length, those that were tried, and the largest that a graph's bounds allow."""
+
+
 def reached(cases: Sequence[Case]) -> Shown | None:
     """What these cases reach; None for none."""
     if not cases:
         return None
+    sizes = [(case.sizes["batch"], case.sizes["seq"], case.keys) for case in cases]
+    served = [batch for batch, seq, keys in sizes if seq > PAIR or keys > seq]
     return Shown(
         keys=max(max(case.keys, case.sizes.get("encoder_seq", 0)) for case in cases),
-        batch=max(case.sizes["batch"] for case in cases),
+        batch=max(served or [batch for batch, _, _ in sizes]),
+        tokens_of_many=max((seq for batch, seq, _ in sizes if batch >= MANY_ROWS and seq > PAIR), default=None),
         position=max((case.farthest for case in cases if case.positions is not None), default=None),
     )
 
 
-def not_shown(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
-    """What of a block's own numbers these cases did not reach, one clause each."""
-    return tuple(dict.fromkeys([*_windows(spec, cases), *_tables(spec, cases)])) if cases else ()
+def not_shown(spec: Spec, cases: Sequence[Case], bounds: Bounds | None = None) -> tuple[str, ...]:
+    """What of a block's own numbers these cases, within a graph's bounds, did not reach, one clause each."""
+    return tuple(dict.fromkeys([*_windows(spec, cases, bounds or {}), *_tables(spec, cases)])) if cases else ()
 
 
 def too_costly(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> tuple[str, ...]:
     """Which lengths end well before `reach` since longer ones cost much, though a graph's bounds allow them; in
     clauses."""
     slots = bounds.get("max_seq", (1, None))
-    wanted = [("prompt", [case.sizes["seq"] for case in cases], within(within(reach, bounds["seq"]), slots))]
+    prompts = [case.sizes["seq"] for case in cases]
+    wanted: list[Lengths] = [("prompt", prompts, within(within(reach, bounds["seq"]), slots))]
     if spec.cross:
         lengths = [case.sizes["encoder_seq"] for case in cases]
         wanted.append(("sequence of an encoder", lengths, within(reach, bounds["encoder_seq"])))
@@ -65,17 +77,25 @@ def too_costly(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) ->
     )
 
 
-def _caches(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> Iterator[tuple[str, list[int], int]]:
-    """The cached tokens of one row or more, and of several, and how many of them a graph's bounds allow."""
+def _caches(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> Iterator[Lengths]:
+    """The cached tokens of one row or more, of several, and under several new tokens."""
     if not spec.kv_cache:
         return
-    ends = _ends(bounds, "past_seq")
-    ends += [None if end is None else end - bounds["seq"][0] for end in _ends(bounds, "total_seq", "max_seq")]
-    most = max(min([reach - 1, *(end for end in ends if end is not None)]), 0)
-    lengths = [(case.sizes["batch"], case.keys - case.sizes["seq"]) for case in cases]
-    yield "cache", [past for _, past in lengths], most
+    most = max(min(reach - 1, _most_cached(bounds)), 0)
+    lengths = [(case.sizes["batch"], case.sizes["seq"], case.keys - case.sizes["seq"]) for case in cases]
+    yield "cache", [past for *_, past in lengths], most
     if bounds["batch"][1] is None or bounds["batch"][1] > 1:
-        yield "cache of several rows", [past for batch, past in lengths if batch > 1], most
+        yield "cache of several rows", [past for batch, _, past in lengths if batch > 1], most
+    if bounds["seq"][1] is None or bounds["seq"][1] > 1:
+        yield "cache under several tokens", [past for _, seq, past in lengths if seq > 1], most
+
+
+def _most_cached(bounds: Bounds) -> float:
+    """The most cached tokens that a graph's bounds allow."""
+    ends = _ends(bounds, "past_seq")
+    fewest, _ = bounds.get("seq", (1, None))
+    ends += [None if end is None else end - fewest for end in _ends(bounds, "total_seq", "max_seq")]
+    return min((end for end in ends if end is not None), default=math.inf)
 
 
 def _ends(bounds: Bounds, *dims: str) -> list[int | None]:
@@ -83,13 +103,21 @@ def _ends(bounds: Bounds, *dims: str) -> list[int | None]:
     return [bounds[dim][1] for dim in dims if dim in bounds]
 
 
-def _windows(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
-    longest = max(case.keys for case in cases)
+def _windows(spec: Spec, cases: Sequence[Case], bounds: Bounds) -> Iterator[str]:
+    prompts = [case.keys for case in cases if case.keys == case.sizes["seq"]]
+    cached = [case.keys for case in cases if case.keys > case.sizes["seq"]]
+    longest_prompt = min(bounds.get(dim, (1, None))[1] or math.inf for dim in ("seq", "max_seq"))
+    parts = (("prompt", prompts, longest_prompt), ("cache with its new tokens", cached, _most_cached(bounds)))
+    longest = max(prompts + cached)
     limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
     sizes = {(what, getattr(kind, name)) for kind in spec.distinct_layers() for name, what in limits.items()}
     for what, size in sorted(sizes, key=str):
         if size is not None and size >= longest:
             yield f"no sequence was longer than {what} {size}, so it did not show"
+            continue
+        for part, keys, most in parts:
+            if size is not None and keys and max(keys) <= size < most:
+                yield f"no {part} was longer than {what} {size}, so it did not show there"
 
 
 def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
@@ -199,8 +227,8 @@ def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
     return both[..., None]
 
 
-def notes_on(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
-    """What these float64 outputs of a block could not show.
+def lost_in_layers(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """What these float64 outputs of a block can't show, in clauses.
 
     Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
     layer did with positions is lost in rounding."""

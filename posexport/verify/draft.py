@@ -29,6 +29,7 @@ FEW_CACHED = 2**19
 class Draft:
     """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
     `encoder` tokens of an encoder, and kinds of draws.py and values.py. Fields that don't concern a spec play no part.
+    `traced` says that sizes are those of the trace, which others avoid.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Draft:
     positions: str | At
     padding: str = "none"
     values: str = "normal"
+    traced: bool = False
 
 
 def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:

@@ -16,6 +16,7 @@ from functools import partial
 import attrs
 import numpy as np
 
+from posexport.spec.contract import TRACED_SIZES
 from posexport.spec.spec import Spec
 from posexport.verify import draws
 from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, size_between
@@ -24,7 +25,7 @@ from posexport.verify.eligibility import work
 from posexport.verify.few_tokens import along_weights, far_rows, magnitudes, squares
 from posexport.verify.over_keys import CACHED, LONG, USUAL_CACHED, over_keys
 from posexport.verify.own_numbers import own_numbers
-from posexport.verify.plain import large_chunks, plain, wide_buffers, wide_cross
+from posexport.verify.plain import large_chunks, plain, wide_batches, wide_buffers, wide_cross
 from posexport.verify.reach import Reach
 from posexport.verify.rows import CROWD, CROWD_TOKENS, ROWS, band_between, each_size, rows_of_batches
 
@@ -47,6 +48,9 @@ FIRST_LENGTH, LENGTHS, LENGTH_WORK, LENGTH_GAP = 64, 4, 4.5e8, 1.5
 """Tokens from which on each doubling has so many lengths of one row, multiply-adds that each may take, and the ratio of
 the longest row to the last of them from which on there is one more halfway, of twice as many."""
 
+POWER_WORK = 1e9
+"""Multiply-adds that a long row of a power of two tokens may take."""
+
 TEXTS = ((130, 250), (260, 500), (520, 700))
 """And of texts on several axes."""
 
@@ -62,7 +66,7 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     and single positions, which are tried whole all the same."""
     own = (_lengths, _between, over_keys, own_numbers, _hiding, _alone)
     groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
-    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
+    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in (*groups, wide_batches)):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:
@@ -96,7 +100,7 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
                     past = min(draft.past, USUAL_CACHED // (per_token(spec) * batch))
                     draft = attrs.evolve(draft, name="any size", batch=batch, seq=seq, past=past)
                 kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
-                yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
+                yield attrs.evolve(draft, name=f"{draft.name} {number}", traced=False, **kinds)
 
 
 def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
@@ -128,6 +132,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield Draft("negative", 4, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
+    yield _traced()
     yield from _short(spec, rng, reach)
     if spec.position_axes > 1 and spec.position_limits() is None:
         kinds = itertools.cycle(rng.permutation(draws.TEXTS).tolist())
@@ -151,11 +156,25 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         ),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
+        *((Draft("power of two", 1, each, 0, 0, 60, "near", "few holes"), each) for each in _long_power(spec, rng)),
     ):
         seq = shorter(spec, 1, draft.seq)
         if seq >= least or reach.given:
             yield attrs.evolve(draft, seq=seq)
     yield from _long_rows(spec, rng, reach, max(LONG, long // 2))
+
+
+def _long_power(spec: Spec, rng: np.random.Generator) -> list[int]:
+    """A power of two beyond a thousand tokens, if that costs little."""
+    powers = [power for power in (1024, 2048) if work(spec, {"batch": 1, "seq": power}) <= POWER_WORK]
+    return [int(rng.choice(powers))] if powers else []
+
+
+def _traced() -> Draft:
+    """The sizes of the example that was traced, which no other draft has."""
+    batch, seq, past, slots = (TRACED_SIZES[dim] for dim in ("batch", "seq", "past_seq", "max_seq"))
+    encoder = TRACED_SIZES["encoder_seq"]
+    return Draft("traced sizes", batch, seq, past, slots - past - seq, encoder, "offset", "left", traced=True)
 
 
 def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int) -> Iterator[Draft]:

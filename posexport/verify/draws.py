@@ -38,9 +38,13 @@ def position_end(spec: Spec) -> int:
     return min(far, FAR_ROUNDED) if rough else far
 
 
-ANEW = 0.3
-"""The part of batches of two or three rows of which one begins with an empty cache beside others that go on; with more
-rows, one always does."""
+ANEW, ANEW_OF_MANY = 0.3, 0.5
+"""The part of batches of two or three rows, and of more, of which one begins with an empty cache beside others that go
+on."""
+
+NEARBY, COMPANY = 0.3, 0.5
+"""The part of batches of the kind "mixed" whose rows have no far positions, and of those in which a row may have no key
+at all."""
 
 Positions = Callable[[np.random.Generator, Array, int], Array]
 """(generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
@@ -159,16 +163,15 @@ MIXED = (
     "middle",
 )
 """The kinds that the rows of one batch have by turns with the kind "mixed": of any two rows that follow each other, one
-has far positions or those between. In half precision none has: a bias of far keys overflows there, which matters where
-padding hides a token from itself; and where biases are steep, rows have those of CLOSE alone."""
+has far positions or those between, but for a part of batches (NEARBY). In half precision none has: a bias of far keys
+overflows there, which matters where padding hides a token from itself; and where biases are steep, rows have those of
+CLOSE alone."""
 
 CLOSE = ("consecutive", "offset", "packed", "shuffled", "alike", "still")
 """Kinds with which the tokens of a row are near each other along an axis."""
 
-STEEP, FAINT = 0.6, 300.0
-"""From this slope per position on a bias is steep. Where such a bias is larger than FAINT, half precision has too few
-digits for what a query sees that sees such keys alone."""
-
+STEEP = 0.6
+"""From this slope per position on a bias is steep."""
 
 TEXTS = ("consecutive", "far", "offset", "middle", "consecutive", "far", "scattered")
 """Kinds of the positions of a text, which stands as far along every axis."""
@@ -184,14 +187,11 @@ class At:
     positions: Array
 
 
-def is_far_apart(spec: Spec, kind: object, width: int) -> bool:
-    """Whether half precision may have too few digits for biases of keys in rows of `width` places, with positions of
-    this kind."""
+def is_far_out(spec: Spec, kind: object) -> bool:
+    """Whether tokens with positions of this kind are so far apart that half precision may have no number for biases."""
     if spec.consecutive:
-        kind = "consecutive"
-    if kind in ("far", "middle") or str(kind).startswith(TEXT) or (kind == "far row" and spec.position_axes > 1):
-        return True
-    return _steepness(spec) * (width if kind in (*_close(spec), "mixed") else NEAR) > FAINT
+        return False
+    return kind in ("far", "middle") or str(kind).startswith(TEXT) or (kind == "far row" and spec.position_axes > 1)
 
 
 def _close(spec: Spec) -> list[str]:
@@ -200,7 +200,7 @@ def _close(spec: Spec) -> list[str]:
     return [kind for kind in CLOSE if kind != "offset" or spec.position_axes == 1]
 
 
-def _steepness(spec: Spec) -> float:
+def steepness(spec: Spec) -> float:
     """What a steep bias may change by from one position to the next; 0 where none is steep."""
     most = max(layer.encoding.steepness(layer) for layer in spec.distinct_layers())
     return most if most > STEEP else 0.0
@@ -213,7 +213,8 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
-    mixed = [kind for kind in MIXED[::2] if kind in _close(spec) or not _steepness(spec)] if half else MIXED
+    near = [each for each in MIXED[::2] if not half or each in _close(spec) or not steepness(spec)]
+    mixed = near if half or (kind == "mixed" and rng.random() < NEARBY) else MIXED
     if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
         limit //= 3
     known = spec.position_limits()
@@ -331,7 +332,8 @@ def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: 
     mask = np.where((ways < 2)[:, None], ways[:, None], mask)
     kinds = [kind]
     if kind == "mixed":
-        kinds = list(rng.permutation(list(PADDING)))
+        known = [*PADDING] if rng.random() < COMPANY else [each for each in PADDING if each != "all"]
+        kinds = rng.permutation(known).tolist()
     elif kind == "last row":
         kinds = ["none"] * (len(lengths) - 1) + ["all"]
     for row, (length, before) in enumerate(zip(lengths, cached, strict=True)):

@@ -32,7 +32,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
-from posexport.verify.coverage import are_alike, not_shown, notes_on, reached
+from posexport.verify.coverage import are_alike, lost_in_layers, not_shown, reached
 from posexport.verify.graph.parity import Expected
 from posexport.verify.parity import (
     TOLERANCES,
@@ -174,7 +174,7 @@ class ArtifactJob:
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
                 return Verdict.of(path, name, state, reason, notes=self.notes)
         indices, answer = self.runs[name].indices, result(self.runs[name].answer)
-        notes = self._notes(row, indices, reference)
+        notes = self._notes(row, indices)
         if answer.failure is not None:
             if answer.failure.code in NOTHING_SHOWN:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
@@ -190,7 +190,8 @@ class ArtifactJob:
         undecided = hidden or self._undecided(row, comparisons)
         if undecided is not None:
             return Verdict.of(path, name, NOT_RUN, undecided, notes=notes, describe=answer.describe)
-        left_out = tuple(self._not_computed(indices, reference, by_torch, answer))
+        left_out = [*self._not_computed(indices, reference, by_torch, answer)]
+        left_out += lost_in_layers(self.artifact.spec, [reference.outputs[index] for index in indices])
         fields = {"notes": notes, "describe": answer.describe, "not_shown": (*unclear, *left_out)}
         verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
         worst = verdict.worst
@@ -199,7 +200,7 @@ class ArtifactJob:
         cases, spec = [self.cases[index] for index in indices], self.artifact.spec
         verdict = attrs.evolve(verdict, tolerance=tolerance, reach=reached(cases))
         if verdict.state != NOT_RUN:
-            beyond = (*not_shown(spec, cases), *self.too_costly)
+            beyond = (*not_shown(spec, cases, self.artifact.bounds), *self.too_costly)
             verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *beyond))
         if verdict.state != FAILED or worst is None:
             return verdict
@@ -208,13 +209,12 @@ class ArtifactJob:
             verdict = attrs.evolve(verdict, reason_code=INCONCLUSIVE)
         return self._located(verdict, row, case, inconclusive)
 
-    def _notes(self, row: Runtime, indices: list[int], reference: Answer) -> tuple[str, ...]:
+    def _notes(self, row: Runtime, indices: list[int]) -> tuple[str, ...]:
         """What the runs on these cases could not show."""
         notes = list(self.notes)
         if len(indices) < len(self.cases):
             share, limit = f"{len(indices)} of {len(self.cases)} sets of inputs", eligibility.WORK[row.name]
             notes.append(f"slow, so only {share}: at most {limit:.0e} multiply-adds")
-        notes += notes_on(self.artifact.spec, [reference.outputs[index] for index in indices])
         return tuple(notes if row.note is None else [*notes, row.note])
 
     def _comparisons(

@@ -25,7 +25,7 @@ ENCODED = 5e9
 LONG = 600
 """Keys that the longest cache has whatever they cost."""
 
-CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 75_000_000, 100_000_000
+CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 100_000_000, 100_000_000
 """Numbers in the longest cache, in those that keep their length together, and in all others together, where no reach
 was asked for: each takes eight bytes, several times."""
 
@@ -52,7 +52,10 @@ PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
 LATE_STEP = "late step"
 """The draft with the longest cache, which no budget makes shorter."""
 
-KEPT = ("step near the end", " keys", "step of one", "steps near the end", "keys and one", "late steps", "late chunk")
+KEPT = (
+    *("step near the end", "chunk near the end", " keys", "step of one", "steps near the end", "keys and one"),
+    *("late steps", "late chunk"),
+)
 """How the names of drafts begin or end that keep their length, the most important first."""
 
 
@@ -152,10 +155,13 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
+    for name, most in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
+        batch, seq, past = size(4, 9), size(min(most, 2), most), band_between(rng, 20, 300)
+        yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", "left")
     cached = spec.kv_cache is not None
     for power, count in POWERS.items():
         if power <= late:
-            yield Draft(f"{power} keys", count, 1, power - cached, 1, 1, "near")
+            yield Draft(f"{power} keys", count, 1, power - cached, 0, 1, "near")
     for power, more in itertools.product(POWERS, (-1, 1)):
         if power + more <= late:
             yield Draft(f"keys and one of {power}", 1, 1, power + more - cached, 0, 1, "near")
@@ -164,7 +170,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft(f"{name} near the end", count, 1, before, 1, 1, "near")
     yield Draft(LATE_STEP, 1, 1, late - 1, 39, 1, "offset", "right")
     yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
-    yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
+    yield Draft("chunk near the end", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
     yield Draft("late chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
     yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
     yield Draft("long chunk", 4, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")

@@ -14,9 +14,10 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import ROWS_WORK, Draft, few_cached, fewer, shorter, shrunk, size_between
+from posexport.verify.draft import ROWS_WORK, Draft, few_cached, fewer, per_token, shorter, shrunk, size_between
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
+from posexport.verify.rows import band_between
 
 ROWS = {"one row": (1, 1), "few rows": (2, 5), "many rows": (6, 16), "crowd": (17, 40)}
 """Rows of a batch, from one number to another."""
@@ -38,8 +39,24 @@ CHUNKS = (((2, 7), (5, 300)), ((8, 60), (30, 500)), ((61, 190), (1, 250)))
 MOST_CHUNKED = {"one row": 200, "few rows": 200, "many rows": 100, "crowd": 10}
 """Tokens below which chunks are tried with each kind of rows."""
 
-LARGE_CHUNKS = (((192, 512), (1, 90)), ((192, 512), (100, 590)), ((340, 520), (600, 1200)))
+LARGE_CHUNKS = (((192, 512), (1, 90)), ((192, 512), (100, 590)), ((340, 520), (600, 1200)), ((900, 1200), (300, 700)))
 """The same of prompts that servers cut into pieces, of one row."""
+
+PIECES = (256, 512)
+"""Tokens of the second of them, as servers cut them."""
+
+WIDE = (
+    ((8, 8), (100, 127), ((8, 128),)),
+    ((24, 32), (33, 64), ((32, 32), (32, 64))),
+    ((2, 2), (705, 1100), ((2, 1024),)),
+)
+"""Rows and tokens of prompts that blocks of any size get, and powers of two that half of the draws have instead."""
+
+WHOLE = (64, 128, 192, 256)
+"""Tokens of several rows of which kernels make whole blocks."""
+
+LARGE_BUFFER, BUFFER_NUMBERS = (8_000, 33_000), 2**24
+"""Slots of the largest shared buffer, from one number to another, and the numbers that it may have."""
 
 
 def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -66,11 +83,26 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
     if not spec.kv_cache:
         return
     padding = itertools.cycle(rng.permutation(["none", "left", "few holes"]).tolist())
-    for tokens, pasts in LARGE_CHUNKS:
-        draft = Draft("piece of a prompt", 1, size(*tokens), size(*pasts), 0, 1, "consecutive", next(padding))
+    for number, (tokens, pasts) in enumerate(LARGE_CHUNKS):
+        seq = int(rng.choice(PIECES)) if number == 1 else size(*tokens)
+        draft = Draft("piece of a prompt", 1, seq, size(*pasts), 0, 1, "consecutive", next(padding))
         yield _affordable(spec, _held(spec, draft), 1)
     dozen = Draft("chunks of a dozen", size(10, 16), size(56, 110), size(10, 150), 2, 1, "mixed", "mixed")
     yield _affordable(spec, _held(spec, dozen), 6)
+
+
+def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Prompts of several rows and of many, with fewer tokens only where they cost as much as the longest prompt: other
+    groups give large blocks few rows of many tokens."""
+    size = partial(size_between, rng)
+    for rows, tokens, powers in WIDE:
+        batch, seq = size(*rows), size(*tokens)
+        if rng.random() < 0.5:
+            batch, seq = powers[int(rng.integers(len(powers)))]
+        kinds = ("alike", "none") if rng.random() < 0.5 else ("mixed", "mixed")
+        yield Draft("wide batch", batch, shorter(spec, batch, seq), 0, 2, size(2, 60), *kinds)
+    rows, seq = size(2, 5), int(rng.choice(WHOLE))
+    yield Draft("rows of whole blocks", rows, shorter(spec, rows, seq), 0, 0, seq, "near", "mixed")
 
 
 def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -90,6 +122,13 @@ def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
         kind = ("alike", "none") if rng.random() < 0.5 else ("near", "left")
         draft = Draft("wide buffer", size(*rows), size(*tokens), size(*pasts), size(*free), 1, *kind)
         yield _affordable(spec, _held(spec, draft), rows[0])
+    low, high = LARGE_BUFFER
+    high = min(high, BUFFER_NUMBERS // per_token(spec))
+    if high >= low and not reach.given:
+        powers = [power for power in (2**13, 2**14, 2**15) if power <= high]
+        slots = int(rng.choice(powers)) if powers and rng.random() < 0.5 else band_between(rng, low, high)
+        past = size(5, 300)
+        yield Draft("large buffer", 1, 1, past, slots - past - 1, 1, "near", "left")
 
 
 def wide_cross(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

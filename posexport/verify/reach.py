@@ -56,12 +56,15 @@ def read_reach(value: object) -> dict[str, int]:
 @attrs.frozen(kw_only=True)
 class Shown:
     """What sets of inputs had at most: keys of a query, rows of a batch, and the position farthest from 0, None for a
-    graph that isn't given positions."""
+    graph that isn't given positions. `tokens_of_many` are the tokens that each of eight rows or more had at most; None
+    where no batch was so large, or where that was not asked."""
 
     keys: int
     batch: int
     position: int | None
+    tokens_of_many: int | None = None
 
     def __str__(self) -> str:
         position = "" if self.position is None else f", position {self.position}"
-        return f"{self.keys} keys, {self.batch} rows{position}"
+        many = "" if self.tokens_of_many is None else f" (8 of {self.tokens_of_many} tokens)"
+        return f"{self.keys} keys, {self.batch} rows{many}{position}"

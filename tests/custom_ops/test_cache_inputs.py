@@ -67,12 +67,13 @@ def lengths(case: Case) -> Array:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SPECS)
-def test_no_length_is_the_traced_one(name: str) -> None:
+def test_no_length_is_the_traced_one_but_in_one_set_of_inputs(name: str) -> None:
     spec = SPECS[name]
     for each in made(spec):
         named = {dim for shape, _ in graph_inputs(spec).values() for dim in shape if isinstance(dim, str)} - {"batch"}
+        is_traced = each.name.startswith("traced sizes")
         for dim in named:
-            assert resolved(dim, each.sizes) != TRACED_SIZES[dim], (each.name, dim)
+            assert (resolved(dim, each.sizes) == TRACED_SIZES[dim]) == is_traced, (each.name, dim)
         assert each.sizes == sizes_of(graph_inputs(spec), each.arrays)
 
 
@@ -91,7 +92,7 @@ def test_caches_get_prefills_steps_and_chunks(name: str) -> None:
 def test_cached_values_are_unit_normal_and_zero_where_contrib_leaves_nothing(name: str, form: str) -> None:
     stale, fresh = set(), set()  # whether anything lies where nothing was written, with slots there
     for each in made(SPECS[name], form=form):
-        normal = each.name.split(" [")[0] in ("consecutive", "step", "late step", "late chunk")
+        normal = each.name.split(" [")[0] in ("consecutive", "step", "late step", "chunk near the end")
         used = lengths(each) - each.sizes["seq"]
         for key in ("past_key", "past_value"):
             array = each.arrays[key]

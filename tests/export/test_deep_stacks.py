@@ -12,16 +12,19 @@ import pytest
 import torch
 from helpers import small_spec, weights_for
 from onnx import helper
+from verify_helpers import write
 
 from posexport.models.block import Streamed
+from posexport.runtimes import RUNTIMES
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import make_cases
-from posexport.verify.coverage import notes_on
+from posexport.verify.coverage import lost_in_layers
 from posexport.verify.locate import Graphs, values
 from posexport.verify.parity import TOLERANCES, inconclusive_reason
 from posexport.verify.result import FAILED, Comparison
 from posexport.verify.values import LOUD, LOUD_LAYERS
+from posexport.verify.verifier import verify
 
 
 def loud(spec: Spec) -> dict[str, np.ndarray[Any, Any]]:
@@ -55,15 +58,25 @@ def test_few_layers_get_the_loudest_inputs(dtype: str) -> None:
     assert many["past_value.0"].astype(np.float64).std() == pytest.approx(1.0, rel=0.1)
 
 
-def test_a_note_says_where_all_tokens_are_alike() -> None:
+def test_it_is_said_where_all_tokens_are_alike() -> None:
     spec = small_spec("rope", layers=9)
     apart = np.random.default_rng(0).standard_normal((2, 5, 32))
     alike = apart[:, :1] + 1e-6 * apart
     said = "after 9 layers of bare attention all tokens of a row are alike (to "
-    assert [note[: len(said)] for note in notes_on(spec, [{"output": alike}])] == [said]
-    assert notes_on(spec, [{"output": alike}, {"output": apart}]) == ()
-    assert notes_on(spec, [{"output": alike[:, :1]}]) == ()  # of a single token nothing is known
-    assert notes_on(small_spec("rope"), [{"output": alike}]) == ()
+    assert [clause[: len(said)] for clause in lost_in_layers(spec, [{"output": alike}])] == [said]
+    assert lost_in_layers(spec, [{"output": alike}, {"output": apart}]) == ()
+    assert lost_in_layers(spec, [{"output": alike[:, :1]}]) == ()  # of a single token nothing is known
+    assert lost_in_layers(small_spec("rope"), [{"output": alike}]) == ()
+
+
+def test_a_stack_whose_tokens_are_alike_is_inconclusive(tmp_path: Path) -> None:
+    path = write(tmp_path, "stack", small_spec("rope", layers=16))
+    hidden = np.random.default_rng(0).standard_normal((2, 5, 32)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", hidden_states=hidden, position_ids=np.tile(np.arange(5), (2, 1)))
+    runtimes = {"ort-cpu": RUNTIMES["ort-cpu"]}
+    (verdict,) = verify([path], runtimes=runtimes, inputs=tmp_path / "own.npz").verdicts
+    assert verdict.inconclusive
+    assert "all tokens of a row are alike" in verdict.not_shown[-1]
 
 
 def test_what_torch_itself_is_too_far_off_for_tells_nothing_of_a_runtime() -> None:

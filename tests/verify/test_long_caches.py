@@ -1,4 +1,5 @@
-"""Faults of long caches: in wide blocks, at powers of two, before the end of a band, and in rows that begin anew."""
+"""Faults of long caches: in wide blocks, at powers of two, before the end of a band, and in rows that begin anew; and
+of batches as servers have them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import onnx
 import pytest
 import verify_helpers as plant
 from helpers import small_spec
-from mutation.surgery import Nodes, change_value, change_visibility
+from mutation.surgery import Nodes, change_input, change_value, change_visibility
 
 from posexport.runtimes import RUNTIMES
 from posexport.spec.contract import bounds_of, graph_inputs
@@ -87,6 +88,49 @@ def hidden_from(key: int, rows: int) -> Mutate:
 
 ANY = (1, 2**20)
 
+SHARED = {"causal": True, "kv_cache": "shared", "padding_mask": True}
+
+STEEP = {"hidden_size": 96, "num_heads": 12, "padding_mask": True, "dtype": "fp16"}
+
+
+def padded_at_one_slot(nodes: Nodes) -> str:
+    """Four rows or more at one slot behind the first, of which one begins with padding."""
+    first, last = (nodes.op(kind, "write_indices", keepdims=0) for kind in ("ReduceMin", "ReduceMax"))
+    begins = nodes.op("ReduceMin", nodes.op("Gather", "attention_mask", nodes.const(0), axis=1), keepdims=0)
+    return nodes.all_of(
+        within(nodes, nodes.size("hidden_states", 0), 4, 2**20),
+        nodes.op("Greater", first, nodes.const(0)),
+        nodes.op("Equal", first, last),
+        nodes.op("Equal", begins, nodes.const(0)),
+    )
+
+
+def all_go_on(nodes: Nodes) -> str:
+    """Four rows or more at different slots behind the first."""
+    first, last = (nodes.op(kind, "write_indices", keepdims=0) for kind in ("ReduceMin", "ReduceMax"))
+    return nodes.all_of(
+        within(nodes, nodes.size("hidden_states", 0), 4, 2**20),
+        nodes.op("Greater", first, nodes.const(0)),
+        nodes.op("Less", first, last),
+    )
+
+
+def wide_batch(nodes: Nodes) -> str:
+    """24 rows or more of 32 tokens or more."""
+    rows, tokens = (nodes.size("hidden_states", axis) for axis in (0, 1))
+    return nodes.all_of(within(nodes, rows, 24, 2**20), within(nodes, tokens, 32, 2**20))
+
+
+def seen_in_long_prompts(model: onnx.ModelProto) -> None:
+    """No padding is hidden in prompts of more than 450 tokens."""
+
+    def change(nodes: Nodes, mask: str) -> str:
+        long = nodes.op("Greater", nodes.size("hidden_states", 1), nodes.const(450))
+        return nodes.op("Where", long, nodes.const(1), mask)
+
+    change_input(model, "attention_mask", change)
+
+
 FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "a band of a wide block": (small_spec("rope", **WIDE), off(steps((900, 1700), (1, 1)))),
     "keys of a wide block in two rows": (small_spec("rope", **WIDE), hidden_from(1000, 2)),
@@ -96,6 +140,10 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "127 keys": (small_spec("rope", **USUAL), off(steps((126, 126), ANY))),
     "steps before the end": (small_spec("rope", **USUAL), off(steps((2075, 2180), (1, 1)))),
     "rows before the end": (small_spec("rope", **USUAL), off(steps((2075, 2180), (2, 40)))),
+    "padded rows at one slot": (small_spec("rope", **SHARED), off(padded_at_one_slot)),
+    "rows that all go on": (small_spec("rope", **SHARED), off(all_go_on)),
+    "many rows of many tokens": (small_spec("rope", causal=True, hidden_size=768, num_heads=12), off(wide_batch)),
+    "padding of long prompts in half precision": (small_spec("alibi", **STEEP), seen_in_long_prompts),
 }
 
 
@@ -106,7 +154,7 @@ USUALLY = {"2048 keys", "rows before the end"}  # the others are tried by `scrip
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.slow if each not in USUALLY else ()) for each in FAULTS]
 )
-def test_a_fault_of_long_caches_fails(tmp_path: Path, name: str) -> None:
+def test_a_fault_of_long_caches_or_of_batches_fails(tmp_path: Path, name: str) -> None:
     spec, mutate = FAULTS[name]
     assert verdict_of(tmp_path, spec, mutate).state == FAILED
 

@@ -290,19 +290,16 @@ def test_in_half_precision_a_query_far_from_others_sees_itself() -> None:
     texts = [each for each in _made(small_spec("alibi2d", padding_mask=True, dtype="fp16")) if each.name[:4] == "text"]
     assert texts
     assert all((each.arrays["attention_mask"] == 1).all() for each in texts)
-    steep = _made(small_spec("kerple", padding_mask=True, dtype="fp16"))
-    hidden = [each for each in steep if (each.arrays["attention_mask"] == 0).any()]
-    assert len(hidden) > 5
-    steps = [np.abs(np.diff(each.arrays["position_ids"])).max(initial=0) for each in hidden]
-    assert max(steps) < 300
 
 
-@pytest.mark.parametrize(("encoding", "slope"), [("alibi", 2.0), ("alibi2d", 2.0), ("alibi", None), ("alibi2d", None)])
+@pytest.mark.parametrize(
+    ("encoding", "slope"), [("alibi", 2.0), ("alibi2d", 2.0), ("alibi", None), ("alibi2d", None), ("kerple", 1.0)]
+)
 def test_in_half_precision_padding_leaves_no_query_with_far_keys_of_a_steep_bias(
     encoding: str, slope: float | None
 ) -> None:
-    slopes = None if slope is None else (1.0, 0.5, 0.1, slope)
-    spec = small_spec(encoding, slopes=slopes, padding_mask=True, num_heads=4, num_kv_heads=4, dtype="fp16")
+    more = {"slopes": (1.0, 0.5, 0.1, slope)} if slope == 2.0 else {}
+    spec = small_spec(encoding, **more, padding_mask=True, num_heads=4, num_kv_heads=4, dtype="fp16")
     hidden = 0
     for each in _made(spec):
         mask, positions = each.arrays["attention_mask"] == 1, each.arrays["position_ids"].astype(np.float64)

@@ -155,8 +155,8 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
-    for name, most in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
-        batch, seq, past = size(4, 9), size(min(most, 2), most), band_between(rng, 20, 300)
+    for name, largest in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
+        batch, seq, past = size(4, 9), size(min(largest, 2), largest), band_between(rng, 20, 300)
         yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", "left")
     cached = spec.kv_cache is not None
     for power, count in POWERS.items():

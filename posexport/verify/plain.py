@@ -101,8 +101,8 @@ def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
             batch, seq = powers[int(rng.integers(len(powers)))]
         kinds = ("alike", "none") if rng.random() < 0.5 else ("mixed", "mixed")
         yield Draft("wide batch", batch, shorter(spec, batch, seq), 0, 2, size(2, 60), *kinds)
-    rows, seq = size(2, 5), int(rng.choice(WHOLE))
-    yield Draft("rows of whole blocks", rows, shorter(spec, rows, seq), 0, 0, seq, "near", "mixed")
+    batch, seq = size(2, 5), int(rng.choice(WHOLE))
+    yield Draft("rows of whole blocks", batch, shorter(spec, batch, seq), 0, 0, seq, "near", "mixed")
 
 
 def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

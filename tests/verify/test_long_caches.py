@@ -201,7 +201,11 @@ def test_small_blocks_have_each_power_of_two_and_one_on_each_side(seed: int) -> 
 
 @pytest.mark.parametrize(
     ("heads", "layers", "said"),
-    [(32, 1, []), (64, 1, ["cache of several rows"]), (32, 32, ["cache", "cache of several rows"])],
+    [
+        (32, 1, []),
+        (64, 1, ["cache of several rows"]),
+        (32, 32, ["cache", "cache of several rows", "cache under several tokens"]),
+    ],
 )
 def test_caches_that_had_to_be_cut_are_said(heads: int, layers: int, said: list[str]) -> None:
     spec = wide(heads, layers=layers)

@@ -40,7 +40,7 @@ def loaded(*arguments: object, heavy: tuple[str, ...] = HEAVY) -> tuple[int, str
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "wrong"), itertools.product(COMMANDS, ["missing", "folder", "text", "cut"]))
+@pytest.mark.parametrize(("name", "wrong"), [*itertools.product(COMMANDS, ["missing", "folder", "text", "cut"])])
 def test_a_wrong_path_is_reported_before_an_engine_loads(tmp_path: Path, name: str, wrong: str) -> None:
     path = tmp_path / "a.onnx"
     if wrong == "folder":

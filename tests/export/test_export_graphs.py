@@ -58,7 +58,7 @@ GRAPHS = [
     for column, form in enumerate(FORMS)
 ]
 GRAPHS += [
-    ((name, form, "fp16"),)
+    (name, form, "fp16")
     for name, form in zip((name for name in CASES if name not in FUNCTIONS), itertools.cycle(FORMS), strict=False)
 ]
 """Every encoding in every form, dtypes by turns, two of three left to the slow sweep; its variants each in one form,

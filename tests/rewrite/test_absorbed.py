@@ -202,7 +202,7 @@ FAULTS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("form", "fault"), itertools.product(["native", "contrib"], FAULTS))
+@pytest.mark.parametrize(("form", "fault"), [*itertools.product(["native", "contrib"], FAULTS)])
 def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
     hooks, size = FAULTS[fault]
     model = model_of(**hooks)

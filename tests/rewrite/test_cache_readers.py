@@ -75,7 +75,7 @@ def check_shared(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(("form", "what"), itertools.product(FORMS, WHAT))
+@pytest.mark.parametrize(("form", "what"), [*itertools.product(FORMS, WHAT)])
 def test_nodes_that_nothing_reads_keep_no_cache_from_being_shared(what: str, form: str) -> None:
     model = with_dead_nodes(what)
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")

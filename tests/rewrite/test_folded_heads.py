@@ -122,7 +122,7 @@ def agrees(style: Style, before: onnx.ModelProto, after: onnx.ModelProto) -> Non
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize(("form", "name"), itertools.product(["native", "contrib", "function"], STYLES))
+@pytest.mark.parametrize(("form", "name"), [*itertools.product(["native", "contrib", "function"], STYLES)])
 def test_folded_heads(form: str, name: str) -> None:
     style = STYLES[name]
     model = model_of(style)

@@ -134,7 +134,7 @@ def agrees(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(("form", "style"), itertools.product(["native", "contrib", "function"], STYLES))
+@pytest.mark.parametrize(("form", "style"), [*itertools.product(["native", "contrib", "function"], STYLES)])
 def test_heads_in_two_axes(style: str, form: str) -> None:
     layer, key_heads = STYLES[style]
     model = model_of(layer)

@@ -49,7 +49,7 @@ def check_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("form", "repeated_first", "given"),
-    itertools.product(["native", "contrib", "function"], [False, True], [False, True]),
+    [*itertools.product(["native", "contrib", "function"], [False, True], [False, True])],
 )
 def test_keys_that_turn_behind_their_cache(form: str, repeated_first: bool, given: bool) -> None:
     model = keys_turn_late(2, repeated_first=repeated_first, given=given)
@@ -79,7 +79,7 @@ def test_their_angles_become_exact(repeated_first: bool) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("form", "name"), itertools.product(["decomposed", "native"], AGAIN))
+@pytest.mark.parametrize(("form", "name"), [*itertools.product(["decomposed", "native"], AGAIN)])
 def test_what_turns_twice_is_not_called_exact(name: str, form: str) -> None:
     """Else half of its angles would be."""
     model = attention(rotate=AGAIN[name])

@@ -65,7 +65,7 @@ MASKS: dict[str, list[graphs.Add]] = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("form", "key_heads", "name"), itertools.product(FORMS, [2, HEADS], MASKS))
+@pytest.mark.parametrize(("form", "key_heads", "name"), [*itertools.product(FORMS, [2, HEADS], MASKS)])
 def test_caches_may_be_buffers(name: str, key_heads: int, form: str) -> None:
     model = graphs.attention(cached=True, key_heads=key_heads, add=MASKS[name])
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
@@ -85,7 +85,7 @@ def test_caches_may_be_buffers(name: str, key_heads: int, form: str) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("cached", "form", "name"), itertools.product([False, True], FORMS, MASKS))
+@pytest.mark.parametrize(("cached", "form", "name"), [*itertools.product([False, True], FORMS, MASKS)])
 def test_scores_are_not_computed_for_their_shape(name: str, form: str, cached: bool) -> None:
     model = graphs.attention(cached=cached, key_heads=2, add=MASKS[name])
     done, after = rewritten_model(model, form=form, target="ort")

@@ -117,7 +117,7 @@ def inputs(
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("form", "case"), itertools.product(["native", "contrib", "function"], CASES))
+@pytest.mark.parametrize(("form", "case"), [*itertools.product(["native", "contrib", "function"], CASES)])
 def test_scores_that_float16_cannot_hold(case: str, form: str) -> None:
     model = model_of(**CASES[case])
     done, proto = rewritten_model(model, form=form, target="ort")
@@ -235,7 +235,8 @@ def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
-    ("form", "cached", "narrowed"), itertools.product(["native", "contrib", "function"], [False, True], [False, True])
+    ("form", "cached", "narrowed"),
+    [*itertools.product(["native", "contrib", "function"], [False, True], [False, True])],
 )
 def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
     """Beside features in float16: with `narrowed` the graph rounds them to float16, whose numbers near 90 are 0.0625

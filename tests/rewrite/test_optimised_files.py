@@ -60,7 +60,7 @@ def test_operators_that_onnx_does_not_know_stay_where_the_opset_rises(form: str)
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("level", "form"),
-    itertools.product(["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"], ["decomposed", "native", "contrib"]),
+    [*itertools.product(["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"], ["decomposed", "native", "contrib"])],
 )
 def test_a_file_that_onnx_runtime_optimised(tmp_path: Path, level: str, form: str) -> None:
     options = onnxruntime.SessionOptions()

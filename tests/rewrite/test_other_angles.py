@@ -158,7 +158,7 @@ FAULTS: dict[str, Angles] = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("form", "fault"), itertools.product(["native", "contrib"], FAULTS))
+@pytest.mark.parametrize(("form", "fault"), [*itertools.product(["native", "contrib"], FAULTS)])
 def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     model = model_of(**rotated(FAULTS[fault]))
     done, proto = rewritten_model(model, form=form, target="ort")
@@ -171,7 +171,7 @@ def test_other_angles_further_on_stay(fault: str, form: str) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("seed", "hooks"), itertools.product(range(4), ["q", "k", "qk"]))
+@pytest.mark.parametrize(("seed", "hooks"), [*itertools.product(range(4), ["q", "k", "qk"])])
 def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> None:
     """Of one truth value a draw says nothing half the time."""
 

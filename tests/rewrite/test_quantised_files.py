@@ -26,7 +26,7 @@ def _feeds(cache: bool = False) -> dict[str, np.ndarray]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("form", "cache", "kind"),
-    itertools.product(["decomposed", "native"], [False, True], [QuantType.QUInt8, QuantType.QInt8]),
+    [*itertools.product(["decomposed", "native"], [False, True], [QuantType.QUInt8, QuantType.QInt8])],
 )
 def test_attention_behind_quantised_tables_and_products(
     tmp_path: Path, form: str, kind: QuantType, cache: bool

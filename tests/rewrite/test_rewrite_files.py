@@ -122,7 +122,7 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("external", "form"), itertools.product([False, True], list(FORMS)))
+@pytest.mark.parametrize(("external", "form"), [*itertools.product([False, True], list(FORMS))])
 def test_what_is_in_the_form_stays_byte_for_byte(form: str, external: bool, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path)
     if external:

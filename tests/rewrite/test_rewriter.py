@@ -30,7 +30,7 @@ OPERATORS = {
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(("target", "form"), itertools.product(["portable", "ort", "tensorrt"], OPERATORS))
+@pytest.mark.parametrize(("target", "form"), [*itertools.product(["portable", "ort", "tensorrt"], OPERATORS)])
 def test_every_form_is_the_same_function(form: str, target: str) -> None:
     model = decoder(layers=2)
     done, proto = rewritten_model(model, form=form, target=target)
@@ -80,7 +80,7 @@ def test_the_second_time_nothing_changes(form: str) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("start", "form"), itertools.product(OPERATORS, ["decomposed", *OPERATORS]))
+@pytest.mark.parametrize(("start", "form"), [*itertools.product(OPERATORS, ["decomposed", *OPERATORS])])
 def test_any_form_becomes_any_other(start: str, form: str) -> None:
     if start == form:
         return

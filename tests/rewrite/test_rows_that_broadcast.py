@@ -183,7 +183,7 @@ CASES: dict[str, tuple[dict[str, Dims], list[dict[str, Sequence[int]]]]] = {
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(("form", "name"), itertools.product(["native", "contrib", "function"], CASES))
+@pytest.mark.parametrize(("form", "name"), [*itertools.product(["native", "contrib", "function"], CASES)])
 def test_lengths_that_meet(name: str, form: str) -> None:
     dims, inputs = CASES[name]
     model = model_of(**dims)

@@ -153,7 +153,7 @@ def cached(size: int, axis: int, *, heads_first: bool = False) -> onnx.ModelProt
 
 
 @pytest.mark.sampled(7)
-@pytest.mark.parametrize(("form", "size", "axis"), itertools.product(["native", "contrib"], [3, 5, 7, 12], range(4)))
+@pytest.mark.parametrize(("form", "size", "axis"), [*itertools.product(["native", "contrib"], [3, 5, 7, 12], range(4))])
 def test_lengths_of_keys_are_told_from_other_axes(axis: int, size: int, form: str) -> None:
     """Heads are as wide as there are rows, tokens or keys in the inputs that are tried."""
     model = cached(size, axis)

@@ -16,7 +16,7 @@ import numpy as np
 from posexport.spec.spec import Spec
 from posexport.verify.draft import ROWS_WORK, Draft, few_cached, fewer, per_token, shorter, shrunk, size_between
 from posexport.verify.eligibility import work
-from posexport.verify.reach import Reach
+from posexport.verify.reach import MOST, Reach
 from posexport.verify.rows import band_between
 
 ROWS = {"one row": (1, 1), "few rows": (2, 5), "many rows": (6, 16), "crowd": (17, 40)}
@@ -84,6 +84,8 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
         return
     padding = itertools.cycle(rng.permutation(["none", "left", "few holes"]).tolist())
     for number, (tokens, pasts) in enumerate(LARGE_CHUNKS):
+        if number == len(LARGE_CHUNKS) - 1 and reach.given and reach.seq < sum(low for low, _ in (tokens, pasts)):
+            continue
         seq = int(rng.choice(PIECES)) if number == 1 else size(*tokens)
         draft = Draft("piece of a prompt", 1, seq, size(*pasts), 0, 1, "consecutive", next(padding))
         yield _affordable(spec, _held(spec, draft), 1)
@@ -92,15 +94,15 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
 
 
 def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of several rows and of many, with fewer tokens only where they cost as much as the longest prompt: other
-    groups give large blocks few rows of many tokens."""
-    size = partial(size_between, rng)
+    """Prompts of several rows and of many, with fewer tokens only where they cost as much as the longest prompt, or are
+    beyond the reach that was asked for: other groups give large blocks few rows of many tokens."""
+    size, most = partial(size_between, rng), reach.seq if reach.given else MOST["seq"]
     for rows, tokens, powers in WIDE:
         batch, seq = size(*rows), size(*tokens)
         if rng.random() < 0.5:
             batch, seq = powers[int(rng.integers(len(powers)))]
         kinds = ("alike", "none") if rng.random() < 0.5 else ("mixed", "mixed")
-        yield Draft("wide batch", batch, shorter(spec, batch, seq), 0, 2, size(2, 60), *kinds)
+        yield Draft("wide batch", batch, shorter(spec, batch, min(seq, most)), 0, 2, size(2, 60), *kinds)
     batch, seq = size(2, 5), int(rng.choice(WHOLE))
     yield Draft("rows of whole blocks", batch, shorter(spec, batch, seq), 0, 0, seq, "near", "mixed")
 

@@ -76,6 +76,7 @@ def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> N
             assert error(made[output], wanted[output].numpy(), real) < BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bart", pytest.param("whisper", marks=pytest.mark.slow)])
 def test_an_encoder_decoder_is_two_files(name: str, tmp_path: Path) -> None:
     """The encoder gives what the decoder's cross-attention reads; tokens come in three chunks behind the caches."""
@@ -148,6 +149,7 @@ def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch
 HEADLESS = {"base": "LlamaModel", "sequences": "LlamaForSequenceClassification", "tokens": "GPT2ForTokenClassification"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "tokens")) for one in HEADLESS])
 def test_a_decoder_without_its_head_has_no_caches(name: str, tmp_path: Path) -> None:
     """Embedders and classifiers: config.json asks for caches, which nothing reads."""

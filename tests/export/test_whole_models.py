@@ -136,6 +136,7 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     assert len(tables) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision(stored: str, tmp_path: Path) -> None:
     path = written(exported("llama", stored, form="native", dtype=torch.float16), tmp_path)
@@ -144,6 +145,7 @@ def test_half_precision(stored: str, tmp_path: Path) -> None:
     assert decoder_error(path, checkpoint("llama", stored)) < BOUND["fp16"]
 
 
+@pytest.mark.slow
 def test_hidden_states_are_those_that_enter_the_head(tmp_path: Path) -> None:
     path = written(two_kinds(), tmp_path)
     assert decoder_error(path, checkpoint("gemma3"), "last_hidden_state") < BOUND["fp32"]

@@ -61,6 +61,7 @@ def test_every_vector(wide: bool, least: int) -> None:
     assert sum(not reason_to_skip(name, wide) for name in outcomes(wide)) >= least
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("wide", [False, True])
 def test_nothing_is_skipped_without_need(wide: bool) -> None:

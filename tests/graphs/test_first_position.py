@@ -24,6 +24,8 @@ from posexport.spec.spec import Spec
 from posexport.verify import verify
 from posexport.verify.result import FAILED, PASSED
 
+pytestmark = pytest.mark.few_inputs
+
 FIRST = "position_ids"
 
 

@@ -156,6 +156,7 @@ CONDITIONS: dict[str, Callable[[Case, Array], bool]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kv_cache", ["concat", "shared"])
 @pytest.mark.parametrize("block", ["attention", "transformer"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])

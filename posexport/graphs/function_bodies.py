@@ -100,6 +100,7 @@ class Functions:
         for node in function:
             node.metadata_props.clear()
             node.doc_string = None
+        _name_inner_values(function)
         given = ", ".join(f"{key}={value}" for key, value in attributes.items())
         function.doc_string = f"posexport.custom_ops.{operator.name}({given})" if given else None
         return function
@@ -114,6 +115,20 @@ class Functions:
 def names_in(model: ir.Model) -> list[str]:
     """The names of posexport's functions that a model has."""
     return [function.name for function in model.functions.values() if function.domain == DOMAIN]
+
+
+def _name_inner_values(function: ir.Function) -> None:
+    """Give values in branches and loops names that no other value of the function has, those behind them included:
+    ONNX Runtime writes functions out in the graph, where a name stands for one value."""
+    outer = {*function}
+    taken = {value.name for value in (*function.inputs, *(value for node in outer for value in node.outputs))}
+    inner = [node for node in function.all_nodes() if node not in outer]
+    graphs = dict.fromkeys(node.graph for node in inner)
+    values = [value for graph in graphs if graph is not None for value in graph.inputs]
+    for value in (*values, *(value for node in inner for value in node.outputs)):
+        names = (value.name if number == 0 else f"{value.name}_{number}" for number in itertools.count())
+        value.name = next(name for name in names if name not in taken)
+        taken.add(value.name)
 
 
 def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:

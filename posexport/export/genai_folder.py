@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,14 +45,20 @@ _NAMES = {
 _UNBOUNDED = 2048
 """The context length of a model whose config.json has none, since its positions have no end (ALiBi)."""
 
-_SEARCH: Mapping[str, type] = {
-    "do_sample": bool,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "repetition_penalty": float,
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, float) or is_whole(value)) and math.isfinite(value)
+
+
+_SEARCH: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "do_sample": (lambda value: isinstance(value, bool), "true or false"),
+    "temperature": (_is_number, "a finite number"),
+    "top_k": (is_whole, "a whole number"),
+    "top_p": (_is_number, "a finite number"),
+    "repetition_penalty": (_is_number, "a finite number"),
 }
-"""Settings of generation_config.json that onnxruntime-genai has under the same names, with their types."""
+"""Settings of generation_config.json that onnxruntime-genai has under the same names; which values fit, and what these
+are in words."""
 
 _CACHE_DTYPES = ("fp32", "fp16", "bf16")
 
@@ -182,14 +188,8 @@ def _search(path: Path, generation: Mapping[str, Any]) -> dict[str, Any]:
     """How tokens are chosen, as far as it is said; RequestError for a value of another type."""
     settings = {name: generation[name] for name in _SEARCH if generation.get(name) is not None}
     for name, value in settings.items():
-        kind = _SEARCH[name]
-        if kind is bool:
-            fits, what = isinstance(value, bool), "true or false"
-        elif kind is int:
-            fits, what = is_whole(value), "a whole number"
-        else:
-            fits, what = (isinstance(value, float) or is_whole(value)) and math.isfinite(value), "a finite number"
-        if not fits:
+        fits, what = _SEARCH[name]
+        if not fits(value):
             raise RequestError(
                 f"{str(path.with_name('generation_config.json'))!r} has the {name} {shown(value)}, not {what}: "
                 "correct it, or leave it out."

@@ -71,10 +71,7 @@ class Functions:
 
     def _name(self, name: str) -> str:
         """The name, or with a number from 2 on where it is taken."""
-        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        free = next(one for one in names if one not in self._taken)
-        self._taken.add(free)
-        return free
+        return _free(name, self._taken, 2)
 
     def _build(
         self, operator: Operator[..., Any], chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
@@ -121,14 +118,20 @@ def _name_inner_values(function: ir.Function) -> None:
     """Give values in branches and loops names that no other value of the function has, those behind them included:
     ONNX Runtime writes functions out in the graph, where a name stands for one value."""
     outer = {*function}
-    taken = {value.name for value in (*function.inputs, *(value for node in outer for value in node.outputs))}
+    taken = {str(value.name) for value in (*function.inputs, *(value for node in outer for value in node.outputs))}
     inner = [node for node in function.all_nodes() if node not in outer]
     graphs = dict.fromkeys(node.graph for node in inner)
     values = [value for graph in graphs if graph is not None for value in graph.inputs]
     for value in (*values, *(value for node in inner for value in node.outputs)):
-        names = (value.name if number == 0 else f"{value.name}_{number}" for number in itertools.count())
-        value.name = next(name for name in names if name not in taken)
-        taken.add(value.name)
+        value.name = _free(str(value.name), taken, 1)
+
+
+def _free(name: str, taken: set[str], first: int) -> str:
+    """The name, or with a number from `first` on where it is taken; it is taken then."""
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(first)))
+    free = next(one for one in names if one not in taken)
+    taken.add(free)
+    return free
 
 
 def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:

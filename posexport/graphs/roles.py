@@ -19,7 +19,7 @@ from posexport.graphs.compared import compared_ids
 from posexport.graphs.load import InvalidGraphError, inlined, ir_of
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
-from posexport.spec.contract import Shape, Values
+from posexport.spec.contract import Shape, Values, read_dims
 from posexport.spec.input_roles import NAMES, ROLES, WHERE, check_input, check_role, plain_name
 
 TOKEN_IDS = ("token_ids", "encoder_token_ids")
@@ -243,8 +243,7 @@ def shape_of_value(value: ir.Value) -> Shape:
     if value.shape is None:
         return ()
     dims = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape]
-    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() and len(dim) < 20 else dim for dim in dims]
-    dims = ["?" if isinstance(dim, int) and dim < 0 else dim for dim in dims]
+    dims = ["?" if isinstance(dim, int) and dim < 0 else dim for dim in read_dims(dims)]
     sizes = required_sizes(value, len(dims))
     return tuple(sizes.get(at, dim) if isinstance(dim, str) else dim for at, dim in enumerate(dims))
 

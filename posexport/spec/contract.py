@@ -7,7 +7,7 @@ attention_mask. Imports no engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ SUMS = {PRESENT: ("past_seq", "seq"), "total_seq": ("past_seq", "seq")}
 
 TRACED_SIZES = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
 """Sizes of the example that torch traces; all differ, so that a size that stays in the graph shows."""
+
+
+def read_dims(dims: Iterable[str | int]) -> list[str | int]:
+    """Dimensions as a file names them: some files name a number "16"."""
+    return [int(dim) if isinstance(dim, str) and dim.isdecimal() and len(dim) < 20 else dim for dim in dims]
 
 
 def smallest(dim: str) -> int:

@@ -11,7 +11,7 @@ from posexport.errors import Reason, RequestError, shown
 from posexport.export.triton.config import TYPES
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, weight_files
 from posexport.graphs.roles import Role, roles_of
-from posexport.spec.contract import Shape, Values
+from posexport.spec.contract import Shape, Values, read_dims
 
 
 def served_graph(graph: GraphFile) -> ServedArtifact:
@@ -67,5 +67,4 @@ def _served(kind: str, graph: GraphFile) -> Values:
 
 def _dimensions(info: onnx.ValueInfoProto, shape: Shape) -> Shape:
     """The shape, where a dimension is a number, or a name if it may vary; some files write -1, or a number as text."""
-    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() and len(dim) < 20 else dim for dim in shape]
-    return tuple("?" if isinstance(dim, int) and dim < 1 else dim for dim in dims)
+    return tuple("?" if isinstance(dim, int) and dim < 1 else dim for dim in read_dims(shape))

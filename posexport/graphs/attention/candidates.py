@@ -59,12 +59,11 @@ def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[Unknown
     calls, but for those of the domain `kept`: it is left alone. The first has this `layer`."""
     found: list[UnknownAttention] = []
     for node in model.graph.all_nodes():
+        name = node.name or node.outputs[0].name or ""
         if node.graph is not model.graph and _may_be_attention(node, model.functions):
-            name = node.name or node.outputs[0].name or ""
             text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
             reason = Reason("control-flow", text)
         elif _calls_attention(model, node, kept):
-            name = node.name or node.outputs[0].name or ""
             text = f"{shown(name)} calls a function of another opset, or one that is given a graph"
             reason = Reason("function", f"{text}, where attention is not looked for")
         else:

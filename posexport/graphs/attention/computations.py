@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.dataflow import Dataflow, bodies
 
 _SMALL = 4096
 """Elements of a constant that is known by its numbers."""
@@ -49,15 +49,10 @@ class Computations:
             array = self._get(value)
             if array.numel() < _SMALL:
                 return (str(array.dtype), *array.shape, array.numpy().tobytes())
-        if node is None or node.outputs[0] is not value or node.op_type == "Constant" or _has_graphs(node):
+        if node is None or node.outputs[0] is not value or node.op_type == "Constant" or bodies(node):
             return (value.name,)
         attributes = tuple(sorted((name, repr(attribute.value)) for name, attribute in node.attributes.items()))
         return (node.domain, node.op_type, attributes, *(None if one is None else self.key(one) for one in node.inputs))
-
-
-def _has_graphs(node: ir.Node) -> bool:
-    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def above(flow: Dataflow, values: Iterable[ir.Value]) -> Iterator[ir.Value]:

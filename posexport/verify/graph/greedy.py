@@ -158,12 +158,9 @@ class GreedyCheck:
         given = {"token_ids": ids, "attention_mask": mask, "position_ids": places}
         sizes = {BATCH: len(rows), SEQ: ids.shape[1], PAST: 0}
         drawn = draw_inputs(self.roles, sizes, np.random.default_rng(self.seed)).arrays
-        arrays = {
-            name: given.get(role.kind, drawn[name]).astype(drawn[name].dtype) for name, role in self.roles.items()
-        }
         first = places[:, -1:] - ids.shape[1] + 1  # below 0 where a row begins with padding
-        return arrays | {
-            name: np.broadcast_to(first, drawn[name].shape).astype(drawn[name].dtype)
+        arrays = {
+            name: first if role.is_first_position else given.get(role.kind, drawn[name])
             for name, role in self.roles.items()
-            if role.is_first_position
         }
+        return {name: array.astype(drawn[name].dtype) for name, array in arrays.items()}

@@ -8,6 +8,7 @@ from types import ModuleType
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.reference
 import pytest
 from helpers import case, inputs_for
 from onnx import TensorProto, helper
@@ -78,6 +79,27 @@ def test_the_reference_normalises_by_the_statistics_that_it_is_given(opset: int,
     found = onnx_reference.load(tmp_path / "g.onnx", {}).run({"x": x, **dict(zip(names[1:], given, strict=True))})["y"]
     scale, bias, mean, variance = (values[:, None] for values in given)
     np.testing.assert_allclose(found, scale * (x - mean) / (variance + 0.5) ** 0.5 + bias, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32], ids=["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize(
+    "shapes", [((3, 40), (40, 5)), ((2, 1, 3, 40), (4, 40, 5)), ((40,), (40, 5)), ((0, 40), (40, 5))]
+)
+def test_products_of_the_reference_are_those_of_onnx(dtype: type, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Bit by bit, infinities and NaN too: quicker is all that they are."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    names = [helper.make_tensor_value_info(name, kind, None) for name in ("a", "b", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "g", names[:2], names[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    generator = np.random.default_rng(0)
+    inputs = {name: generator.standard_normal(shape).astype(dtype) for name, shape in zip("ab", shapes, strict=True)}
+    inputs["a"][..., :1] *= dtype(400)
+    inputs["b"][..., :1, :3] = np.array([np.inf, np.nan, 60_000]).astype(dtype)
+    with np.errstate(all="ignore"):
+        expected = onnx.reference.ReferenceEvaluator(model).run(None, inputs)[0]
+    made = onnx_reference.ReferenceRunner(model, Path()).run(inputs)["y"]
+    assert made.dtype == expected.dtype
+    np.testing.assert_array_equal(made.astype(np.float32), expected.astype(np.float32))
 
 
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")

@@ -23,7 +23,7 @@ from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
 from posexport.verify.draws import Array
-from posexport.verify.ordinary import AMONG, first_index, judged_apart
+from posexport.verify.ordinary import AMONG, first_index, judged_apart, root_mean_square
 from posexport.verify.result import (
     FAILED,
     MISSING_OUTPUT,
@@ -127,18 +127,20 @@ def _compare(
     if dtype_name(output.dtype) != dtype:
         return Reason(WRONG_DTYPE, f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"), {}
     exact, actual, by_torch, *more = (
-        np.asarray(array).astype(np.float64) for array in (reference, output, *torch_outputs)
+        np.asarray(array).astype(np.float64, copy=False) for array in (reference, output, *torch_outputs)
     )
-    beyond = _beyond(exact, by_torch, actual, tolerance) if given else np.zeros(exact.shape, bool)
+    beyond = _beyond(exact, by_torch, actual, tolerance) if given else None
+    if beyond is not None and not beyond.any():
+        beyond = None
     for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
-        invalid = ~np.isfinite(array) & ~beyond
-        if invalid.any():
-            index = first_index(invalid)
+        valid = np.isfinite(array) if beyond is None else np.isfinite(array) | beyond
+        if not valid.all():
+            invalid, index = ~valid, first_index(~valid)
             text = f"{who} has {int(invalid.sum())} of {invalid.size} values not finite, the first at {list(index)}"
             return Reason(NOT_FINITE, text), {"index": index}
     if not exact.size:
         return Reason(NOTHING_COMPARED, f"output {name!r} is empty: nothing was compared"), {}
-    if beyond.any():
+    if beyond is not None:
         limit = tolerance.ceiling * float(np.sqrt(np.mean(exact[beyond] ** 2)))
         wrong = beyond & np.isfinite(actual)
         wrong[wrong] = np.abs(actual[wrong] - exact[wrong]) > limit
@@ -151,7 +153,8 @@ def _compare(
             return None, {}
         exact, actual, by_torch, *more = (np.where(beyond, 0.0, array) for array in (exact, actual, by_torch, *more))
     own = [by_torch, *(array for array in more if np.isfinite(array).all())]
-    numbers, among = measured(exact, own, np.abs(actual - exact), ~beyond, tolerance, SMALLEST[dtype])
+    counted = None if beyond is None else ~beyond
+    numbers, among = measured(exact, own, np.abs(actual - exact), counted, tolerance, SMALLEST[dtype])
     index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
     reason = None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit) + among)
     return reason, {**numbers, "got": float(actual[index]), "reference": float(exact[index])}
@@ -161,31 +164,32 @@ def measured(
     exact: Array,
     own: Sequence[Array],
     errors: Array,
-    counted: Array,
+    counted: Array | None,
     tolerance: Tolerance,
     smallest: float,
     least_scale: float = 0.0,
 ) -> tuple[dict[str, Any], str]:
     """The numbers of a comparison, and of which values they are, as the end of a sentence: of all that are `counted`
-    (bool, at least one), or of those of ordinary size, where only these are over their limit.
+    (bool, at least one; None: all), or of those of ordinary size, where only these are over their limit.
 
     `errors` are those of the runtime, zero elsewhere; `own` has honest evaluations in the dtypes at hand, `smallest` is
     the least limit, `least_scale` the least size that errors are measured by.
     """
-    rms = float(np.sqrt(np.mean(exact[counted] ** 2)))
+    values, kept_errors, *kept = (each if counted is None else each[counted] for each in (exact, errors, *own))
+    rms, index = root_mean_square(values), first_index(errors)
     scale = max(rms, least_scale) if rms else rms
-    own_error = max((largest_error(array[counted], exact[counted]) for array in own), default=0.0)
+    own_error = max((largest_error(array, values) for array in kept), default=0.0)
     numbers: dict[str, Any] = {
-        "max_error": float(errors.max()),
-        "rms_error": float(np.sqrt(np.mean(errors[counted] ** 2))),
+        "max_error": float(errors[index]),
+        "rms_error": root_mean_square(kept_errors),
         "torch_error": own_error,
         "limit": max(tolerance.limit(own_error, max(rms, least_scale)), smallest),
         "reference_rms": scale,
-        "index": first_index(errors == errors.max()),
+        "index": index,
     }
-    finite = [array for array in own if np.isfinite(array[counted]).all()]
-    if numbers["max_error"] <= numbers["limit"] and finite and not least_scale:
-        apart = judged_apart(exact, finite, errors, tolerance, smallest, counted)
+    if numbers["max_error"] <= numbers["limit"] and not least_scale:
+        finite = [array for array, part in zip(own, kept, strict=True) if np.isfinite(part).all()]
+        apart = judged_apart(exact, finite, errors, tolerance, smallest, counted) if finite else None
         if apart is not None:
             return apart, AMONG
     return numbers, ""
@@ -194,7 +198,8 @@ def measured(
 def largest_error(array: Array, exact: Array) -> float:
     """The largest error of an honest evaluation; what it can't compute has none."""
     errors = np.abs(array - exact)
-    return float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
+    largest = float(errors.max(initial=0.0))
+    return largest if np.isfinite(largest) else float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
 
 
 def over_limit(name: str, error: float, index: Sequence[int], limit: float) -> str:

@@ -134,7 +134,8 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
         return None, {}, left
     errors = np.where(counted, np.abs(actual - np.where(counted, values, 0.0)), 0.0)
     smallest = SMALLEST.get(each.dtype, 0.0)
-    numbers, among = measured(values, own, errors, counted, each.tolerance, smallest, each.least_scale)
+    those = None if counted.all() else counted
+    numbers, among = measured(values, own, errors, those, each.tolerance, smallest, each.least_scale)
     index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
     place = each.place(index)
     numbers |= {"index": place, "got": float(actual[index]), "reference": float(values[index])}
@@ -170,7 +171,7 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
     exact, actual = (np.asarray(array).astype(np.float64) for array in (each.exact, output))
     errors = np.where(counted, np.abs(actual - exact), 0.0)
     error = float(errors.max())
-    index = first_index(errors == error)
+    index = first_index(errors)
     numbers = {
         "max_error": error,
         "limit": 0.0,

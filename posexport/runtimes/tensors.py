@@ -1,12 +1,16 @@
 """Tensors on their way between numpy, torch and processes: bf16, which numpy lacks, travels as ml_dtypes.bfloat16.
 
-Between processes they travel in safetensors, not .npz: numpy reads the headers of an .npz with Python's parser, whose
-state Python 3.11 shares between threads: while another thread parses (torch's exporter does), a SystemError is raised.
+Between processes they travel in files of their bytes behind a list of names, dtypes and shapes in JSON, which takes a
+third of the time of safetensors, whose files numpy.memmap reads. They are no .npz: numpy reads the headers of one with
+Python's parser, whose state Python 3.11 shares between threads: while another thread parses (torch's exporter does), a
+SystemError is raised.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,34 +67,37 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
+ALIGNMENT = 64
+"""Bytes of which each array of a file begins at a multiple."""
+
+
 def save_arrays(path: Path, arrays: Arrays) -> None:
     """Write `arrays` to `path`.
 
     Raises TypeError for what is no array or has no text as its name, ValueError for a dtype that doesn't travel.
     """
-    from safetensors.numpy import save
-
     for name, array in arrays.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             raise TypeError(f"{name!r} is {type(array).__name__}: tensors are numpy arrays by name")
         if array.dtype.kind not in "biuf" and array.dtype != BF16:
             raise ValueError(f"{name!r} is {array.dtype}: tensors are numbers or booleans")
-    entries = {
-        f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
-        for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
-    }
-    names = [[name, array.dtype.name] for name, array in arrays.items()]
-    path.write_bytes(save(entries, {"names": json.dumps(names)}))
+    header = json.dumps([[name, array.dtype.name, array.shape] for name, array in arrays.items()]).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for array in arrays.values():
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def load_arrays(path: Path) -> Arrays:
     """Read what `save_arrays` wrote, as views of the mapped file: they take memory only while they are used, and stay
     when the file is removed. What is written to them changes no file."""
-    mapped = np.asarray(np.memmap(path, np.uint8, mode="c"))
-    start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
-    header = json.loads(mapped[8:start].tobytes())
+    with path.open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+    end = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
     arrays = {}
-    for index, (name, dtype) in enumerate(json.loads(header["__metadata__"]["names"])):
-        first, last = (start + offset for offset in header[f"a{index}"]["data_offsets"])
-        arrays[name] = mapped[first:last].view(dtype).reshape(header[f"a{index}"]["shape"])
+    for name, dtype, shape in json.loads(mapped[8:end].tobytes()):
+        start = end + -end % ALIGNMENT
+        end = start + math.prod(shape) * np.dtype(dtype).itemsize
+        arrays[name] = mapped[start:end].view(dtype).reshape(shape)
     return arrays

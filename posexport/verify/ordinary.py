@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from posexport.verify.blocks import absolute_errors, in_blocks, root_mean_square
 from posexport.verify.draws import Array
 from posexport.verify.result import Tolerance
 
@@ -20,13 +21,22 @@ AMONG = " among values of ordinary size, where others are far larger"
 
 def ordinary(exact: Array, counted: Array | None = None) -> Array | None:
     """Which values that count (None: all) are of ordinary size, bool of their shape; None where all of them are."""
-    sizes = np.abs(exact if counted is None else np.where(counted, exact, 0.0))
-    largest = sizes.max(initial=0.0)
-    if 2 * np.count_nonzero(sizes >= largest / APART) > np.count_nonzero(sizes):  # then so is the median, which is slow
+    if counted is not None:
+        exact = np.where(counted, exact, 0.0)
+    if not exact.size or _surely_ordinary(exact):
         return None
+    sizes = np.abs(exact)
     usual: Array = sizes <= APART * np.median(sizes[sizes > 0])
     usual = usual if counted is None else usual & counted
     return None if usual.sum() == (usual.size if counted is None else counted.sum()) else usual
+
+
+def _surely_ordinary(exact: Array) -> bool:
+    """Whether more than half of the values that are not zero reach the largest, divided by APART: then so does the
+    median, which takes far longer to find."""
+    least = max(exact.max(), -exact.min()) / APART
+    reached = sum(int(np.count_nonzero(np.abs(part) >= least)) for (part,) in in_blocks(exact))
+    return bool(2 * reached > np.count_nonzero(exact))
 
 
 def judged_apart(
@@ -46,7 +56,7 @@ def judged_apart(
     if usual is None:
         return None
     rms = root_mean_square(exact[usual])
-    own_error = max(float(np.abs(array[usual] - exact[usual]).max()) for array in own)
+    own_error = max(float(absolute_errors(array[usual], exact[usual]).max()) for array in own)
     limit = tolerance.uncapped(own_error, rms)
     apart = np.where(usual, errors, 0.0)
     index = first_index(apart)
@@ -65,8 +75,3 @@ def judged_apart(
 def first_index(array: Array) -> tuple[int, ...]:
     """The index of the first value that is true, or the largest."""
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(array)), array.shape))
-
-
-def root_mean_square(values: Array) -> float:
-    """Of all values of an array that has some."""
-    return float(np.linalg.norm(values) / values.size**0.5)

@@ -22,8 +22,9 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
+from posexport.verify.blocks import absolute_errors, in_blocks, root_mean_square
 from posexport.verify.draws import Array
-from posexport.verify.ordinary import AMONG, first_index, judged_apart, root_mean_square
+from posexport.verify.ordinary import AMONG, first_index, judged_apart
 from posexport.verify.result import (
     FAILED,
     MISSING_OUTPUT,
@@ -126,9 +127,7 @@ def _compare(
         return Reason(WRONG_SHAPE, text), {}
     if dtype_name(output.dtype) != dtype:
         return Reason(WRONG_DTYPE, f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"), {}
-    exact, actual, by_torch, *more = (
-        np.asarray(array).astype(np.float64, copy=False) for array in (reference, output, *torch_outputs)
-    )
+    exact, actual, by_torch, *more = (np.asarray(array) for array in (reference, output, *torch_outputs))
     beyond = _beyond(exact, by_torch, actual, tolerance) if given else None
     if beyond is not None and not beyond.any():
         beyond = None
@@ -143,18 +142,19 @@ def _compare(
     if beyond is not None:
         limit = tolerance.ceiling * float(np.sqrt(np.mean(exact[beyond] ** 2)))
         wrong = beyond & np.isfinite(actual)
-        wrong[wrong] = np.abs(actual[wrong] - exact[wrong]) > limit
+        wrong[wrong] = absolute_errors(actual[wrong], exact[wrong]) > limit
         if wrong.any():
             index = first_index(wrong)
-            text = f"output {name!r} is off by {abs(actual[index] - exact[index]):.3g} at {list(index)}, where torch "
-            text += f"eager gives no finite value, the limit is {limit:.3g}"
+            off = abs(float(actual[index]) - exact[index])
+            text = f"output {name!r} is off by {off:.3g} at {list(index)}, where torch eager gives no finite value, "
+            text += f"the limit is {limit:.3g}"
             return Reason(OVER_LIMIT, text), {"index": index}
         if beyond.all():
             return None, {}
         exact, actual, by_torch, *more = (np.where(beyond, 0.0, array) for array in (exact, actual, by_torch, *more))
     own = [by_torch, *(array for array in more if np.isfinite(array).all())]
     counted = None if beyond is None else ~beyond
-    numbers, among = measured(exact, own, np.abs(actual - exact), counted, tolerance, SMALLEST[dtype])
+    numbers, among = measured(exact, own, absolute_errors(actual, exact), counted, tolerance, SMALLEST[dtype])
     index, error, limit = numbers["index"], numbers["max_error"], numbers["limit"]
     reason = None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit) + among)
     return reason, {**numbers, "got": float(actual[index]), "reference": float(exact[index])}
@@ -197,9 +197,12 @@ def measured(
 
 def largest_error(array: Array, exact: Array) -> float:
     """The largest error of an honest evaluation; what it can't compute has none."""
-    errors = np.abs(array - exact)
-    largest = float(errors.max(initial=0.0))
-    return largest if np.isfinite(largest) else float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
+    largest = 0.0
+    for part, of_exact in in_blocks(array, exact):
+        errors = np.abs(part - of_exact)
+        most = errors.max()
+        largest = max(largest, float(most if np.isfinite(most) else errors[np.isfinite(errors)].max(initial=0.0)))
+    return largest
 
 
 def over_limit(name: str, error: float, index: Sequence[int], limit: float) -> str:

@@ -139,7 +139,7 @@ def changed_weight(folder: Path) -> None:
 
 
 def wrong_reference(folder: Path) -> None:
-    path = model_of(folder).with_name("references.safetensors")
+    path = model_of(folder).with_name("references.tensors")
     arrays = {name: np.array(array) for name, array in load_arrays(path).items()}
     name = max((name for name in arrays if "/exact/" in name), key=lambda name: arrays[name].shape[1])
     arrays[name] = arrays[name][:, ::-1]  # the tokens in another order
@@ -152,7 +152,7 @@ def damaged(folder: Path) -> None:
 
 
 def lost(folder: Path) -> None:
-    model_of(folder).with_name("references.safetensors").unlink()
+    model_of(folder).with_name("references.tensors").unlink()
 
 
 def signed_again(folder: Path) -> None:
@@ -168,10 +168,10 @@ def signed_again(folder: Path) -> None:
     [
         (changed_weight, True, "output 'output' is off by"),
         (wrong_reference, True, "the reference of "),
-        (wrong_reference, False, "'references.safetensors' is not the file that was prepared"),
+        (wrong_reference, False, "'references.tensors' is not the file that was prepared"),
         (changed_weight, False, "'model.onnx' is not the file that was prepared"),
         (damaged, False, "'model.onnx' is not the file that was prepared"),
-        (lost, False, "'references.safetensors' can't be read"),
+        (lost, False, "'references.tensors' can't be read"),
     ],
 )
 def test_every_fault_fails(

@@ -104,8 +104,8 @@ def test_arrays_that_are_read_are_the_mapped_file(tmp_path: Path) -> None:
     save_arrays(path, {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros((0, 4), np.int8)})
     found, before = load_arrays(path), path.read_bytes()
     base: object = found["a"]
-    while isinstance(base, np.ndarray):
-        base = base.base
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.obj if isinstance(base, memoryview) else base.base
     assert isinstance(base, mmap.mmap), "it is a copy in memory"
     found["a"][0, 0] = 7.0
     assert path.read_bytes() == before

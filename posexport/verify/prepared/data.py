@@ -15,7 +15,7 @@ import attrs
 from posexport.errors import Reason
 from posexport.verify.result import Tolerance
 
-ARRAYS = "references.safetensors"
+ARRAYS = "references.tensors"
 """The file of the arrays."""
 
 

@@ -1,0 +1,32 @@
+"""Sums over large arrays, block by block: what a step makes is read by the next one while the core's cache has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from posexport.verify.draws import Array
+
+BLOCK = 1 << 15
+"""Values of a block: three of float64 are 768 KB, which fits in the caches of most cores."""
+
+
+def in_blocks(*arrays: Array) -> Iterator[list[Array]]:
+    """The values of arrays of one shape, flat, a block of each at a time, in float64."""
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, BLOCK):
+        yield [array[start : start + BLOCK].astype(np.float64, copy=False) for array in flat]
+
+
+def absolute_errors(array: Array, exact: Array) -> Array:
+    """|array - exact| in float64, of their shape."""
+    errors = np.empty(exact.shape)
+    for (out, *_), (part, of_exact) in zip(in_blocks(errors), in_blocks(array, exact), strict=True):
+        np.abs(np.subtract(part, of_exact, out=out), out=out)
+    return errors
+
+
+def root_mean_square(values: Array) -> float:
+    """Of all values of an array that has some."""
+    return float(np.linalg.norm(values) / values.size**0.5)

@@ -25,7 +25,7 @@ later, so that one pass over a text is enough."""
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table in a TOML file, which `what` names in words; RequestError where there is none."""
     try:
-        text = read_bytes(path, _LIMIT).decode()
+        text = read_bytes(path, _LIMIT).decode("utf-8-sig")  # some editors write a mark first, which TOML lets us skip
         if any(len(re.findall(_PART, key)) > _DEEPEST_KEY for key in _keys(text)):
             raise ValueError(f"a key has more than {_DEEPEST_KEY} parts")  # for which tomllib takes minutes
         table = tomllib.loads(text)

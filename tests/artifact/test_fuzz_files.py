@@ -101,7 +101,7 @@ def test_a_thousand_mutants_are_read_or_refused(reader: str, sound: Path, tmp_pa
     assert min(refused, read) >= 10, "the mutants are too mild, or too harsh"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("reader", READERS)
 def test_some_mutants_are_read_or_refused(reader: str, sound: Path, tmp_path: Path) -> None:
     """A taste of the slow sweep in the usual one."""

@@ -66,11 +66,10 @@ def test_attention_is_causal_and_is_written_as_an_operator() -> None:
     assert site.evidence.cases >= 12
 
 
-def test_a_prompt_that_sees_what_comes_later_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("causal", "state"), [(False, FAILED), pytest.param(True, PASSED, marks=pytest.mark.slow)])
+def test_a_prompt_that_sees_what_comes_later_fails(causal: bool, state: str, tmp_path: Path) -> None:
     """As one token at a time, nothing is wrong with it."""
     truth = foreign(tmp_path, "truth", spec_of("rope"), "native")
-    foreign(tmp_path, "fault", spec_of("rope", causal=False), "native")
-    foreign(tmp_path, "sound", spec_of("rope"), "decomposed")
-    for name, state in (("fault", FAILED), ("sound", PASSED)):
-        report = verify([tmp_path / f"{name}.onnx"], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, against=truth)
-        assert [each.state for each in report.verdicts] == [state], report
+    foreign(tmp_path, "other", spec_of("rope", causal=causal), "decomposed")
+    report = verify([tmp_path / "other.onnx"], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, against=truth)
+    assert [each.state for each in report.verdicts] == [state], report

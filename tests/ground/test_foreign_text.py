@@ -82,6 +82,13 @@ def test_toml_holds_no_number_that_it_can_not_have(text: str, place: str, tmp_pa
     assert read_toml(path, "config") == {"size": 16**15 - 1, "least": -(2**63)}
 
 
+def test_a_mark_of_utf8_before_json_and_toml_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("size = 1", encoding="utf-8-sig")
+    assert read_toml(path, "config") == {"size": 1}
+    assert parse_json('{"size": 1}'.encode("utf-8-sig")) == {"size": 1}
+
+
 def test_a_field_that_gets_such_a_number_says_so() -> None:
     for fields in ({"hidden_size": 16**9000}, {"layers": 16**9000}, {"dtype": 16**9000}, {"causal": 16**9000}):
         data = {"encoding": {"name": "rope"}, "hidden_size": 64, "num_heads": 4, **fields}

@@ -85,6 +85,7 @@ def off(folder: Path, layer: int, checkpoint: Saved, wrong: str = "") -> float:
     return error(build_block(found.spec, weights)(entered, *given), left)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_layer_is_theirs(name: str, layer: int, saved: Any) -> None:
     checkpoint: Saved = saved(name)

@@ -31,10 +31,9 @@ pytestmark = pytest.mark.few_inputs
 
 IMPORT = "tensorrt-import"
 ROWS = {name: RUNTIMES[name] for name in ("ort-cpu", IMPORT)}
-SOME = ["rope2d", "deberta"]
+SOME = ["deberta"]
 SOUND: dict[str, Spec] = {
     **{name: case(name, dtype=dtype) for name, dtype in zip(SOME, itertools.cycle(DTYPES), strict=False)},
-    "cache": small_spec("rope", kv_cache="concat", causal=True, num_kv_heads=2),
     "padding": small_spec("t5", padding_mask=True, sinks=True, dtype="bf16"),
     "shared cache": small_spec("alibi", kv_cache="shared", causal=True, dtype="fp16"),
     "cross": small_spec("learned", cross=True, qk_norm=True),

@@ -289,7 +289,7 @@ print("made", hasattr(busy, "kept"), gc.isenabled())
 
 
 @needs_rtx
-@pytest.mark.parametrize("way", ["guarded", "plain"])
+@pytest.mark.parametrize("way", ["guarded", pytest.param("plain", marks=pytest.mark.slow)])
 def test_the_end_of_a_builder_waits_for_another_that_begins(way: str) -> None:
     """Without the guard it never ends, which shows that the garbage is there."""
     command = [sys.executable, "-P", "-c", GARBAGE, way]

@@ -147,7 +147,7 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
 }
 
 
-USUALLY = {"2048 keys", "rows before the end"}  # the others are tried by `scripts/test slow`
+USUALLY = {"rows before the end"}  # the others are tried by `scripts/test slow`
 """Faults of wide blocks but one: each takes a minute."""
 
 

@@ -115,7 +115,7 @@ ENGINES, USUAL = ("ort-cpu", "onnx-reference"), ("torch", "ort-cpu")
 
 
 SAME_NAMES = {f"same {block}": (block, form) for block, form in SAME}
-FEW = (*list(FAULTS)[::4], *list(SAME_NAMES)[:1])
+FEW = (*list(FAULTS)[::8], *list(SAME_NAMES)[:1])
 """What the usual run has."""
 
 VerdictOf = Callable[[str, str], Verdict]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -70,6 +70,7 @@ from posexport.verify.rounding import (
     of_encodings,
     without_copies,
 )
+from posexport.verify.runs import Run
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -85,16 +86,6 @@ MOVES = 2
 
 COPIES_BYTES = 2**30
 """About how many bytes copies of a case, and the outputs on them, may take at once."""
-
-
-@attrs.frozen
-class Run:
-    """A run of a file on one runtime under way: of the cases with these indices, with these options."""
-
-    answer: Future[Answer]
-    indices: list[int]
-    path: Path
-    options: Mapping[str, Any]
 
 
 @attrs.define(kw_only=True)
@@ -173,8 +164,9 @@ class ArtifactJob:
                 state: State = NOT_RUN if answer.failure.code in NO_REFERENCE else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
                 return Verdict.of(path, name, state, reason, notes=self.notes)
-        indices, answer = self.runs[name].indices, result(self.runs[name].answer)
-        notes = self._notes(row, indices)
+        inputs = [case.arrays for case in self.cases]
+        indices, answer, too_large = self.runs[name].where_memory_is_enough(self.pool, row, inputs)
+        notes = self._notes(row, self.runs[name].indices)
         if answer.failure is not None:
             if answer.failure.code in NOTHING_SHOWN:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
@@ -192,7 +184,7 @@ class ArtifactJob:
             return Verdict.of(path, name, NOT_RUN, undecided, notes=notes, describe=answer.describe)
         left_out = [*self._not_computed(indices, reference, by_torch, answer)]
         left_out += lost_in_layers(self.artifact.spec, [reference.outputs[index] for index in indices])
-        fields = {"notes": notes, "describe": answer.describe, "not_shown": (*unclear, *left_out)}
+        fields = {"notes": notes, "describe": answer.describe, "not_shown": (*too_large, *unclear, *left_out)}
         verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
         worst = verdict.worst
         case = None if worst is None else next(case for case in self.cases if case.name == worst.case)

@@ -29,6 +29,9 @@ CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 100_000_000, 100_000_000
 """Numbers in the longest cache, in those that keep their length together, and in all others together, where no reach
 was asked for: each takes eight bytes, several times."""
 
+MANY_CACHED = 2**24
+"""Numbers in the late cache of ten rows and more, which has fewer of them in wide blocks."""
+
 USUAL_CACHED = 2**23
 """Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
 
@@ -175,6 +178,9 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
     yield Draft("long chunk", 4, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
     yield Draft("prompt", 2, shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
+    past = max(LONG, late - size(20, 900))
+    if (many := min(size(10, 16), MANY_CACHED // (past * per_token(spec)))) >= MANY_ROWS:
+        yield Draft("late steps of many rows", many, 1, past, 2, 1, "far", "mixed")
 
 
 def longest_cache(spec: Spec, reach: Reach) -> int:

@@ -140,6 +140,7 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "127 keys": (small_spec("rope", **USUAL), off(steps((126, 126), ANY))),
     "steps before the end": (small_spec("rope", **USUAL), off(steps((2075, 2180), (1, 1)))),
     "rows before the end": (small_spec("rope", **USUAL), off(steps((2075, 2180), (2, 40)))),
+    "ten rows over many keys": (small_spec("rope", **USUAL), off(steps((1190, 2**20), (10, 2**20)))),
     "padded rows at one slot": (small_spec("rope", **SHARED), off(padded_at_one_slot)),
     "rows that all go on": (small_spec("rope", **SHARED), off(all_go_on)),
     "many rows of many tokens": (small_spec("rope", causal=True, hidden_size=768, num_heads=12), off(wide_batch)),

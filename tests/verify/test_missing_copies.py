@@ -17,10 +17,10 @@ from posexport.processes import CRASHED, MEMORY
 from posexport.runtimes import RUNTIMES, TORCH_WORKER
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer
-from posexport.verify.judge import Run
 from posexport.verify.parity import TOLERANCES, compare
 from posexport.verify.result import REFERENCE_FAILED
 from posexport.verify.rounding import DRAWS, NEAR, Draws, drawn
+from posexport.verify.runs import Run
 
 
 @pytest.mark.parametrize(("count", "code", "missing"), [(1, MEMORY, False), (5, MEMORY, True), (5, CRASHED, False)])

@@ -27,10 +27,11 @@ from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.spec import Layer
 from posexport.verify import judge, verify
 from posexport.verify.cases import Case
-from posexport.verify.judge import ArtifactJob, Run
+from posexport.verify.judge import ArtifactJob
 from posexport.verify.parity import TOLERANCES, compare, is_unclear
 from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, Comparison, VerifyOverrides
 from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians, of_encodings
+from posexport.verify.runs import Run
 
 TRUTH = np.random.default_rng(3).standard_normal((2, 5, 8))
 FLOOR, MULTIPLE = 2.0**-20 * float(np.sqrt(np.mean(TRUTH**2))), 8

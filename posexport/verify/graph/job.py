@@ -43,18 +43,10 @@ from posexport.verify.result import (
     VerifyOverrides,
 )
 from posexport.verify.rounding import is_near
+from posexport.verify.runs import OUT_OF_MEMORY, Run
 
 LISTED = 3
 """Cases that a note names; it counts the others."""
-
-
-@attrs.frozen
-class Run:
-    """A run of the cases with these numbers on one runtime under way, with these options."""
-
-    answer: Future[Answer]
-    indices: list[int]
-    options: Mapping[str, Any]
 
 
 @attrs.frozen
@@ -64,6 +56,10 @@ class _Outcome:
     outputs: Mapping[int, Arrays]
     failure: Reason | None = None
     passed_over: Mapping[int, Reason] = attrs.field(factory=dict)
+
+    def reasons(self, out_of_memory: bool) -> list[str]:
+        """Why cases were passed over: for want of memory, or for other reasons."""
+        return [str(each) for each in self.passed_over.values() if (each.code in OUT_OF_MEMORY) == out_of_memory]
 
 
 @attrs.define(kw_only=True)
@@ -139,7 +135,7 @@ class GraphJob:
                 self.skipped[name] = reason
                 continue
             options = eligible.run_options([self.cases[index] for index in indices], row)
-            self.runs[name] = Run(self._submitted(row, indices, options), indices, options)
+            self.runs[name] = Run(self._submitted(row, indices, options), indices, self.path, options)
             self.memory += needed
 
     def _submitted(self, row: Runtime, indices: Sequence[int], options: Mapping[str, Any]) -> Future[Answer]:
@@ -215,7 +211,10 @@ class GraphJob:
             comparisons, unclear = set_aside(comparisons, tolerances, self.subject.is_routed)
         fields = {
             "notes": notes,
-            "not_shown": (*unclear, *_some(left), *_zeros(comparisons), *_not_compared(comparisons)),
+            "not_shown": (
+                *(*_some(outcome.reasons(out_of_memory=True)), *unclear, *_some(left)),
+                *(*_zeros(comparisons), *_not_compared(comparisons)),
+            ),
             "describe": describe,
             "cases": len(outputs),
             "reach": reached([self.cases[index] for index in outputs]),
@@ -317,7 +316,7 @@ class GraphJob:
                 continue
             text = f"{answer.failure.text.rstrip('.')} (inputs: {self.cases[index].name})"
             failure = Reason(answer.failure.code, text)
-            if failure.code != MISSING and not eligible.is_excused(self.subject, row):
+            if failure.code not in (MISSING, *OUT_OF_MEMORY) and not eligible.is_excused(self.subject, row):
                 return _Outcome(found, failure)
             passed_over[index] = failure
         return _Outcome(found, None if found else next(iter(passed_over.values()), None), passed_over)
@@ -354,7 +353,7 @@ class GraphJob:
         untried = [f"{self.cases[index].name} ({truth.untried[index]})" for index in indices if index in truth.untried]
         yield from (f"not tried: {clause}" for clause in _some(untried))
         if outcome.failure is None:
-            yield from (f"not run: {clause}" for clause in _some(list(map(str, outcome.passed_over.values()))))
+            yield from (f"not run: {clause}" for clause in _some(outcome.reasons(out_of_memory=False)))
         decided = [self.cases[index].name for index in truth.decided if index in outcome.outputs]
         if decided:
             yield (

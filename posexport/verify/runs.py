@@ -1,0 +1,46 @@
+"""A file's run on one runtime under way, and its answer on as many sets of inputs as memory has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.processes import KILLED, MEMORY
+from posexport.runtimes import Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Answer, Pool, result
+
+OUT_OF_MEMORY = (MEMORY, KILLED)
+"""Codes of failures for want of memory: an error that says so, and the signal that the kernel sends then."""
+
+
+@attrs.frozen
+class Run:
+    """A run of a file on one runtime under way: of the cases with these indices, with these options."""
+
+    answer: Future[Answer]
+    indices: list[int]
+    path: Path
+    options: Mapping[str, Any]
+
+    def where_memory_is_enough(
+        self, pool: Pool, row: Runtime, inputs: Sequence[Arrays]
+    ) -> tuple[list[int], Answer, tuple[str, ...]]:
+        """The indices of the cases that ran, the answer, and what was left out, in clauses.
+
+        Where memory ran out, or the kernel ended the process, the smaller half of the inputs is tried, and again half
+        of these. A file that does not even run on the smallest has that failure for its answer.
+        """
+        indices, answer = self.indices, result(self.answer)
+        while answer.failure is not None and answer.failure.code in OUT_OF_MEMORY and len(indices) > 1:
+            by_size = sorted(indices, key=lambda index: sum(array.nbytes for array in inputs[index].values()))
+            indices = sorted(by_size[: len(indices) // 2])
+            answer = result(pool.submit(row, self.path, [inputs[index] for index in indices], self.options))
+        if len(indices) == len(self.indices) or answer.failure is not None:
+            return indices, answer, ()
+        left = f"memory ran out on larger inputs: {len(indices)} of {len(self.indices)} sets of inputs were tried"
+        return indices, answer, (left,)

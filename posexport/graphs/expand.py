@@ -9,7 +9,7 @@ The names of an operator's outputs stay. Its new nodes are known by `Expanded`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 import onnx_ir as ir
@@ -69,10 +69,10 @@ def expand(
     *,
     varying: Collection[tuple[str, int]] = (),
     refused: dict[ir.Node, str] | None = None,
-    left: Collection[Kind] = (),
+    left: Mapping[Kind, str] | None = None,
 ) -> list[Expanded]:
     """Write operators out, those with these `names` or all that can be; `refused` gets the others, with what they have,
-    and those of the kinds `left`.
+    and those of the kinds `left` the reason of their kind.
 
     The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name, and `varying`
     the axes that are not as long on all inputs, by name and number.
@@ -91,8 +91,8 @@ def expand(
             continue
         nodes = Nodes(taken, prefix=name)
         try:
-            if kind_of(node) in left:
-                raise Unexpanded("what it was written out as can't be evaluated")
+            if left and kind_of(node) in left:
+                raise Unexpanded(left[kind_of(node)])
             results = EXPANSIONS[kind_of(node)](
                 Call(node=node, nodes=nodes, shapes=shapes, varying=varying, fold=folds.get(node))
             )

@@ -18,6 +18,7 @@ from posexport.graphs.contracted_axes import token_first, untold
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, Kind, expand, expandable, kind_of, maybe_folded
+from posexport.graphs.expansion_check import wrong_ones
 from posexport.graphs.frames import NodeError
 from posexport.graphs.kernels.registry import Value
 from posexport.graphs.load import live
@@ -89,20 +90,25 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
             if not size.is_fixed
         }
     plain = model.clone() if shapes else model  # which stays for those of which what is written out is wrong
-    left: set[Kind] = set()
+    left: dict[Kind, str] = {}
     while True:
         refused: dict[ir.Node, str] = {}
         expanded = expand(model, shapes, varying=varying, refused=refused, left=left) if shapes else []
+        why = "gives other numbers"
         try:
             if expanded or left:
                 flow, probe = _probed(model, roles, drawn, seed)
-            break
+            wrong = [*wrong_ones(plain, model, flow, probe, expanded)]
         except RequestError as error:
             if not expanded:
                 raise
+            why = "can't be evaluated"
             wrong = [one for one in expanded if isinstance(error, NodeError) and error.node.name in one.nodes]
-            left |= {kind_of(one.node) for one in wrong or expanded}
-            model, plain = plain, plain.clone()
+            wrong = wrong or expanded
+        if not wrong:
+            break
+        left |= {kind_of(one.node): f"what it was written out as {why}" for one in wrong}
+        model, plain = plain, plain.clone()
     found = recognise(flow, probe, drawn.sizes[BATCH], refused)
     return View(
         model=model,

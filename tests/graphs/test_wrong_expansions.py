@@ -1,15 +1,15 @@
-"""An operator for attention that can't be evaluated once it is written out costs no other attention."""
+"""An operator for attention whose expansion is wrong stays, and costs no other attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import HEADS, SIZE, attention
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from rewrite_helpers import rewritten_model
 from small_graphs import run
 
@@ -18,6 +18,8 @@ from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.operators import Call
 from posexport.graphs.view import view_of
 from posexport.rewrite.result import KEPT, REWRITTEN
+
+EXPANSIONS = dict(expand.EXPANSIONS)
 
 KINDS = {"MultiHeadAttention": ("com.microsoft", "MultiHeadAttention"), "Attention": ("", "Attention")}
 
@@ -54,6 +56,43 @@ def too_short(call: Call) -> Sequence[ir.Value | None]:
     assert q is not None
     axes = call.nodes.constant([2])
     return [call.nodes.one("Slice", q, call.nodes.constant([0]), call.nodes.constant([5]), axes)]
+
+
+def scaled(call: Call) -> Sequence[ir.Value | None]:
+    """Attention a hundredth too large."""
+    out, *others = EXPANSIONS["com.microsoft" if call.node.domain else "", call.node.op_type](call)
+    assert out is not None
+    return [call.nodes.one("Mul", out, call.nodes.constant(1.01, ir.DataType.FLOAT)), *others]
+
+
+def without_softmax(call: Call) -> Sequence[ir.Value | None]:
+    """Nothing in which attention is looked for."""
+    value = call.input(2)
+    assert value is not None
+    return [call.nodes.one("Relu", value)]
+
+
+@pytest.mark.parametrize("wrong", [scaled, without_softmax])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["decomposed", "contrib", "native"])
+def test_other_numbers_are_seen_where_nothing_reads_them(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Call], Sequence[ir.Value | None]], kind: str, form: str
+) -> None:
+    """The operator alone, whose result is an output of the graph."""
+    domain, operator = KINDS[kind]
+    sizes = {"num_heads": HEADS} if domain else {"q_num_heads": HEADS, "kv_num_heads": HEADS}
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HEADS * SIZE]) for name in "qkvy"]
+    node = helper.make_node(operator, ["q", "k", "v"], ["y"], name="core", domain=domain, **sizes)
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", info[:3], info[3:]), opset_imports=opsets, ir_version=10)
+    options = {"form": form, "target": "ort", "roles": dict.fromkeys("qkv", "features")}
+    sound, _ = rewritten_model(model, **options)
+    assert [isinstance(one.attention, Attention) for one in sound.sites] == [True]
+    monkeypatch.setitem(expand.EXPANSIONS, KINDS[kind], wrong)
+    done, _ = rewritten_model(model, **options)
+    assert not done.changed
+    assert [(one.attention.name, one.reason and one.reason.code) for one in done.sites] == [("core", "operator")]
+    assert "gives other numbers" in str(done.sites[0].reason)
 
 
 @pytest.mark.parametrize("wrong", KINDS)

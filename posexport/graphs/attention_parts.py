@@ -5,6 +5,7 @@ Shapes: B rows, N query heads, K key heads, S queries, P cached keys, T keys, D 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -60,11 +61,10 @@ def times(call: Call, scores: ir.Value, scale: float, dtype: ir.DataType) -> ir.
     return call.nodes.cast(product, dtype)
 
 
-def hide(call: Call, scores: ir.Value, seen: ir.Value) -> ir.Value:
-    lowest = call.nodes.constant(
-        HIDDEN if scores.dtype != ir.DataType.FLOAT16 else -65504.0, scores.dtype or ir.DataType.FLOAT
-    )
-    return call.nodes.one("Where", seen, scores, lowest, dtype=scores.dtype)
+def hide(call: Call, scores: ir.Value, seen: ir.Value, lowest: float = HIDDEN) -> ir.Value:
+    lowest = -65504.0 if lowest == HIDDEN and scores.dtype == ir.DataType.FLOAT16 else lowest
+    hidden = call.nodes.constant(lowest, scores.dtype or ir.DataType.FLOAT)
+    return call.nodes.one("Where", seen, scores, hidden, dtype=scores.dtype)
 
 
 def weighted(
@@ -78,8 +78,10 @@ def weighted(
     bias: ir.Value | None = None,
     seen: Sequence[ir.Value] = (),
     sinks: ir.Value | None = None,
+    zeros: bool = False,
 ) -> ir.Value:
-    """softmax(softcap(scale q k^T) + bias, hidden where not seen) v, from [B, N, S, D] and [B, K, T, D]."""
+    """softmax(softcap(scale q k^T) + bias, hidden where not seen) v, from [B, N, S, D] and [B, K, T, D]; with `zeros`
+    zeros where no key is seen."""
     nodes, dtype = call.nodes, q.dtype or ir.DataType.FLOAT
     heads, kv_heads = call.shapes["q"][1], call.shapes["k"][1]
     k = repeated(call, k, heads // kv_heads, heads, call.shapes["k"][3])
@@ -92,9 +94,13 @@ def weighted(
     if bias is not None:
         scores = nodes.one("Add", scores, bias)
     for one in seen:
-        scores = hide(call, scores, one)
+        scores = hide(call, scores, one, -math.inf if zeros else HIDDEN)
     if sinks is None:
-        return nodes.one("MatMul", nodes.one("Softmax", scores, axis=-1), v)
+        weights = nodes.one("Softmax", scores, axis=-1)
+        if zeros:
+            is_none = nodes.one("IsNaN", weights, dtype=ir.DataType.BOOL)
+            weights = nodes.one("Where", is_none, nodes.constant(0.0, dtype), weights, dtype=dtype)
+        return nodes.one("MatMul", weights, v)
     column = nodes.one(
         "Expand",
         nodes.shaped(sinks, 1, -1, 1, 1),

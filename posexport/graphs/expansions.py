@@ -64,7 +64,8 @@ def attention(call: Call) -> Results:
         seen += causal(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
     scale = call.number("scale") or default_scale(size)
     softcap = call.number("softcap")
-    out = weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen)
+    zeros = mask is not None  # which alone may hide all keys
+    out = weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen, zeros=zeros)
     return [joined(call, out, flat, heads * value_size), key, value]
 
 

@@ -43,10 +43,8 @@ class BiasWriter:
         """Whether a query sees a key [B or 1, S or 1, N or 1, 1]; None where the graph gives no zeros to one that sees
         none. `q` is that of `total`."""
         nodes, guard = self.writing.nodes, attention.guard
-        finite = all(term.seen_if is not None and math.isfinite(term.fill) for term in attention.terms)
-        never = guard is None or (guard == -math.inf and finite)  # logits that are all finite have a softmax
-        found = None if never else self._sum(attention, q)
-        if found is None:
+        found = None if guard is None else self._sum(attention, q)
+        if guard is None or found is None:
             return None
         largest = nodes.one("ReduceMax", found[0], nodes.constant([3]), keepdims=1)
         sees = nodes.one("Greater", largest, nodes.constant(guard, self.wide), dtype=ir.DataType.BOOL)

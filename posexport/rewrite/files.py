@@ -26,6 +26,7 @@ from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.cases import cases_of, without_keys
+from posexport.graphs.expand import domain_of
 from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import check_drawable, values_of_model
@@ -128,8 +129,10 @@ def _checked(
     """
     buffers = [name for name, role in view.roles.items() if role.kind == "past" and SLOTS not in role.axes]
     done = [site.attention.name for site in rewritten.sites if site.state == REWRITTEN]
-    # what an operator gives to a query that sees no key depends on its runtime
-    own = without_keys(view.roles) if all(operator_of(view, name) is None for name in done) else ()
+    operators = [operator_of(view, name) for name in done]
+    # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
+    told = all(one is None or not domain_of(one.node) for one in operators)
+    own = without_keys(view.roles) if told else ()
     cases = cases_of(view.roles, options.seed, own=own)
     evidence = whole_evidence(
         rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnxscript import version_converter
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
+from posexport.graphs.load import inlined
 from posexport.spec.forms import FORM_OPSETS, unsupported_opset
 
 _BY_CHANNEL = 21
@@ -39,6 +40,13 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     copy = model.clone()
     if wanted == own:
         return copy
+    inlined(copy)  # which tells functions of another opset whose operators are the same; the converter refuses all
+    if copy.functions:
+        name = shown(next(iter(copy.functions.values())).name)
+        raise RequestError(
+            f"opset {own} can't be converted to {wanted}: the function {name} has operators of another opset than the "
+            f"graph, or is given a graph. Export the file in opset {wanted}, or give a form that is written in its own."
+        )
     _check_groups(copy, own, wanted)
     problem = "onnx's converter can't"
     with _set_aside(copy):

@@ -65,15 +65,32 @@ def same(g: Graph, value: str) -> str:
 def cross_attention(scores: Hook, weights: Hook = same, output: Hook = same) -> onnx.ModelProto:
     """Attention to the tokens of an encoder, of which a mask hides some."""
     g = Graph()
-
-    def heads(name: str, source: str) -> str:
-        projected = g.op("MatMul", source, g.random(name, HIDDEN, HIDDEN))
-        return g.op("Transpose", g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE])), perm=[0, 2, 1, 3])
-
-    q, k, v = heads("q", "features"), heads("k", "encoder_hidden_states"), heads("v", "encoder_hidden_states")
+    q, k, v = _projected(g)
     product = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
     logits = scores(g, g.op("Mul", product, g.constant(SIZE**-0.5, np.float32)))
     mixed = g.op("MatMul", weights(g, g.op("Softmax", logits, axis=-1)), v)
+    return _model(g, mixed, output)
+
+
+def by_operator(mask: Callable[[Graph], str]) -> onnx.ModelProto:
+    """The same by ONNX's operator, with a mask [B, 1, 1, E] that is as long as queries and keys."""
+    g = Graph()
+    operands = _projected(g)
+    lengths = g.op("Concat", g.constant([1, 1]), g.length("features", 1), g.constant([1]), axis=0)
+    return _model(g, g.op("Attention", *operands, g.op("Expand", mask(g), lengths)), opset=23)
+
+
+def _projected(g: Graph, prefix: str = "") -> list[str]:
+    """Queries, keys and values [B, N, S, D]."""
+
+    def heads(name: str, source: str) -> str:
+        projected = g.op("MatMul", source, g.random(prefix + name, HIDDEN, HIDDEN))
+        return g.op("Transpose", g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE])), perm=[0, 2, 1, 3])
+
+    return [heads("q", "features"), heads("k", "encoder_hidden_states"), heads("v", "encoder_hidden_states")]
+
+
+def _model(g: Graph, mixed: str, output: Hook = same, opset: int = 18) -> onnx.ModelProto:
     joined = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HIDDEN]))
     g.op("Identity", output(g, joined), name="output")
     shapes = {"features": ["batch", "seq", HIDDEN], "encoder_hidden_states": ["batch", "encoder", HIDDEN]}
@@ -81,7 +98,7 @@ def cross_attention(scores: Hook, weights: Hook = same, output: Hook = same) -> 
     inputs.append(helper.make_tensor_value_info("encoder_attention_mask", TensorProto.INT64, ["batch", "encoder"]))
     outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, shapes["features"])]
     graph = helper.make_graph(g.nodes, "cross_attention", inputs, outputs, g.weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -176,3 +193,60 @@ def test_the_evidence_sees_zeros_that_are_lost(guard: str, monkeypatch: pytest.M
     monkeypatch.setattr(BiasWriter, "sees_key", lambda *_: None)
     done, _ = rewritten_model(cross_attention(*GUARDED[guard]), form="native", target="ort")
     assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [(KEPT, "not-the-same")]
+
+
+def infinite(g: Graph) -> str:
+    return g.op("Where", seen(g), zero(g), g.constant(-np.inf, np.float32))
+
+
+def low(g: Graph) -> str:
+    """Finite numbers: where all keys are hidden, they are all alike."""
+    return g.op("Cast", g.op("Where", seen(g), zero(g), g.constant(-1e9, np.float32)), to=TensorProto.FLOAT)
+
+
+def low_in_half_precision(g: Graph) -> str:
+    """Numbers that half precision doesn't hold: it has minus infinity."""
+    half = g.op("Cast", g.op("Where", seen(g), zero(g), g.constant(-1e9, np.float32)), to=TensorProto.FLOAT16)
+    return g.op("Cast", half, to=TensorProto.FLOAT)
+
+
+@pytest.mark.parametrize("form", ["decomposed", "contrib", "function"])
+@pytest.mark.parametrize("mask", [seen, infinite, low_in_half_precision])
+def test_zeros_of_the_operator_stay_zeros(mask: Callable[[Graph], str], form: str) -> None:
+    """ONNX's Attention gives zeros where its mask hides all keys."""
+    model = by_operator(mask)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    given = arrays()
+    want = expected(model, given)
+    for one in (model, proto):
+        np.testing.assert_allclose(run(one, given)["output"], want, rtol=0, atol=2e-6)
+
+
+def test_the_operator_has_no_guard_where_no_logit_is_infinite() -> None:
+    model = by_operator(low)
+    done, proto = rewritten_model(model, form="contrib", target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    assert {"Greater", "IsNaN"}.isdisjoint({node.op_type for node in proto.graph.node})
+    given = arrays()
+    weights = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    values = given["encoder_hidden_states"][1] @ weights["v"]
+    have = run(proto, given)["output"]
+    np.testing.assert_allclose(have[1], np.broadcast_to(values.mean(0), have[1].shape), rtol=0, atol=2e-6)
+
+
+def test_zeros_of_the_operator_that_are_lost_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BiasWriter, "sees_key", lambda *_: None)
+    done, _ = rewritten_model(by_operator(seen), form="contrib", target="ort")
+    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [(KEPT, "not-the-same")]
+
+
+def test_layers_with_one_mask_share_their_guard() -> None:
+    """One search for keys, whatever the number of layers."""
+    g = Graph()
+    mask = g.op("Expand", seen(g), g.op("Concat", g.constant([1, 1]), g.length("features", 1), g.constant([1]), axis=0))
+    mixed = g.op("Add", *(g.op("Attention", *_projected(g, f"{layer}."), mask) for layer in ("0", "1")))
+    done, proto = rewritten_model(_model(g, mixed, opset=23), form="contrib", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN] * 2
+    kinds = [node.op_type for node in proto.graph.node]
+    assert [kinds.count(kind) for kind in ("ReduceMax", "Greater", "MultiHeadAttention")] == [1, 1, 2]

@@ -13,6 +13,7 @@ from posexport.graphs.attention.absorbed import keeps_numbers, layout_nodes, lay
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.candidates import leads_to_product, reason_to_leave
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.guards import can_act
 from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.key_axis import scores_by_key
@@ -213,7 +214,7 @@ def _attention(
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.node.outputs[0],
         divides_zeros=softmax.zeroed is not None,
-        guard=guard,
+        guard=guard if can_act(probe, guard, scores.terms) else None,
     )
     whole = _whole(flow, probe, near, operands)
     if whole is None and k.source.heads != v.source.heads:

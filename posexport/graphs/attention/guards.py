@@ -1,0 +1,57 @@
+"""Whether zeros for queries that see no key can ever be given: where logits are never all minus infinity, they have a
+softmax.
+
+Where(seen, 0, -3.4e38)    has no infinity, whatever is seen
+Where(seen, 0, -inf)       may have
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from posexport.graphs.attention.absorbed import lays_out
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.scores import Term
+
+_LARGEST = {
+    ir.DataType.FLOAT16: 65504.0,
+    ir.DataType.BFLOAT16: 3.3895313892515355e38,
+    ir.DataType.FLOAT: 3.4028234663852886e38,
+    ir.DataType.DOUBLE: 1.7976931348623157e308,
+}
+"""The largest number of each dtype."""
+
+
+def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:
+    """Whether a guard (Attention.guard) beside these terms ever gives zeros."""
+    if guard is None or not terms:
+        return False
+    if guard != -math.inf:
+        return True
+    if any(term.seen_if is None for term in terms):  # two large numbers may add up to infinity
+        return len(terms) > 1 or not math.isfinite(_largest(probe, terms[0].value) * abs(terms[0].factor))
+    return any(term.fill == -math.inf for term in terms)
+
+
+def _largest(probe: Probe, value: ir.Value | None) -> float:
+    """How far from zero the numbers of a value are at most; infinity where that isn't known."""
+    node = None if value is None else value.producer()
+    if value is None:
+        return math.inf
+    if (node is None and value in probe.fixed) or (
+        node is not None and node.op_type in ("Constant", "ConstantOfShape")
+    ):
+        numbers = probe.get(value)
+        return float(numbers.double().abs().max()) if numbers.numel() else 0.0
+    if node is None:
+        return math.inf
+    if node.op_type == "Where":
+        return max(_largest(probe, node.inputs[1]), _largest(probe, node.inputs[2]))
+    if not lays_out(probe, node):
+        return math.inf
+    largest = _largest(probe, node.inputs[0])
+    to = ir.DataType(node.attributes["to"].as_int()) if node.op_type == "Cast" else None
+    return math.inf if to is not None and largest > _LARGEST.get(to, 0.0) else largest

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from attention_graphs import HEADS, SIZE, Writer, repeated
 from descriptions import described
-from onnx import helper
+from onnx import TensorProto, helper
 
 WIDTH = HEADS * SIZE
 
@@ -78,3 +78,31 @@ def test_heads_of_different_numbers_are_as_many_as_are_read() -> None:
     """Keys of two heads that are repeated, and values of four."""
     found = described(attention_to(lambda g, name: tiled(g, projected(g, 2), 2) if name == "key" else projected(g, 4)))
     assert (found["num_heads"], found["num_kv_heads"]) == (HEADS, HEADS)
+
+
+def quantised(dtype: int, *, told: bool) -> Callable[[Writer, str], str]:
+    """A cache of whole numbers, behind which new ones are joined before all are scaled; `told` where the file says of
+    what dtype they are."""
+
+    def make(g: Writer, name: str) -> str:
+        past, present = g.input(f"past_key_values.0.{name}", dtype, "batch", HEADS, "past", SIZE), f"present.0.{name}"
+        zero = g.const(0, helper.tensor_dtype_to_np_dtype(dtype))
+        new = g.op("QuantizeLinear", projected(g, HEADS), g.floats(0.02), zero)
+        g.nodes.append(helper.make_node("Concat", [past, new], [present if told else f"all_{name}"], axis=2))
+        if not told:
+            g.nodes.append(helper.make_node("Identity", [f"all_{name}"], [present]))
+        g.outputs.append(helper.make_tensor_value_info(present, dtype, ("batch", HEADS, "total", SIZE)))
+        return g.op("DequantizeLinear", present if told else f"all_{name}", g.floats(0.02), zero)
+
+    return make
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("dtype", [TensorProto.INT8, TensorProto.UINT8])
+def test_caches_that_are_joined_before_they_are_scaled(dtype: int, told: bool) -> None:
+    names = ("key", "value")
+    assert described(attention_to(quantised(dtype, told=told)))["cache"] == {
+        "kind": "grown",
+        "inputs": {name: f"past_key_values.0.{name}" for name in names},
+        "outputs": {name: f"present.0.{name}" for name in names},
+    }

@@ -58,7 +58,7 @@ def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> d
 def _is_joined(view: View, value: ir.Value) -> bool:
     """Whether a value is computed from more content than one value, as where new keys stand behind others."""
     node = value.producer()
-    return node is not None and len(view.flow.content_inputs(node)) > 1
+    return node is not None and len(view.flow.feature_inputs(node)) > 1
 
 
 def _output(present: ir.Value) -> str:
@@ -124,7 +124,7 @@ def _above(view: View, start: ir.Value, stops: Collection[ir.Value], *, projecti
         node = value.producer()
         if node is None or value in stops:
             continue
-        content = view.flow.content_inputs(node)
+        content = view.flow.feature_inputs(node)
         if node.op_type in ("MatMul", "Gemm") and len(content) == 1 and not projections:
             continue
         for source in content:

@@ -85,6 +85,11 @@ class Dataflow:
         read = numbers_read(node, [value for value in node.inputs if value is not None])
         return list(dict.fromkeys(value for value in read if value in self.content))
 
+    def feature_inputs(self, node: ir.Node) -> list[ir.Value]:
+        """The content that a node reads, and whole numbers that stand for it until they are scaled."""
+        whole = [value for value in node.inputs if value is not None and value in self._whole]
+        return list(dict.fromkeys([*self.content_inputs(node), *whole]))
+
     def dominators(self, value: ir.Value, limit: int = 80) -> Iterator[ir.Value]:
         """The tensors through which all content of `value` passes, the nearest first, as far as `limit` nodes up.
 

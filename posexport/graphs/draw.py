@@ -49,8 +49,8 @@ class Kinds:
     """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
     SCORES; with `ends` the first and the last token of the vocabulary are among the tokens, and with positions `every`
     all tokens are, if there are enough places. With `apart`, rows of a buffer hold more tokens or fewer: one holds
-    none. With `marks`, ids that the graph compares tokens with are among them, a quarter of each row at most. With
-    `unseen` all tokens of an encoder's last row are padding."""
+    none. With `marks`, ids that the graph compares tokens with are among them, a quarter of each row at most, but
+    where rows have one token or two. With `unseen` all tokens of an encoder's last row are padding."""
 
     positions: str = "consecutive"
     padding: str = "none"
@@ -123,16 +123,24 @@ def _ids(draw: _Draw) -> Array:
     if draw.kinds.ends and ids.size:
         ids.flat[-1] = rows - 1
         ids.flat[0] = 0 if ids.size > 1 else rows - 1
-    if draw.kinds.marks and draw.role.marks and ids.ndim and ids.shape[-1] > 2:
-        _mark(ids, draw.role.marks, draw.rng)
+    if draw.kinds.marks and draw.role.marks and ids.ndim:
+        sees_more = draw.role.kind == "token_ids" and draw.sizes[PAST] > 0
+        _mark(ids, draw.role.marks, draw.rng, first=0 if sees_more else 1)
     return ids
 
 
-def _mark(ids: Array, marks: Sequence[int], rng: np.random.Generator) -> None:
-    """Put ids that the graph compares tokens with between the first token of each row and the last, as many in all."""
-    places, count = ids.shape[-1] - 2, max(ids.shape[-1] // 4, 1)
-    for number, row in enumerate(ids.reshape(-1, ids.shape[-1])):
-        row[1 + rng.permutation(places)[:count]] = np.resize(np.roll(marks, number), count)
+def _mark(ids: Array, marks: Sequence[int], rng: np.random.Generator, first: int) -> None:
+    """Put ids that the graph compares tokens with between the first token of each row and the last, as many in all; in
+    rows of one token or two in place of the last one of about every other row, if it is none before the token `first`:
+    a query must see a key that is no padding."""
+    length = ids.shape[-1]
+    places, count = length - 2, max(length // 4, 1)
+    for number, row in enumerate(ids.reshape(-1, length)):
+        numbers = np.resize(np.roll(marks, number), count)
+        if places > 0:
+            row[1 + rng.permutation(places)[:count]] = numbers
+        elif length > first and rng.random() < 0.5:
+            row[-1] = numbers[0]
 
 
 def _types(draw: _Draw) -> Array:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import small_graphs
 from onnx import TensorProto, helper
 from small_graphs import Graph
 
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.cases import cases_of
-from posexport.graphs.draw import draw_inputs
+from posexport.graphs.draw import Kinds, draw_inputs
 from posexport.graphs.roles import roles_of
 from posexport.graphs.view import view_of
 from posexport.rewrite.evidence import evidence_of
@@ -71,6 +73,21 @@ def test_ids_that_hide_keys_are_among_the_drawn_tokens(compare: str, number: int
     hidden = [test(case.arrays["input_ids"], number) for case in cases_of(roles, 0)]
     assert sum(bool(one.any()) for one in hidden) >= 5
     assert not any(one.all(-1).any() for one in hidden if one.shape[-1] > 2)
+
+
+def test_short_rows_have_them_beside_a_key_that_is_seen() -> None:
+    """The second of two tokens, and a single one behind a cache, in some rows; never the only key of a query."""
+    roles = roles_of(ir.from_proto(small_graphs.decoder()))
+    roles = {**roles, "input_ids": attrs.evolve(roles["input_ids"], rows=WORDS, marks=(PAD,))}
+
+    def hidden(seq: int, past: int) -> Array:
+        sizes = {"batch": 16, "seq": seq, "past": past}
+        drawn = draw_inputs(roles, sizes, np.random.default_rng(0), Kinds(marks=True))
+        return np.asarray(drawn.arrays["input_ids"] == PAD)
+
+    for seq, past in ((2, 0), (2, 5), (1, 5)):
+        assert 0 < hidden(seq, past)[:, -1].sum() < 16
+    assert not hidden(2, 0)[:, 0].any() and not hidden(1, 0).any()
 
 
 def test_truths_that_are_picked_by_place_hide_keys_too() -> None:

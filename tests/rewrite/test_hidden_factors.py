@@ -16,7 +16,7 @@ from onnx import TensorProto
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
 
-from posexport.rewrite.rewriter import REWRITTEN
+from posexport.rewrite.rewriter import KEPT, REWRITTEN
 
 FAR, EDGE = 400, 256
 
@@ -145,6 +145,53 @@ def test_zeros_of_hidden_keys_are_left_out(hooks: dict[str, Any], form: str) -> 
     model = model_of(**hooks)
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
+    arrays = arrays_for(model, 12)
+    expected, actual = (run(one, arrays)["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+def tril(g: Graph) -> str:
+    """Zeros and ones [T, T] of a longer table, as GPT-1 and GPT-2 keep them."""
+    table = g.weight("bias", np.tril(np.ones((64, 64), np.float32)))
+    return g.op("Slice", table, g.constant([0, 0]), g.op("Concat", many(g), many(g), axis=0), g.constant([0, 1]))
+
+
+def number(mask: Mask) -> Mask:
+    return lambda g: g.op("Cast", mask(g), to=TensorProto.FLOAT)
+
+
+def by_numbers(mask: Mask, kind: str, large: float, negated: bool = False) -> Callable[[Graph, str], str]:
+    """scores * mask, and (1 - mask) * large added or taken away."""
+
+    def hook(g: Graph, scores: str) -> str:
+        seen = mask(g)
+        hidden = g.op("Sub", g.constant(1.0, np.float32), seen)
+        if negated:
+            hidden = g.op("Neg", g.op("Sub", seen, g.constant(1.0, np.float32)))
+        return g.op(kind, g.op("Mul", scores, seen), g.op("Mul", hidden, g.constant(large, np.float32)))
+
+    return hook
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize("mask", [tril, number(causal), number(both(causal, padding))])
+@pytest.mark.parametrize(
+    ("kind", "large", "negated", "hides"),
+    [
+        ("Add", -1e4, False, True),
+        ("Sub", 1e4, False, True),
+        ("Sub", 1e9, True, True),
+        ("Add", 1e4, False, False),
+        ("Sub", -1e4, False, False),
+        ("Sub", 1.0, False, False),
+    ],
+)
+def test_masks_that_are_multiplied_as_numbers(
+    kind: str, large: float, negated: bool, hides: bool, mask: Mask, form: str
+) -> None:
+    model = model_of(scores=by_numbers(mask, kind, large, negated))
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN if hides else KEPT]
     arrays = arrays_for(model, 12)
     expected, actual = (run(one, arrays)["output"] for one in (model, proto))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))

@@ -18,7 +18,7 @@ from posexport.graphs.attention.computations import above
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import HIDDEN, Term
-from posexport.graphs.attention.truths import FALSE, HIDES, TRUE, meaning_of
+from posexport.graphs.attention.truths import FALSE, HIDES, LARGE, TRUE, meaning_of
 
 _DRAWS = 16
 """How often truth values are drawn: a mask may be one value, of which few draws are all the same."""
@@ -56,7 +56,7 @@ def _hides(probe: Probe, term: Term, key: int) -> bool:
     meaning = meaning_of(probe, term.value, key)
     if term.seen_if is not None:
         return meaning == (FALSE if term.seen_if else TRUE)
-    return meaning == HIDES and term.factor > 0
+    return meaning == (HIDES if term.factor > 0 else LARGE)
 
 
 def _leaves(probe: Probe, value: ir.Value) -> list[ir.Value]:

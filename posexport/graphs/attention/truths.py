@@ -1,7 +1,7 @@
 """What masks are where a truth value is false, read off the operators that compute them from it.
 
 Where(And(seen, causal), scores, -inf)    hides the key where `seen` is false
-(1 - seen) * -10000                       too
+(1 - seen) * -10000                       too, and (1 - seen) * 10000 where it is taken away
 Where(Or(seen, other), scores, -inf)      doesn't: it depends on more
 """
 
@@ -16,8 +16,8 @@ from posexport.graphs.attention.absorbed import lays_out
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import HIDDEN
 
-TRUE, FALSE, MINUS_ONE, HIDES = "true", "false", "minus one", "hides"
-"""1, 0, -1, or so low that it hides a key."""
+TRUE, FALSE, MINUS_ONE, HIDES, LARGE = "true", "false", "minus one", "hides", "large"
+"""1, 0, -1, so low that it hides a key, or so large that it does where it is taken away."""
 
 
 def meaning_of(
@@ -47,13 +47,16 @@ def _meaning(probe: Probe, value: ir.Value, key: int, known: dict[ir.Value, str 
 def _of_numbers(array: torch.Tensor) -> str | None:
     """The meaning of fixed numbers."""
     numbers = array.double()
-    if numbers.numel() and bool((numbers <= HIDDEN).all()):
-        return HIDES
+    if numbers.numel() and bool((numbers.abs() >= -HIDDEN).all()):
+        return HIDES if bool((numbers < 0).all()) else LARGE if bool((numbers > 0).all()) else None
     alike = {1.0: TRUE, 0.0: FALSE, -1.0: MINUS_ONE}
     return next((name for number, name in alike.items() if bool((numbers == number).all())), None)
 
 
 Operands = list["str | None"]
+
+_NEGATED = {TRUE: MINUS_ONE, MINUS_ONE: TRUE, FALSE: FALSE, HIDES: LARGE, LARGE: HIDES}
+"""What a value is that is taken away from zero."""
 
 
 def _not(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
@@ -71,16 +74,20 @@ def _or(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
 def _product(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
     if FALSE in operands:
         return FALSE
-    if operands.count(MINUS_ONE) == 1:
-        other = node.inputs[1 - operands.index(MINUS_ONE)]
-        large = other in probe.fixed and other is not None and bool((probe.get(other) >= -HIDDEN).all())
-        return HIDES if large else None
-    return HIDES if {*operands} == {TRUE, HIDES} else TRUE if {*operands} == {TRUE} else None
+    if TRUE in operands:
+        return operands[1 - operands.index(TRUE)]
+    return _NEGATED.get(operands[1 - operands.index(MINUS_ONE)] or "") if MINUS_ONE in operands else None
 
 
 def _difference(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
-    pairs = {(TRUE, FALSE): TRUE, (FALSE, TRUE): MINUS_ONE, (TRUE, TRUE): FALSE, (FALSE, FALSE): FALSE}
-    return pairs.get((operands[0] or "", operands[1] or ""))
+    first, second = operands
+    if second == FALSE:
+        return first
+    return _NEGATED.get(second or "") if first == FALSE else FALSE if first == second == TRUE else None
+
+
+def _opposite(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
+    return _NEGATED.get(operands[0] or "")
 
 
 def _minimum(probe: Probe, node: ir.Node, operands: Operands) -> str | None:
@@ -107,6 +114,7 @@ _MEANINGS: dict[str, Callable[[Probe, ir.Node, Operands], str | None]] = {
     "CastLike": _cast,
     "Min": _minimum,
     "Mul": _product,
+    "Neg": _opposite,
     "Not": _not,
     "Or": _or,
     "Sub": _difference,

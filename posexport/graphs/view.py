@@ -50,6 +50,8 @@ class View:
     attentions: tuple[Found, ...]
     expanded: tuple[Expanded, ...]
     operator_shapes: Shapes
+    _ran: dict[str, ir.DataType] = attrs.field(factory=dict, init=False, repr=False)
+    """The dtypes of values that the graph doesn't say, as far as a run was asked for them."""
 
     def shapes(self, values: Iterable[ir.Value]) -> dict[str, tuple[int, ...]]:
         """The probed shape of each value."""
@@ -57,7 +59,17 @@ class View:
 
     def dtypes(self, values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
         """The dtype of each value, from the graph where it says it, else from a run in the graph's own dtypes."""
-        return _dtypes(self.model, to_tensors(self.inputs.arrays), values)
+        found = {value.name or "": value for value in values}
+        unknown = [value for name, value in found.items() if value.dtype is None and name not in self._ran]
+        if unknown:
+            arrays = to_tensors(self.inputs.arrays)
+            read = (value for node in self.model.graph for value in node.outputs if value.name and value.uses())
+            try:  # of all at once, for each run computes the whole graph
+                self._ran.update(_dtypes(self.model, arrays, [*unknown, *read]))
+            except RequestError:
+                self._ran.update(_dtypes(self.model, arrays, unknown))
+        known = {name: value.dtype or self._ran.get(name) for name, value in found.items()}
+        return {name: dtype for name, dtype in known.items() if dtype is not None}
 
 
 def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0, *, kept: str | None = None) -> View:

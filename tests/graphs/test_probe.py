@@ -15,7 +15,7 @@ from attention_graphs import attention, visible
 from descriptions import described
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from small_graphs import HEADS, HIDDEN, SIZE, Graph
+from small_graphs import HEADS, HIDDEN, SIZE, Graph, decoder
 
 from posexport.graphs.attention import probe
 from posexport.graphs.attention.attention import Attention
@@ -123,3 +123,21 @@ def test_masks_that_are_not_kept_say_the_same(monkeypatch: pytest.MonkeyPatch) -
     assert masks
     assert described(model) == expected
     assert expected["mask"]["window"] == 9
+
+
+def test_dtypes_of_many_layers_take_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in the dtypes of the file computes the whole graph."""
+    view = view_of(ir.from_proto(decoder(layers=3)))
+    runs: list[bool] = []
+    plain = Evaluator.run
+
+    def counted(self: Evaluator, *args: Any, **options: Any) -> Any:
+        runs.append(self._wide)
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(Evaluator, "run", counted)
+    sources = [one.q.source.value for one in view.attentions if isinstance(one, Attention)]
+    assert len(sources) == 3 and all(value.dtype is None for value in sources)
+    found = [view.dtypes([value]) for value in sources]
+    assert [*found] == [{value.name: ir.DataType.FLOAT} for value in sources]
+    assert runs == [False]

@@ -39,16 +39,19 @@ class BiasWriter:
         nodes, (value, extent) = self.writing.nodes, found
         return nodes.one("Max", value, nodes.constant(LOWEST, self.wide)), extent
 
-    def sees_key(self, attention: Attention, q: ir.Value) -> ir.Value | None:
-        """Whether a query sees a key [B or 1, S or 1, N or 1, 1]; None where the graph gives no zeros to one that sees
-        none. `q` is that of `total`."""
+    def sees_key(self, attention: Attention, q: ir.Value) -> tuple[ir.Value, bool] | None:
+        """Whether a query sees a key: [B or 1, S or 1, 1], or where heads differ [B or 1, S or 1, N, 1] and True; None
+        where the graph gives no zeros to one that sees none. `q` is that of `total`."""
         nodes, guard = self.writing.nodes, attention.guard
         found = None if guard is None else self._sum(attention, q)
         if guard is None or found is None:
             return None
-        largest = nodes.one("ReduceMax", found[0], nodes.constant([3]), keepdims=1)
+        value, extent = found
+        largest = nodes.one("ReduceMax", value, nodes.constant([3]), keepdims=1)
         sees = nodes.one("Greater", largest, nodes.constant(guard, self.wide), dtype=ir.DataType.BOOL)
-        return nodes.one("Transpose", sees, perm=[0, 2, 1, 3])
+        if extent.heads == ONE:
+            return nodes.one("Squeeze", sees, nodes.constant([1])), False
+        return nodes.one("Transpose", sees, perm=[0, 2, 1, 3]), True
 
     def _sum(self, attention: Attention, q: ir.Value) -> Added | None:
         """All terms together. What is added before a mask decides is not seen where it hides: it may be no number

@@ -197,11 +197,14 @@ class SiteWriter:
         cut = self._nodes.one("Slice", self._nodes.shaped(value, 0, 0, heads, size), *ends)
         return self._nodes.shaped(cut, 0, 0, heads * to)
 
-    def _guarded(self, out: ir.Value, sees: ir.Value, heads: int, size: int) -> ir.Value:
+    def _guarded(self, out: ir.Value, sees: tuple[ir.Value, bool], heads: int, size: int) -> ir.Value:
         """A result [B, S, heads*size] with zeros where a query sees no key."""
-        zero = self._nodes.constant(0.0, out.dtype or ir.DataType.FLOAT)
-        split = self._nodes.shaped(out, 0, 0, heads, size)
-        return self._nodes.shaped(self._nodes.one("Where", sees, split, zero), 0, 0, heads * size)
+        nodes, (sees_key, by_head) = self._nodes, sees
+        zero = nodes.constant(0.0, out.dtype or ir.DataType.FLOAT)
+        if not by_head:
+            return nodes.one("Where", sees_key, out, zero)
+        split = nodes.shaped(out, 0, 0, heads, size)
+        return nodes.shaped(nodes.one("Where", sees_key, split, zero), 0, 0, heads * size)
 
     def _check_caches(self, attention: Attention, q: ir.Value, v: ir.Value) -> None:
         """RequestError where what is cached has another dtype than the products compute in."""

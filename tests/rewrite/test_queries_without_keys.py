@@ -223,6 +223,24 @@ def test_zeros_of_the_operator_stay_zeros(mask: Callable[[Graph], str], form: st
         np.testing.assert_allclose(run(one, given)["output"], want, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("form", ["contrib", "function"])
+def test_zeros_of_one_head_stay_zeros(form: str) -> None:
+    """A mask that hides all keys of some rows from the second head alone."""
+
+    def by_head(g: Graph) -> str:
+        return g.op("Or", seen(g), g.constant([[[[True]], [[False]]]], bool))
+
+    model = by_operator(by_head)
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    given = arrays()
+    all_keys = given | {"encoder_attention_mask": np.ones_like(given["encoder_attention_mask"])}
+    first, second = (expected(model, one).reshape(3, 4, HEADS, SIZE) for one in (all_keys, given))
+    want = np.stack([first[:, :, 0], second[:, :, 1]], 2).reshape(3, 4, HIDDEN)
+    for one in (model, proto):
+        np.testing.assert_allclose(run(one, given)["output"], want, rtol=0, atol=2e-6)
+
+
 def test_the_operator_has_no_guard_where_no_logit_is_infinite() -> None:
     model = by_operator(low)
     done, proto = rewritten_model(model, form="contrib", target="ort")

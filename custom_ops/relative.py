@@ -14,7 +14,6 @@ from posexport.custom_ops.angles import Positions, exact_onnx, exact_sinusoids, 
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.by_head import by_head_onnx
-from posexport.custom_ops.cache import total_keys
 from posexport.custom_ops.operator import (
     ORT_FORMS,
     Ops,
@@ -46,12 +45,6 @@ def biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> 
 def fake_score(call: Any, keys: Tensor, num_heads: int) -> Tensor:
     """The fake of a score for keys [B, T, ...], or [B, K, T, head_dim] of a cache."""
     return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
-
-
-def fake_key_score(call: Any) -> Tensor:
-    """The fake of a score for new keys [B, S, ...] and those of a cache before them, if there is one."""
-    total = call.k.shape[1] if call.past is None else total_keys(call.past, call.k, call.write_indices)
-    return fake_logits(call.q, total, call.num_heads, call.q.dtype)
 
 
 FINE = 128

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import PosexportError, RequestError, shown
+from posexport.graphs.attention.dataflow import bodies
 from posexport.graphs.kernels import KERNELS, dtypes, fallback
 from posexport.graphs.kernels.registry import Call, Value
 from posexport.runtimes.lockstep import GetWeight, make_each
@@ -241,17 +242,12 @@ class Frame:
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs, then what its bodies read from around them."""
+    """What a node reads: its inputs, then what its bodies read from around them and of their own weights."""
     found = [value for value in node.inputs if value is not None]
-    for attribute in node.attributes.values():
-        if attribute.is_ref() or attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            continue
-        for body in [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value:
-            inside: set[ir.Value] = set(body.inputs)
-            for inner in body:
-                inside.update(inner.outputs)
-            reads = [value for inner in body for value in _reads(inner)]
-            found += [value for value in (*reads, *body.outputs) if value not in inside]
+    for body in bodies(node):
+        inside = {*body.inputs, *(value for inner in body for value in inner.outputs)}
+        reads = (value for inner in body for value in _reads(inner))
+        found += [value for value in (*reads, *body.outputs) if value not in inside]
     return found
 
 

@@ -71,7 +71,7 @@ class Functions:
 
     def _name(self, name: str) -> str:
         """The name, or with a number from 2 on where it is taken."""
-        return _free(name, self._taken, 2)
+        return free_name(name, self._taken, 2)
 
     def _build(
         self, operator: Operator[..., Any], chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
@@ -123,11 +123,11 @@ def _name_inner_values(function: ir.Function) -> None:
     graphs = dict.fromkeys(node.graph for node in inner)
     values = [value for graph in graphs if graph is not None for value in graph.inputs]
     for value in (*values, *(value for node in inner for value in node.outputs)):
-        value.name = _free(str(value.name), taken, 1)
+        value.name = free_name(str(value.name), taken, 1)
 
 
-def _free(name: str, taken: set[str], first: int) -> str:
-    """The name, or with a number from `first` on where it is taken; it is taken then."""
+def free_name(name: str, taken: set[str], first: int) -> str:
+    """The name, or with a number from `first` on where it is `taken`, to which it is added."""
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(first)))
     free = next(one for one in names if one not in taken)
     taken.add(free)

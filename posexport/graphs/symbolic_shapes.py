@@ -16,7 +16,7 @@ import torch
 from posexport.artifact.onnx_limits import RANDOM
 from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
-from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, numbers_read, outer_values
+from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, numbers_read, values_read
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
 from posexport.graphs.forced_sizes import forced
 from posexport.graphs.node_arguments import input_of
@@ -120,8 +120,8 @@ class SymbolicShapes:
         """Whether an operator gives the same on all inputs because it is given the same."""
         if node.op_type in LENGTHS or any(value in self._flow.content for value in node.outputs):
             return False
-        read = [value for value in (*node.inputs, *outer_values(node)) if value is not None]
-        return all(value in self.fixed for value in numbers_read(node, read)) and node.op_type not in RANDOM
+        numbers = numbers_read(node, values_read(node))
+        return all(value in self.fixed for value in numbers) and node.op_type not in RANDOM
 
     def _known_numbers(self, value: ir.Value) -> Shape | None:
         if constant_of(value) is not None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
-from posexport.graphs.attention.dataflow import bodies, outer_values
+from posexport.graphs.attention.dataflow import bodies, values_read
 from posexport.graphs.attention.origins import scores_product
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.symbolic_sizes import ONE, Size
@@ -184,5 +184,4 @@ def _sources(node: ir.Node | None) -> list[ir.Value]:
     """What a node is computed from, also by its branches and bodies: their results, and what they read around them."""
     if node is None:
         return []
-    results = [value for graph in bodies(node) for value in graph.outputs]
-    return [value for value in (*node.inputs, *results, *outer_values(node)) if value is not None]
+    return [*values_read(node), *(value for graph in bodies(node) for value in graph.outputs)]

@@ -8,7 +8,6 @@ the left. Whatever the graph computes from the length of a cache is computed fro
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from posexport.errors import RequestError, shown
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.axes import BATCH, PAST, SEQ, TOTAL
 from posexport.graphs.draw import DrawnInputs
-from posexport.graphs.function_bodies import DOMAIN
+from posexport.graphs.function_bodies import DOMAIN, free_name
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.roles import Role
@@ -60,18 +59,17 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
         past.shape = ir.Shape([1])
         return Lengths(past=past, seq=seq, total=total, batch=batch)
     _check_one_length(roles)
-    past = ir.Value(name=_free_name(model), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
+    name = free_name(LENGTH_INPUT, _names(model), 1)
+    past = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
     model.graph.inputs.append(past)
     return Lengths(past=past, seq=seq, total=nodes.one("Add", past, seq), batch=batch)
 
 
-def _free_name(model: ir.Model) -> str:
-    """`past_sequence_length`, or that with a number where the graph has this name already."""
+def _names(model: ir.Model) -> set[str]:
+    """The names of a graph's values."""
     read = [value for node in model.graph.all_nodes() for value in (*node.inputs, *node.outputs)]
     values = (*model.graph.inputs, *model.graph.initializers.values(), *read)
-    taken = {value.name for value in values if value is not None}
-    names = (f"{LENGTH_INPUT}_{number}" for number in itertools.count(1))
-    return next(name for name in itertools.chain([LENGTH_INPUT], names) if name not in taken)
+    return {str(value.name) for value in values if value is not None}
 
 
 def _check_one_length(roles: Mapping[str, Role]) -> None:

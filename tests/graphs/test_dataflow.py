@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from posexport.graphs.attention.attention import Attention, UnknownAttention
-from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.dataflow import Dataflow, values_read
 from posexport.graphs.view import view_of
 
 
@@ -20,6 +20,16 @@ def test_sequences_are_no_tensors_that_content_passes_through() -> None:
     model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
     above = [value.name for value in Dataflow(model, set(), {"x"}).dominators(model.graph.outputs[0])]
     assert above == ["y", "part", "before", "x"]
+
+
+def test_a_branch_in_a_branch_may_give_a_value_of_the_graph_as_it_is() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[2] x, float[2] z, bool c) => (float[2] y) {
+        y = If(c) <then_branch = t () => (float[2] p) { p = If(c) <
+            then_branch = tt () => (float[2] z) { }, else_branch = te () => (float[2] q) { q = Neg(x) }> },
+        else_branch = e () => (float[2] r) { r = Exp(x) }>
+    }"""
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    assert [value.name for value in values_read(model.graph[0])] == ["c", "c", "z", "x", "x"]
 
 
 IDS = {

@@ -51,7 +51,7 @@ class Dataflow:
             self._classify(node, tokens)
 
     def _classify(self, node: ir.Node, tokens: set[ir.Value]) -> None:
-        inputs = [value for value in node.inputs if value is not None] + outer_values(node)
+        inputs = values_read(node)
         for value in node.outputs:
             self.values[value.name or ""] = value
         if node in self._unread:
@@ -127,28 +127,29 @@ def numbers_read(node: ir.Node, inputs: list[ir.Value]) -> list[ir.Value]:
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:
-    """The branches and bodies of a node."""
-    return [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
+    """The branches and bodies of a node, but for those that the function around it is given."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append(attribute.value)
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found += attribute.value
+    return found
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads: its inputs, then what its bodies read from around them."""
+    return [value for value in node.inputs if value is not None] + outer_values(node)
 
 
 def outer_values(node: ir.Node) -> list[ir.Value]:
-    """The values of the graph around it that the subgraphs of a node read."""
+    """The values of the graph around it that the bodies of a node read."""
     outer: list[ir.Value] = []
-    for graph in bodies(node):
-        inner = {*graph.inputs, *graph.initializers.values()}
-        for one in graph.all_nodes():
-            inner.update(one.outputs)
-            for sub in bodies(one):
-                inner |= {*sub.inputs, *sub.initializers.values()}
-        outer += [v for one in graph.all_nodes() for v in one.inputs if v is not None and v not in inner]
-        outer += [v for v in graph.outputs if v not in inner]
+    for body in bodies(node):
+        inner = {*body.inputs, *body.initializers.values(), *(value for one in body for value in one.outputs)}
+        reads = (value for one in body for value in values_read(one))
+        outer += [value for value in (*reads, *body.outputs) if value not in inner]
     return outer
-
-
-def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.value]
-    return [*attribute.value] if attribute.type == ir.AttributeType.GRAPHS else []
 
 
 _SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceMap"}

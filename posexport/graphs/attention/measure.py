@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.dataflow import outer_values
+from posexport.graphs.attention.dataflow import values_read
 from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.axes import AXES, BATCH, CACHED, ENCODER, HEIGHT, PAST, SEQ, WIDTH, Axes, is_token_first
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
@@ -137,7 +137,7 @@ class Measure:
                     if one.name in self._view.roles or (one.is_graph_input() and not one.is_initializer()):
                         names.add(one.name or "")
                     continue
-                sources = {source for source in (*node.inputs, *outer_values(node)) if source is not None} - seen
+                sources = {*values_read(node)} - seen
                 seen |= sources
                 pending += sources
             self._inputs[value] = frozenset(names)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import RequestError, shown
-from posexport.graphs.attention.dataflow import Dataflow, outer_values
+from posexport.graphs.attention.dataflow import Dataflow, values_read
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.frames import SMALL
 from posexport.graphs.kernels.registry import Value
@@ -130,7 +130,7 @@ class Probe:
     ) -> list[torch.Tensor]:
         """What `targets` become when several values are replaced, as far as they depend on them through `nodes`."""
         computed = {value for node in nodes for value in node.outputs}
-        read = [value for node in nodes for value in (*node.inputs, *outer_values(node)) if value is not None]
+        read = [value for node in nodes for value in values_read(node)]
         known = self._numbers(value for value in (*read, *targets) if value not in computed and value not in others)
         return self._results(known | {value.name or "": tensor for value, tensor in others.items()}, targets)
 

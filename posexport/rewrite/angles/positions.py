@@ -13,7 +13,7 @@ import attrs
 import onnx_ir as ir
 import torch
 
-from posexport.graphs.attention.dataflow import LENGTHS, outer_values
+from posexport.graphs.attention.dataflow import LENGTHS, values_read
 from posexport.graphs.attention.rotary import AngleSource
 from posexport.graphs.view import View
 from posexport.rewrite.angles.followed import Followed
@@ -158,7 +158,7 @@ def _followed(view: View, values: Sequence[ir.Value], positions: PositionSource)
             continue
         if node is None:
             return None
-        inputs = {one for one in (*node.inputs, *outer_values(node)) if one is not None}
+        inputs = {*values_read(node)}
         if node.op_type not in LENGTHS and followed.values & inputs:
             numbers = lengths.read(node, followed.values)
             by_length = {one for one in numbers if lengths.decide(one)}
@@ -184,8 +184,8 @@ def _above(view: View, values: Sequence[ir.Value], stop: ir.Value | None = None)
         node = value.producer()
         if node is None or value is stop or (stop is not None and node.op_type in LENGTHS):
             continue
-        for source in (*node.inputs, *outer_values(node)):
-            if source is None or source in view.flow.content or source in view.flow.constant:
+        for source in values_read(node):
+            if source in view.flow.content or source in view.flow.constant:
                 continue
             if source not in seen:
                 seen[source] = None

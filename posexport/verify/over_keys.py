@@ -56,10 +56,10 @@ LATE_STEP = "late step"
 """The draft with the longest cache, which no budget makes shorter."""
 
 KEPT = (
-    *("step near the end", "chunk near the end", " keys", "step of one", "steps near the end", "keys and one"),
-    *("late steps", "late chunk"),
+    *("step near the end", "chunk near the end", *(f"{power} keys" for power in POWERS), "step of one"),
+    *("steps near the end", *(f"keys and one of {power}" for power in POWERS), "late steps", "late chunks"),
 )
-"""How the names of drafts begin or end that keep their length, the most important first."""
+"""Drafts that keep their length, the most important first."""
 
 
 def over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -95,21 +95,16 @@ def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
     """The drafts that keep their length, by their index; with fewer rows where BANDS_CACHED asks for it."""
     kept = {number: draft for number, draft in enumerate(drafts) if draft.name == LATE_STEP}
     left = BANDS_CACHED
-    for kind in KEPT:
-        for number, draft in enumerate(drafts):
-            if number in kept or not _is_of(draft, kind):
-                continue
-            for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
-                fewer_rows = attrs.evolve(draft, batch=rows)
-                if (numbers := _numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
-                    kept[number] = fewer_rows
-                    left -= numbers
-                    break
+    long = [number for number, draft in enumerate(drafts) if draft.name in KEPT]
+    for number in sorted(long, key=lambda number: KEPT.index(drafts[number].name)):
+        draft = drafts[number]
+        for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
+            fewer_rows = attrs.evolve(draft, batch=rows)
+            if (numbers := _numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
+                kept[number] = fewer_rows
+                left -= numbers
+                break
     return kept
-
-
-def _is_of(draft: Draft, kind: str) -> bool:
-    return draft.name.endswith(kind) if kind.startswith(" ") else draft.name.startswith(kind)
 
 
 def _numbers(spec: Spec, draft: Draft) -> int:

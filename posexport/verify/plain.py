@@ -39,12 +39,10 @@ CHUNKS = (((2, 7), (5, 300)), ((8, 60), (30, 500)), ((61, 190), (1, 250)))
 MOST_CHUNKED = {"one row": 200, "few rows": 200, "many rows": 100, "crowd": 10}
 """Tokens below which chunks are tried with each kind of rows."""
 
-LARGE_CHUNKS = (((192, 512), (1, 90)), ((192, 512), (100, 590)), ((340, 520), (600, 1200)))
-LONG_CHUNK = ((900, 1200), (300, 700))
-"""The same of prompts that servers cut into pieces, of one row; and of a piece that a smaller reach leaves out."""
-
-PIECES = (256, 512)
-"""Tokens of the second of them, as servers cut them."""
+LARGE_CHUNKS = ((range(192, 513), (1, 90)), (range(256, 513, 256), (100, 590)), (range(340, 521), (600, 1200)))
+LONG_CHUNK = (range(900, 1201), (300, 700))
+"""The same of prompts that servers cut into pieces, of one row: a piece has one of these numbers of tokens. And of a
+piece that a smaller reach leaves out."""
 
 WIDE = (
     ((8, 8), (100, 127), ((8, 128),)),
@@ -84,9 +82,9 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
     if not spec.kv_cache:
         return
     padding = itertools.cycle(rng.permutation(["none", "left", "few holes"]).tolist())
-    is_beyond = reach.given and reach.seq < sum(low for low, _ in LONG_CHUNK)
-    for number, (tokens, pasts) in enumerate(LARGE_CHUNKS if is_beyond else (*LARGE_CHUNKS, LONG_CHUNK)):
-        seq = int(rng.choice(PIECES)) if number == 1 else size(*tokens)
+    is_beyond = reach.given and reach.seq < sum(sizes[0] for sizes in LONG_CHUNK)
+    for tokens, pasts in LARGE_CHUNKS if is_beyond else (*LARGE_CHUNKS, LONG_CHUNK):
+        seq = int(rng.choice(tokens))
         draft = Draft("piece of a prompt", 1, seq, size(*pasts), 0, 1, "consecutive", next(padding))
         yield _affordable(spec, _held(spec, draft), 1)
     dozen = Draft("chunks of a dozen", size(10, 16), size(56, 110), size(10, 150), 2, 1, "mixed", "mixed")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
+from posexport.models.whole_both_ways import check_causal
 
 _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 """The kinds of layers, as configurations list them, whose caches are keys and values."""
@@ -222,7 +223,7 @@ def _remembered(layer: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
-def cached_by_layer(model: nn.Module, input_ids: Tensor) -> dict[int, dict[str, Cached]]:
+def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
     """What each layer of a model remembers, by its index; the model runs for it.
 
     RequestError for a model without caches, and for one whose layers remember something that can't be handed on.
@@ -238,7 +239,7 @@ def cached_by_layer(model: nn.Module, input_ids: Tensor) -> dict[int, dict[str, 
             f"{name} forgets its state in transformers where several tokens follow others, so nothing says what a file "
             "with caches must compute: give --kv-cache none for the model without caches."
         )
-    cache = _empty_cache(model)
+    cache, input_ids = _empty_cache(model), torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64)
     try:
         with torch.no_grad(), unchanged(model):
             made = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
@@ -281,8 +282,19 @@ class Signature:
     shapes: Mapping[str, Any]
 
 
-def decoder_signature(module: Decoder, cached: Layers, vocabulary: int, dtype: torch.dtype) -> Signature:
-    """The inputs and outputs of a decoder."""
+def decoder_of(
+    model: nn.Module, dtype: torch.dtype, with_caches: bool = True, hidden: bool = False
+) -> tuple[Decoder, Signature]:
+    """The module of a causal language model, and its inputs and outputs; the model is run once for what its layers
+    remember. RequestError for a model that a file of a decoder, with caches or without, can't stand for."""
+    check_causal(model, with_caches)
+    cached = _cached_by_layer(model) if with_caches else {}
+    module = Decoder(model, cached or None, hidden)
+    configuration: Any = model.config
+    return module, _signature(module, cached, configuration.get_text_config().vocab_size, dtype)
+
+
+def _signature(module: Decoder, cached: Layers, vocabulary: int, dtype: torch.dtype) -> Signature:
     tokens, total = (BATCH, SEQUENCE), TOTAL if cached else SEQUENCE
     inputs: dict[str, tuple[int | str, ...]] = {"input_ids": tokens, "attention_mask": (BATCH, total)}
     if module.takes_positions:

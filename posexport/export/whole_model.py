@@ -38,8 +38,7 @@ from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
-from posexport.models.whole import SEQUENCE, TRACED, Decoder, Signature, cached_by_layer, decoder_signature, unchanged
-from posexport.models.whole_both_ways import check_causal
+from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
@@ -134,12 +133,7 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
             padded["attention_mask"] = padded["attention_mask"].clone()
             padded["attention_mask"][0, -1] = 0
         return [_Part(module=encoder, signature=signature, layers=layers, run=lambda: encoder(**padded))]
-    check_causal(model, how.kv_cache != "none")
-    cached = {}
-    if how.kv_cache != "none":
-        cached = cached_by_layer(model, torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64))
-    module = Decoder(model, cached or None, how.hidden_states)
-    signature = decoder_signature(module, cached, config.vocab_size, dtype)
+    module, signature = decoder_of(model, dtype, how.kv_cache != "none", how.hidden_states)
     layers = find_layers(model, config.num_hidden_layers, configs, model.get_decoder())
     return [_Part(module=module, signature=signature, layers=layers, run=lambda: model(**_PADDED, use_cache=False))]
 

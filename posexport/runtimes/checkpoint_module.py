@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, constants_of, main_dtype, open_pretrained
-from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_by_layer, cached_layers, decoder_signature
-from posexport.models.whole_both_ways import check_causal
+from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_layers, decoder_of
 from posexport.models.whole_encoder import HIDDEN, encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.runtimes.generation import BUFFER
@@ -107,10 +105,7 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
     if pretrained.kind != DECODER:
         parts = translator_of(model, dtype)
         return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]
-    check_causal(model, bool(cached_layers(inputs)))
-    cached = cached_by_layer(model, torch.zeros(1, 1, dtype=torch.int64)) if cached_layers(inputs) else {}
-    decoder = Decoder(model, cached or None, HIDDEN in outputs)
-    signature = decoder_signature(decoder, cached, pretrained.text_config.vocab_size, dtype)
+    decoder, signature = decoder_of(model, dtype, bool(cached_layers(inputs)), HIDDEN in outputs)
     buffers = any(BUFFER in shape for shape, _ in inputs.values())
     return BufferDecoder(decoder) if buffers else decoder, signature
 

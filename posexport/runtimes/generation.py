@@ -30,13 +30,14 @@ LENGTH = "past_sequence_length"
 
 _PAST = "past_key_values."
 
-_DTYPES: Mapping[str, np.dtype[Any]] = {
+DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(double)": np.dtype(np.float64),
     "tensor(int64)": np.dtype(np.int64),
     "tensor(int32)": np.dtype(np.int32),
 }
+"""The dtypes that inputs may have, by ONNX Runtime's names."""
 
 _NEEDED = ("input_ids", "attention_mask")
 """Inputs of a decoder that stands alone; that of an encoder-decoder needs no mask, as its rows begin alike."""
@@ -117,7 +118,7 @@ class Decoder:
         if lacking:
             raise RequestError(f"the file has no {lacking[0]}, which decoders have: give a file of a decoder.")
         for value in (*(self._inputs[name] for name in self._present), outputs["logits"]):
-            if value.type not in _DTYPES:
+            if value.type not in DTYPES:
                 raise RequestError(f"{shown(value.name)} is {value.type}: give a decoder in fp32 or fp16.")
         width = outputs["logits"].shape[-1]
         self.vocabulary: int | None = width if isinstance(width, int) else None
@@ -151,7 +152,7 @@ class Decoder:
                 sizes[1] = room if self._has_buffers else 0
             if not all(isinstance(size, int) for size in sizes):
                 raise RequestError(f"{shown(name)} has the shape {value.shape}: heads and their size must be numbers.")
-            empty = np.zeros((rows, *sizes), _DTYPES[value.type])
+            empty = np.zeros((rows, *sizes), DTYPES[value.type])
             self._caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty, self._device, 0)
 
     def step(self, input_ids: Array, mask: Array) -> Array:
@@ -185,7 +186,7 @@ class Decoder:
             if name in self._caches or name in self._encoded:
                 binding.bind_ortvalue_input(name, self._caches.get(name) or self._encoded[name])
             else:
-                binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(_DTYPES[value.type])))
+                binding.bind_cpu_input(name, np.ascontiguousarray(given[name].astype(DTYPES[value.type])))
         presents = {*self._present.values()}
         buffers = {self._present[past]: self._caches[past] for past in self._grow} if self._has_buffers else {}
         for name in self._outputs:

@@ -6,7 +6,7 @@ Both files are as `export --model` writes them: the encoder gives the keys and v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnxruntime
 
 from posexport.errors import RequestError, shown
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.generation import DTYPES
 
 Array = np.ndarray[Any, Any]
 
@@ -21,13 +22,6 @@ MASK = "encoder_attention_mask"
 """The decoder's input that has the encoder's mask."""
 
 _IDS, _OWN_MASK = "input_ids", "attention_mask"
-
-_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(int32)": np.dtype(np.int32),
-}
 
 
 def reads_encoder(decoder: onnxruntime.InferenceSession) -> bool:
@@ -90,7 +84,7 @@ def encode(
                     f"{shown(name)} has {size} of {shown(dim)}, and {shown(other)} has {known}: give as many of both."
                 )
         _check_values(name, inputs[name], vocabulary)
-        binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name].astype(_DTYPES[value.type])))
+        binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name].astype(DTYPES[value.type])))
     wanted = [value for value in decoder.get_inputs() if _of_encoder(value.name)]
     sources = {value.name: value.name.replace("past_key_values.", "present.") for value in wanted}
     given = {value.name: value for value in encoder.get_outputs()}
@@ -116,12 +110,12 @@ def encode(
 
 def _check(name: str, array: Array, value: onnxruntime.NodeArg) -> None:
     """RequestError for an array that is no input of this shape and kind."""
-    if value.type not in _DTYPES:
+    if value.type not in DTYPES:
         raise RequestError(f"its encoder takes {shown(name)} as {value.type}: give a model in fp32 or fp16.")
     fits = array.ndim == len(value.shape) and _fits(array.shape, value.shape)
     if not fits or array.size == 0:
         raise RequestError(f"{shown(name)} has shape {list(array.shape)}, and its encoder takes {value.shape}.")
-    if (array.dtype.kind in "iu") != (_DTYPES[value.type].kind == "i") or array.dtype.kind not in "iuf":
+    if (array.dtype.kind in "iu") != (DTYPES[value.type].kind == "i") or array.dtype.kind not in "iuf":
         raise RequestError(f"{shown(name)} is {array.dtype}, and its encoder takes {value.type}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise RequestError(f"{shown(name)} holds NaN or Inf: every value must be finite.")

@@ -192,13 +192,15 @@ def length_of_short_frequencies(folder: Path) -> int | None:
     """Up to how many tokens a model computes with other angles than behind them (longrope), by the config.json in a
     folder; None where it has one kind."""
     config = read_config(folder / "config.json") or {}
+    found, key = list[int](), "original_max_position_embeddings"
     for data in (config, text_part(config)):
-        for table in (data.get("rope_parameters"), data.get("rope_scaling")):
-            if isinstance(table, dict) and any(table.get(key) in _SHORT_AND_LONG for key in ("rope_type", "type")):
-                key = "original_max_position_embeddings"
+        tables = [data.get(name) for name in ("rope_parameters", "rope_scaling")]
+        tables += [table for one in tables if isinstance(one, dict) for table in one.values()]  # of each type of layers
+        for table in tables:
+            if isinstance(table, dict) and any(table.get(name) in _SHORT_AND_LONG for name in ("rope_type", "type")):
                 lengths = (table.get(key), data.get(key))
-                return next((length for length in lengths if is_whole(length) and length > 0), None)
-    return None
+                found += [length for length in lengths if is_whole(length) and length > 0][:1]
+    return min(found, default=None)
 
 
 def vocabulary_of(folder: Path) -> int | None:

@@ -58,6 +58,7 @@ CONFIGS: list[tuple[dict[str, Any], Trained]] = [
         {"original_max_position_embeddings": 50, "rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
         Trained(other_angles=50),
     ),
+    ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 60}, Trained(other_angles=60)),
     ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 50}}, Trained()),
 ]
 

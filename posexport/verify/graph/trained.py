@@ -19,7 +19,7 @@ from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
 from posexport.graphs.roles import Role
 from posexport.jsondata import is_whole
-from posexport.runtimes.tokens import read_config, trained_length, vocabulary_of
+from posexport.runtimes.tokens import length_of_short_frequencies, read_config, text_part, trained_length, vocabulary_of
 from posexport.spec.contract import Values
 from posexport.verify.graph.cases import GraphCase
 
@@ -146,24 +146,12 @@ class Trained:
 def trained(folder: Path) -> Trained:
     """What config.json in the folder of a checkpoint says."""
     config = read_config(folder / "config.json") or {}
-    part = config.get("text_config")
-    parts = [part] if isinstance(part, dict) else []
     return Trained(
         vocabulary=vocabulary_of(folder),
         length=trained_length(folder),
-        windows=tuple(sorted({window for one in (*parts, config) for window in _windows(one)})),
-        other_angles=min((length for one in (*parts, config) for length in _other_angles(one)), default=None),
+        windows=tuple(sorted({window for one in (config, text_part(config)) for window in _windows(one)})),
+        other_angles=length_of_short_frequencies(folder),
     )
-
-
-def _other_angles(config: Mapping[str, Any]) -> Iterator[int]:
-    """The length from which on a configuration's longrope has other factors."""
-    tables = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
-    tables += [table for one in tables if isinstance(one, dict) for table in one.values()]  # of each type of layers
-    for table in tables:
-        if isinstance(table, dict) and "longrope" in (table.get("rope_type"), table.get("type")):
-            name = "original_max_position_embeddings"
-            yield from (value for value in (table.get(name), config.get(name)) if is_whole(value) and value > 0)
 
 
 def _affordable(weight_count: int) -> float:

@@ -14,6 +14,7 @@ from posexport.errors import RequestError, check_known
 from posexport.files import check_writable, renewed
 from posexport.spec.fields import integer, positive
 from posexport.spec.forms import TARGETS
+from posexport.verify.matrix.table import MODES
 
 if TYPE_CHECKING:
     from posexport.verify.matrix.table import Cell, Matrix
@@ -32,11 +33,7 @@ class MatrixOptions:
 @click.option("--form", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
 @click.option("--dtype", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
 @click.option(
-    "--mode",
-    metavar="NAME",
-    multiple=True,
-    help="only this one of prefill, decode, decode-shared, padding, prefill-consecutive and decode-consecutive, "
-    "repeatable  [default: all]",
+    "--mode", metavar="NAME", multiple=True, help=f"only this one of {', '.join(MODES)}, repeatable  [default: all]"
 )
 @click.option(
     "--runtime",

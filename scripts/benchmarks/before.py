@@ -27,7 +27,7 @@ import onnx
 import positions
 import timing
 import torch
-from positions import BURSTS, CONFIDENCE, FORMS, PREFILL, SESSIONS, SIZES, rounds_of
+from positions import BURSTS, CONFIDENCE, FORMS, PREFILL, SIZES, rounds_of
 from results import RESULTS, machine_line, record, rounded, table, write_figures
 from timing import Contender
 
@@ -83,17 +83,12 @@ def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[
                 for form, path in paths.items()
             }
     positions.check_equal(contenders, f"{encoding}, {scenario}")
-    burst, reference = BURSTS.get(scenario, 1), next(iter(contenders))
-    first = timing.time_sessions(contenders, 1, rounds_of, burst, 99)
-    best = {
-        side: timing.ranking(first, [name for name in contenders if name.startswith(f"{side}: ")], reference)[0]
-        for side in files
-    }
+    burst = BURSTS.get(scenario, 1)
+    best = positions.fastest(contenders, files, rounds_of, burst)
     cell = {"encoding": encoding, "scenario": scenario, **{side: best[side].partition(": ")[2] for side in files}}
     if _graph(files["before"][cell["before"]]) in map(_graph, files["now"].values()):
         return {**cell, "ratio": None}
-    sessions = timing.time_sessions({side: contenders[best[side]] for side in files}, SESSIONS, rounds_of, burst)
-    series = {side: list(itertools.chain(*values)) for side, values in sessions.items()}
+    series = positions.seconds_of({side: contenders[best[side]] for side in files}, rounds_of, burst)
     return {**cell, "ratio": attrs.asdict(statistics.ratio(series["now"], series["before"], CONFIDENCE))}
 
 

@@ -12,7 +12,7 @@ import itertools
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ LONGER: Mapping[str, Mapping[str, int]] = {
 SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {DECODE: 7}
 SESSION_SECONDS, ROUNDS = 2.5, (5, 20)
 
+Rounds = Callable[[float], int]
+"""The seconds of a round to the rounds of a session."""
+
 
 def measure(quick: bool) -> list[Row]:
     """How many encodings miss their goals; the figures themselves go to a page of their own."""
@@ -86,8 +89,8 @@ def measure(quick: bool) -> list[Row]:
                 if name == PREFILL or decodes(encoding):
                     with temporary.folder() as own:
                         cells += _measure(encoding, name, plain[name, decodes(encoding)], own, quick)
-        for encoding, mode in itertools.product(["alibi"] if quick else ENCODINGS, MODES):
-            if has_mode(encoding, mode):
+        for encoding in ["alibi"] if quick else ENCODINGS:
+            for mode in modes_of(encoding):
                 with temporary.folder() as own:
                     peaks.append({"encoding": encoding, "mode": mode, "peaks": _peaks(encoding, mode, own)})
                 plans += plans_of(encoding, mode)
@@ -103,9 +106,9 @@ def decodes(encoding: str) -> bool:
     return encoding == "mrope" or ENCODINGS[encoding].axes < 2
 
 
-def has_mode(encoding: str, mode: str) -> bool:
-    """Whether an encoding has positions as `mode` says."""
-    return mode == "data" or spec_of(encoding, "data", None).encoding.can_be_consecutive()
+def modes_of(encoding: str) -> tuple[str, ...]:
+    """The kinds of positions that an encoding can have, of MODES."""
+    return MODES if spec_of(encoding, "data", None).encoding.can_be_consecutive() else ("data",)
 
 
 def spec_of(encoding: str, mode: str, cache: str | None, causal: bool | None = None) -> Spec:
@@ -133,9 +136,9 @@ def named(form: str, cache: str | None) -> str:
 
 
 def _files(encoding: str, mode: str, scenario: str, folder: Path, causal: bool | None = None) -> dict[str, Contender]:
-    """Every file of an encoding in a mode; none where it has no such mode."""
+    """Every file of an encoding in a mode."""
     contenders = dict[str, Contender]()
-    for cache in caches(scenario) if has_mode(encoding, mode) else ():
+    for cache in caches(scenario):
         spec = spec_of(encoding, mode, cache, causal)
         inputs = inputs_of(spec, scenario)
         own = folder / f"{mode}-{cache}"
@@ -150,6 +153,19 @@ def rounds_of(seconds: float) -> int:
     return max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
 
 
+def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], rounds: Rounds, burst: int) -> dict[str, str]:
+    """The name of the fastest contender of each kind, in one session; names are `kind: form`."""
+    times, reference = timing.time_sessions(contenders, 1, rounds, burst, 99), next(iter(contenders))
+    names = {kind: [name for name in contenders if name.startswith(f"{kind}: ")] for kind in kinds}
+    return {kind: timing.ranking(times, each, reference)[0] for kind, each in names.items()}
+
+
+def seconds_of(contenders: Mapping[str, Contender], rounds: Rounds, burst: int) -> dict[str, list[float]]:
+    """The times of contenders beside each other, of all sessions together."""
+    sessions = timing.time_sessions(contenders, SESSIONS, rounds, burst)
+    return {name: list(itertools.chain(*times)) for name, times in sessions.items()}
+
+
 def _measure(
     encoding: str, scenario: str, plain: Mapping[str, Contender], folder: Path, quick: bool
 ) -> list[dict[str, Any]]:
@@ -159,27 +175,20 @@ def _measure(
     def rounds(seconds: float) -> int:
         return 3 if quick else rounds_of(seconds)
 
-    kinds = {NONE: plain, **{mode: _files(encoding, mode, scenario, folder) for mode in MODES}}
+    modes = modes_of(encoding)
+    kinds = {NONE: plain, **{mode: _files(encoding, mode, scenario, folder) for mode in modes}}
     if encoding == "relative" and scenario == PREFILL:
         spec = spec_of(encoding, "consecutive", None)
         inputs = seeded_inputs(spec, SIZES[scenario], 0)
         kinds[TEXTBOOK] = {
             "torch-onnx 20": textbook.contender(folder / "textbook.onnx", spec, inputs, **timing.FLUSHED)
         }
-    every = {(kind, form): one for kind, files in kinds.items() for form, one in files.items()}
-    labelled = {f"{kind}: {form}": one for (kind, form), one in every.items()}
+    labelled = {f"{kind}: {form}": one for kind, files in kinds.items() for form, one in files.items()}
     check_equal({name: one for name, one in labelled.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
-    first = timing.time_sessions(labelled, 1, rounds, burst, 99)
-    best: dict[str, str] = {}
-    for kind, files in kinds.items():
-        if files:
-            best[kind] = timing.ranking(first, [f"{kind}: {form}" for form in files], next(iter(labelled)))[0]
-    sessions = timing.time_sessions({kind: labelled[name] for kind, name in best.items()}, SESSIONS, rounds, burst)
-    series = {kind: list(itertools.chain(*values)) for kind, values in sessions.items()}
+    best = fastest(labelled, kinds, rounds, burst)
+    series = seconds_of({kind: labelled[name] for kind, name in best.items()}, rounds, burst)
     cells = []
-    for mode in MODES:
-        if mode not in series:
-            continue
+    for mode in modes:
         ratios = {
             other: attrs.asdict(statistics.ratio(series[mode], series[other], CONFIDENCE))
             for other in (NONE, TEXTBOOK)

@@ -99,7 +99,7 @@ def test_an_encoding_is_timed_beside_a_block_of_its_kind() -> None:
         causal = positions.decodes(encoding)
         assert positions.spec_of(encoding, "data", None).causal == causal == (encoding in ("alibi", "mrope"))
         assert positions.spec_of(positions.NONE, "data", None, causal).causal == causal
-    modes = {name: positions.has_mode(name, "consecutive") for name in ENCODINGS}
+    modes = {name: "consecutive" in positions.modes_of(name) for name in ENCODINGS}
     assert modes["swin"] and modes["relative"] and not modes["rope2d"] and not modes["mrope"]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 import attrs
 import onnx_ir as ir
 
-from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.graph_file import GraphFile, dtype_name
 from posexport.errors import PosexportError, RequestError, shown
 from posexport.graphs.axes import KNOWN_AXES, MASKS, Axes, axes_of, reused_names, without_names
 from posexport.graphs.compared import compared_ids
@@ -248,21 +248,12 @@ def shape_of_value(value: ir.Value) -> Shape:
     return tuple(sizes.get(at, dim) if isinstance(dim, str) else dim for at, dim in enumerate(dims))
 
 
-_DTYPES = {
-    ir.DataType.FLOAT: "fp32",
-    ir.DataType.FLOAT16: "fp16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.DOUBLE: "fp64",
-    ir.DataType.BOOL: "bool",
-}
-
-
 def dtype_of_value(value: ir.Value) -> str:
     """posexport's name of a dtype, numpy's where posexport has none; RequestError for texts and values of no dtype."""
     if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         what = "no tensor" if value.dtype is None else "texts"
         raise _undrawable(value, what)
-    return _DTYPES.get(value.dtype) or value.dtype.name.lower()
+    return dtype_name(value.dtype).lower()
 
 
 def _undrawable(value: ir.Value, what: str) -> RequestError:

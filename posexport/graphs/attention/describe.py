@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import attrs
 import onnx_ir as ir
 
+from posexport.artifact.graph_file import dtype_name
 from posexport.errors import PosexportError, Reason, RequestError
 from posexport.graphs.attention.attention import UNKNOWN, Attention, UnknownAttention
 from posexport.graphs.attention.biases import bias_of
@@ -64,8 +65,6 @@ KEYS = (
     *("dtype", "softmax_dtype", "operator", "nodes", "runtimes"),
 )
 """The keys of an attention, in their order; what is not known is null."""
-
-_DTYPES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "DOUBLE": "fp64"}
 
 
 def describe(attention: Attention | UnknownAttention, view: View) -> Data:
@@ -348,7 +347,7 @@ class Describer:
 
 
 def _name(dtype: Any) -> str:
-    return "unknown" if dtype is None else _DTYPES.get(dtype.name, dtype.name.lower())
+    return "unknown" if dtype is None else dtype_name(dtype).lower()
 
 
 def _key(rotary: Rotary) -> Hashable:

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from posexport import temporary
+from posexport.artifact.graph_file import dtype_name
 from posexport.errors import plain, shown
 from posexport.files import staged
 from posexport.graphs.load import model_at
@@ -129,7 +130,7 @@ class _Search:
             name = str(value.name)
             if name not in have or name not in exact or name not in own:
                 continue
-            tolerance = tolerance_of(_dtype(value), main)
+            tolerance = tolerance_of("" if value.dtype is None else dtype_name(value.dtype), main)
             axes = token_axes(name, [self._case], [exact[name].shape])
             if self._job.against is not None:  # whose digits count: what a cast to half precision loses is a fault
                 tolerance = attrs.evolve(tolerance, floor=COARSE * tolerance.floor)
@@ -179,18 +180,6 @@ def _output(name: str) -> onnx.ValueInfoProto:
 def _called(node: ir.Node) -> str:
     operator = plain(node.op_type, 80, "")
     return f"{operator} {shown(node.name)}" if node.name else f"{operator} -> {shown(str(node.outputs[0].name))}"
-
-
-_NAMES = {
-    ir.DataType.FLOAT: "fp32",
-    ir.DataType.FLOAT16: "fp16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.DOUBLE: "fp64",
-}
-
-
-def _dtype(value: ir.Value) -> str:
-    return _NAMES.get(value.dtype, "") if value.dtype is not None else ""
 
 
 def _widened_errors(exact: Array, own: Array) -> Array:

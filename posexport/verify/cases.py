@@ -25,9 +25,9 @@ from posexport.verify.aligned import Directions
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
 from posexport.verify.draws import ANEW, ANEW_OF_MANY, Array, attention_mask, is_far_out, position_ids
-from posexport.verify.near_keys import shown_where_keys_are_far
+from posexport.verify.far_keys import shown_where_keys_are_far
+from posexport.verify.first_positions import first_positions
 from posexport.verify.reach import Reach, default_reach
-from posexport.verify.starts import starts
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
 
 USUAL_POSITIONS = 2**16
@@ -151,7 +151,42 @@ def _case(
     if (key := (*sizes.items(), int(before.max()), *kinds)) in turns.seen:
         return
     turns.seen.add(key)
-    shapes = graph_inputs(spec)
+    rows = _rows(draft, spec, rng, sizes, before)
+    loud = _loud_inputs(draft, spec, turns)
+    arrays: Arrays = {}
+    for name, (shape, dtype) in graph_inputs(spec).items():
+        dims = tuple(resolved(dim, sizes) for dim in shape)
+        if name == "position_ids" and rows.positions is not None:
+            arrays[name] = rows.positions
+        elif name == "attention_mask":
+            arrays[name] = rows.mask
+        elif name == "write_indices":
+            arrays[name] = before
+        elif name == "input_ids" and spec.vocab_size is not None:
+            arrays[name] = _token_ids(rng, dims, spec.vocab_size, turns.token_ids)
+        else:
+            tokens = _unscaled(name, dims, spec, rng, rows, turns, name in loud)
+            values = VALUES[draft.values](tokens)
+            if spec.kv_cache == "shared" and form == "contrib" and tokens.cached:
+                values = values * (np.arange(dims[2]) < before[:, None])[:, None, :, None]
+            arrays[name] = values.astype(NUMPY_DTYPES[dtype])
+    more = "".join(f" {dim}={size}" for dim, size in sizes.items() if dim not in ("batch", "seq"))
+    yield Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
+
+
+@attrs.frozen(kw_only=True)
+class _Rows:
+    """The rows of a case: `before` [batch] says how many tokens each has in its cache, `mask` [batch, width] which keys
+    are no padding, `new_padding` bool [batch, seq] which new tokens are; `positions` are those of the new tokens, None
+    where the graph takes none."""
+
+    before: Array
+    mask: Array
+    new_padding: Array
+    positions: Array | None
+
+
+def _rows(draft: Draft, spec: Spec, rng: np.random.Generator, sizes: Mapping[str, int], before: Array) -> _Rows:
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
     width = sizes.get("max_seq", int(lengths.max()))
     mask = np.ones((sizes["batch"], width), np.int64)
@@ -161,63 +196,54 @@ def _case(
     half = spec.dtype != "fp32" and not spec.cross
     if half and is_far_out(spec, draft.positions):
         np.put_along_axis(mask, slots, 1, 1)  # so each query sees its own key
-    new = np.zeros((sizes["batch"], sizes["seq"]), bool)
+    new_padding = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out
-        new = np.take_along_axis(mask, slots, 1) == 0
+        new_padding = np.take_along_axis(mask, slots, 1) == 0
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), slots, 1)
     positions = None
-    if "position_ids" in shapes:
-        positions = (
-            starts(draft.positions, rng, places, new, spec)
-            if spec.consecutive
-            else position_ids(draft.positions, rng, places, spec)
-        )
-    if half and new.any():
+    if "position_ids" in graph_inputs(spec):
+        if spec.consecutive:
+            positions = first_positions(draft.positions, rng, places, new_padding, spec)
+        else:
+            positions = position_ids(draft.positions, rng, places, spec)
+    if half and new_padding.any():
         at = slots if spec.consecutive or positions is None else positions
         mask = shown_where_keys_are_far(spec, mask, before, at)
-        new = np.take_along_axis(mask, slots, 1) == 0
-    arrays: Arrays = {}
-    usual = usual_size(spec)
-    loud = range(spec.layers)
+        new_padding = np.take_along_axis(mask, slots, 1) == 0
+    return _Rows(before=before, mask=mask, new_padding=new_padding, positions=positions)
+
+
+def _loud_inputs(draft: Draft, spec: Spec, turns: _Turns) -> set[str]:
+    """The caches that may be louder than those of other layers: of a deep stack those of one layer."""
+    layers = range(spec.layers)
     if draft.values == "peaks" or (draft.values == "loud" and spec.layers > LOUD_LAYERS):
-        loud = range(layer := next(turns.loud_layers), layer + 1)
+        layers = range(layer := next(turns.loud_layers), layer + 1)
     sides = ("past_key", "past_value") if draft.values == "peaks" else ("past_key",)
-    alone = {name for side in sides for name in (side, *(f"{side}.{layer}" for layer in loud))}
-    for name, (shape, dtype) in shapes.items():
-        dims = tuple(resolved(dim, sizes) for dim in shape)
-        if name == "position_ids" and positions is not None:
-            arrays[name] = positions
-        elif name == "attention_mask":
-            arrays[name] = mask
-        elif name == "write_indices":
-            arrays[name] = before
-        elif name == "input_ids" and spec.vocab_size is not None:
-            arrays[name] = _token_ids(rng, dims, spec.vocab_size, turns.token_ids)
-        else:
-            cached = name.startswith("past_")
-            masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
-            if cached and spec.kv_cache == "shared":
-                masked = masked | (np.arange(dims[2]) >= before[:, None])
-            size = 1.0 if name.startswith("past_value") else usual
-            tokens = Tokens(
-                values=rng.standard_normal(dims, np.float32) * np.float32(size),
-                masked=masked,
-                cached=cached,
-                normed=name == "hidden_states" and is_normed_first(spec),
-                spec=spec,
-                rng=rng,
-                keys=not name.startswith("past_value"),
-                alone=name in alone,
-                encoder=name.startswith("encoder"),
-                directions=turns.directions,
-                heads=turns.heads,
-            )
-            values = VALUES[draft.values](tokens)
-            if spec.kv_cache == "shared" and form == "contrib" and cached:
-                values = values * (np.arange(dims[2]) < before[:, None])[:, None, :, None]
-            arrays[name] = values.astype(NUMPY_DTYPES[dtype])
-    more = "".join(f" {dim}={size}" for dim, size in sizes.items() if dim not in ("batch", "seq"))
-    yield Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
+    return {name for side in sides for name in (side, *(f"{side}.{layer}" for layer in layers))}
+
+
+def _unscaled(
+    name: str, dims: tuple[int, ...], spec: Spec, rng: np.random.Generator, rows: _Rows, turns: _Turns, loud: bool
+) -> Tokens:
+    """Hidden states, those of an encoder, or cached keys or values, before a kind of values scales them."""
+    cached, encoder, keys = name.startswith("past_"), name.startswith("encoder"), not name.startswith("past_value")
+    masked = rows.mask[:, : dims[2]] == 0 if cached else rows.mask == 0 if encoder else rows.new_padding
+    if cached and spec.kv_cache == "shared":
+        masked = masked | (np.arange(dims[2]) >= rows.before[:, None])
+    size = usual_size(spec) if keys else 1.0
+    return Tokens(
+        values=rng.standard_normal(dims, np.float32) * np.float32(size),
+        masked=masked,
+        cached=cached,
+        normed=name == "hidden_states" and is_normed_first(spec),
+        spec=spec,
+        rng=rng,
+        keys=keys,
+        alone=loud,
+        encoder=encoder,
+        directions=turns.directions,
+        heads=turns.heads,
+    )
 
 
 def _every(count: int, *seed: int) -> Iterator[int]:
@@ -263,12 +289,12 @@ def _sizes(
             past = past if batch == 1 else 0
         sizes["max_seq"] = within(_other_than(draft, "max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
-        starts = [past] * batch
+        pasts = [past] * batch
         if draft.positions != "alike":  # some are almost as long as the longest, others anything below
-            starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
-            starts[1::2] = rng.integers(min(past, 1), past + 1, len(starts[1::2])).tolist()
+            pasts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
+            pasts[1::2] = rng.integers(min(past, 1), past + 1, len(pasts[1::2])).tolist()
             if batch > 1 and rng.random() < (ANEW if batch < 4 else ANEW_OF_MANY):  # one begins, others go on
-                starts[1] = 0
+                pasts[1] = 0
         # any row may be the longest: one that is read for all shows
-        before = rng.permutation(np.array([min(start, room) for start in starts], np.int64))
+        before = rng.permutation(np.array([min(past, room) for past in pasts], np.int64))
     return sizes, before

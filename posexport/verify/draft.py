@@ -1,8 +1,9 @@
-"""A set of inputs before it is drawn, and how large it may be: what it costs to run, and memory it takes."""
+"""A set of inputs before it is drawn, how its sizes are drawn, and how large it may be: its cost, and its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 import numpy as np
@@ -11,6 +12,7 @@ from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
+from posexport.verify.reach import Reach
 
 WORK = 3e10
 """Multiply-adds that a case may take: longer and larger ones become shorter."""
@@ -23,6 +25,14 @@ LEAST = 26
 
 FEW_CACHED = 2**19
 """Numbers in a small cache, of all rows together; each row has one token at least."""
+
+ROWS = {"one": (1, 1), "several": (2, 5), "many": (6, 9), "dozen": (10, 16), "crowd": (17, 40)}
+"""Rows of a batch, from one number to another; fewer where each has many tokens."""
+
+CROWD = ROWS["crowd"]
+
+CROWD_TOKENS = 900
+"""Tokens of all rows of the largest batches together."""
 
 
 @attrs.frozen
@@ -75,6 +85,33 @@ def few_cached(spec: Spec, batch: int) -> int:
 def size_between(rng: np.random.Generator, low: int, high: int) -> int:
     """A size from `low` to `high`, each as likely."""
     return int(rng.integers(low, high + 1))
+
+
+def band_between(rng: np.random.Generator, low: int, high: int) -> int:
+    """A size from `low` to `high`, each doubling as likely."""
+    return int(low * (high / low) ** rng.random())
+
+
+def each_size(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
+    """Sizes from `low` to `high` without end, in random orders of all of them; behind every second one comes a power of
+    two."""
+    sizes = list(range(low, high + 1))
+    powers = itertools.cycle(size for size in sizes if size & (size - 1) == 0)
+    while True:
+        for number, size in enumerate(rng.permutation(sizes).tolist()):
+            yield size
+            if number % 2 == 0:
+                yield next(powers)
+
+
+def rows_of_batches(rng: np.random.Generator, reach: Reach) -> dict[str, Iterator[int]]:
+    """Numbers of rows by kind of batch, each of them in turn; every second of the largest is the reach that was asked
+    for."""
+    rows = {who: each_size(rng, *bounds) for who, bounds in ROWS.items()}
+    if reach.batch >= CROWD[0]:
+        asked = itertools.repeat(reach.batch)
+        rows["crowd"] = itertools.chain.from_iterable(zip(asked, rows["crowd"], strict=False))
+    return rows
 
 
 def shorter(spec: Spec, batch: int, seq: int) -> int:

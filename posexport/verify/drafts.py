@@ -19,15 +19,28 @@ import numpy as np
 from posexport.spec.contract import TRACED_SIZES
 from posexport.spec.spec import Spec
 from posexport.verify import draws
-from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, size_between
+from posexport.verify.block_sizes import block_sizes
+from posexport.verify.draft import (
+    CROWD,
+    CROWD_TOKENS,
+    LEAST,
+    ROWS,
+    ROWS_WORK,
+    Draft,
+    band_between,
+    each_size,
+    fewer,
+    per_token,
+    rows_of_batches,
+    shorter,
+    size_between,
+)
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
 from posexport.verify.few_tokens import along_weights, far_rows, magnitudes, squares
 from posexport.verify.over_keys import CACHED, LONG, USUAL_CACHED, over_keys
-from posexport.verify.own_numbers import own_numbers
 from posexport.verify.plain import large_chunks, plain, wide_batches, wide_buffers, wide_cross
 from posexport.verify.reach import Reach
-from posexport.verify.rows import CROWD, CROWD_TOKENS, ROWS, band_between, each_size, rows_of_batches
 
 SERVED = 2e9
 """Multiply-adds of the batch of pictures that servers make, of more than 4,096 tokens: above, it is left out."""
@@ -64,7 +77,7 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    own = (_lengths, _between, over_keys, own_numbers, _hiding, _alone)
+    own = (_lengths, _between, over_keys, block_sizes, _hiding, _alone)
     groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in (*groups, wide_batches)):
         if draft.positions == "every" or isinstance(draft.positions, At):
@@ -111,11 +124,22 @@ def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
 
 def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Tokens without a cache, or few cached ones."""
+    power, long = int(rng.choice((128, 256, 512))), _long(spec, reach)
+    yield from _of_each_kind(spec, rng, reach)
+    yield _traced()
+    yield from _short(spec, rng, reach)
+    yield from _texts(spec, rng)
+    if spec.padding_mask:
+        yield Draft("no key", 1, size_between(rng, 3, 6), 4, 2, 4, "near", "all")
+    yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
+    yield from _long_row(spec, rng, reach, power)
+    yield from _long_rows(spec, rng, reach, max(LONG, long // 2))
 
+
+def _of_each_kind(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Few tokens with each kind of positions, and each kind of values that a fault may hide from."""
     size = partial(size_between, rng)
     negative = "negative" if spec.negative_positions else "near"
-    power = int(rng.choice((128, 256, 512)))
-    long = _long(spec, reach)
     # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
     yield Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left", "shifted")
     yield Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
@@ -132,16 +156,21 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield Draft("negative", 4, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
-    yield _traced()
-    yield from _short(spec, rng, reach)
+
+
+def _texts(spec: Spec, rng: np.random.Generator) -> Iterator[Draft]:
+    """Texts on several axes that have no last position."""
+    size = partial(size_between, rng)
     if spec.position_axes > 1 and spec.position_limits() is None:
         kinds = itertools.cycle(rng.permutation(draws.TEXTS).tolist())
         for low, high in (*SHORT, *TEXTS):
             positions = draws.TEXT + next(kinds)
             yield Draft("text", 1, shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, positions, "holes")
-    if spec.padding_mask:
-        yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
-    yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
+
+
+def _long_row(spec: Spec, rng: np.random.Generator, reach: Reach, power: int) -> Iterator[Draft]:
+    """One row of each band of lengths, and of a `power` of two tokens."""
+    size = partial(size_between, rng)
     # from the second number on a length belongs to another band, and is not tried where it costs too much
     for draft, least in (
         (Draft("65 on", 1, band_between(rng, 65, 127), 0, 0, size(1025, 1700), "far", "long left"), 65),
@@ -161,7 +190,6 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         seq = shorter(spec, 1, draft.seq)
         if seq >= least or reach.given:
             yield attrs.evolve(draft, seq=seq)
-    yield from _long_rows(spec, rng, reach, max(LONG, long // 2))
 
 
 def _long_power(spec: Spec, rng: np.random.Generator) -> list[int]:

@@ -70,7 +70,7 @@ from posexport.verify.rounding import (
     of_encodings,
     without_copies,
 )
-from posexport.verify.runs import Run
+from posexport.verify.runs import Ran, Run
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -164,48 +164,51 @@ class ArtifactJob:
                 state: State = NOT_RUN if answer.failure.code in NO_REFERENCE else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
                 return Verdict.of(path, name, state, reason, notes=self.notes)
-        inputs = [case.arrays for case in self.cases]
-        indices, answer, too_large = self.runs[name].where_memory_is_enough(self.pool, row, inputs)
-        notes = self._notes(row, self.runs[name].indices)
+        ran = self.runs[name].where_memory_is_enough(self.pool, row, [case.arrays for case in self.cases])
+        answer = ran.answer
         if answer.failure is not None:
+            notes = self._notes(row)
             if answer.failure.code in NOTHING_SHOWN:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
             if answer.failure.code == INVALID and self.artifact.plan is not None:
                 raise RequestError(f"{path!r}: {answer.failure.text}")  # the runtime can't open this plan
             return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
+        return self._judged(row, reference, by_torch, ran)
+
+    def _judged(self, row: Runtime, reference: Answer, by_torch: Answer, ran: Ran) -> Verdict:
+        """The verdict on a runtime's outputs."""
+        path, spec = str(self.artifact.path), self.artifact.spec
+        indices, answer, notes = ran.indices, ran.answer, self._notes(row)
         comparisons = self._comparisons(row, indices, reference, by_torch, answer)
-        unclear: tuple[str, ...] = ()
-        hidden = None
+        unclear, hidden = tuple[str, ...](), None
         if not self.given:
             comparisons, unclear = set_aside(comparisons, self._tolerances)
             hidden = self._hidden(comparisons)
         undecided = hidden or self._undecided(row, comparisons)
         if undecided is not None:
-            return Verdict.of(path, name, NOT_RUN, undecided, notes=notes, describe=answer.describe)
+            return Verdict.of(path, row.name, NOT_RUN, undecided, notes=notes, describe=answer.describe)
+        cases = [self.cases[index] for index in indices]
         left_out = [*self._not_computed(indices, reference, by_torch, answer)]
-        left_out += lost_in_layers(self.artifact.spec, [reference.outputs[index] for index in indices])
-        fields = {"notes": notes, "describe": answer.describe, "not_shown": (*too_large, *unclear, *left_out)}
-        verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
+        left_out += lost_in_layers(spec, [reference.outputs[index] for index in indices])
+        fields = {"notes": notes, "describe": answer.describe, "not_shown": (*ran.left_out, *unclear, *left_out)}
+        verdict = judge(path, row.name, comparisons, len(indices), self.given, reach=reached(cases), **fields)
         worst = verdict.worst
-        case = None if worst is None else next(case for case in self.cases if case.name == worst.case)
-        tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerances[case.name]
-        cases, spec = [self.cases[index] for index in indices], self.artifact.spec
-        verdict = attrs.evolve(verdict, tolerance=tolerance, reach=reached(cases))
-        if verdict.state != NOT_RUN:
-            beyond = (*not_shown(spec, cases, self.artifact.bounds), *self.too_costly)
-            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *beyond))
+        tolerance = TOLERANCES[spec.dtype] if worst is None else self._tolerances[worst.case]
+        tried = verdict.state != NOT_RUN
+        beyond = (*not_shown(spec, cases, self.artifact.bounds), *self.too_costly) if tried else ()
+        verdict = attrs.evolve(verdict, tolerance=tolerance, not_shown=(*verdict.not_shown, *beyond))
         if verdict.state != FAILED or worst is None:
             return verdict
         inconclusive = inconclusive_reason(worst, tolerance)
         if inconclusive is not None:
             verdict = attrs.evolve(verdict, reason_code=INCONCLUSIVE)
-        return self._located(verdict, row, case, inconclusive)
+        return self._located(verdict, row, self.cases[self._index_of(worst)], inconclusive)
 
-    def _notes(self, row: Runtime, indices: list[int]) -> tuple[str, ...]:
-        """What the runs on these cases could not show."""
-        notes = list(self.notes)
-        if len(indices) < len(self.cases):
-            share, limit = f"{len(indices)} of {len(self.cases)} sets of inputs", eligibility.WORK[row.name]
+    def _notes(self, row: Runtime) -> tuple[str, ...]:
+        """What the runs on a runtime could not show."""
+        notes, count = list(self.notes), len(self.runs[row.name].indices)
+        if count < len(self.cases):
+            share, limit = f"{count} of {len(self.cases)} sets of inputs", eligibility.WORK[row.name]
             notes.append(f"slow, so only {share}: at most {limit:.0e} multiply-adds")
         return tuple(notes if row.note is None else [*notes, row.note])
 
@@ -234,8 +237,7 @@ class ArtifactJob:
         """Comparisons of a case against the largest of several of torch's errors, where they are near the limit. Where
         torch is then near its ceiling, the runtime is run on the copies too, and the median error of each token is
         judged."""
-        case, draws = self.cases[index], self._torch_again(index, reference, by_torch)
-        tolerance = self._tolerances[case.name]
+        draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
         near = [each.output for each in first if is_near(each)]
         farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))
         comparisons = self._compared(index, reference, by_torch | farthest, outputs, usual)

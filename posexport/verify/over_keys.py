@@ -7,17 +7,26 @@ faults hide from one number of keys on have a budget of their own, so that they 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import Draft, per_token, shorter, shrunk, size_between
+from posexport.verify.draft import (
+    CROWD_TOKENS,
+    ROWS,
+    Draft,
+    band_between,
+    per_token,
+    rows_of_batches,
+    shorter,
+    shrunk,
+    size_between,
+)
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
-from posexport.verify.rows import CROWD_TOKENS, ROWS, band_between, rows_of_batches
 
 ENCODED = 5e9
 """Multiply-adds that the tokens of an encoder under a step or a chunk may take: there are many such cases."""
@@ -45,6 +54,12 @@ BEFORE_END = (20, 120)
 BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281, 500, 889, 1580)
 """Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
 
+MOST = {"one": (180, 1580), "several": (140, 1580), "many": (100, 1580), "dozen": (40, 889), "crowd": (7, 889)}
+"""New tokens and cached ones that each row has at most, by kind of batch."""
+
+TOKENS = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
+"""New tokens, from one number to another."""
+
 LONG_BUFFER, MANY_ROWS, LEAST_FREE = 4_000, 4, 1_000
 """Free slots of a shared cache in which few tokens are; rows from which on they share them; and the fewest that each
 then has, give or take a half."""
@@ -58,6 +73,7 @@ LATE_STEP = "late step"
 KEPT = (
     *("step near the end", "chunk near the end", *(f"{power} keys" for power in POWERS), "step of one"),
     *("steps near the end", *(f"keys and one of {power}" for power in POWERS), "late steps", "late chunks"),
+    "late steps of many rows",
 )
 """Drafts that keep their length, the most important first."""
 
@@ -66,7 +82,7 @@ def over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dr
     """Steps, chunks and prompts over keys that are there before: those of a cache, or of an encoder."""
     if spec.kv_cache:
         drafts = _cached(spec, rng, reach)
-        yield from drafts if reach.given else _held_together(spec, list(drafts))
+        yield from drafts if reach.given else _within_budget(spec, list(drafts))
     elif spec.cross:
         for draft in _cached(spec, rng, reach):
             keys = shrunk(max(draft.past, 1), partial(_encoder_work, spec, draft.batch), ENCODED)
@@ -77,11 +93,11 @@ def _encoder_work(spec: Spec, batch: int, keys: int) -> float:
     return work(spec, {"batch": batch, "seq": 1, "encoder_seq": keys})
 
 
-def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
+def _within_budget(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
     """The drafts, with fewer cached tokens and free slots in the largest of them where all but those that keep their
     length together would have more than ALL_CACHED numbers in their caches."""
     kept = _kept(spec, drafts)
-    others = [_numbers(spec, draft) for number, draft in enumerate(drafts) if number not in kept]
+    others = [_cached_numbers(spec, draft) for number, draft in enumerate(drafts) if number not in kept]
     most = ALL_CACHED
     while sum(min(numbers, most) for numbers in others) > ALL_CACHED:
         most = int(most * 0.9)
@@ -100,14 +116,14 @@ def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
         draft = drafts[number]
         for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
             fewer_rows = attrs.evolve(draft, batch=rows)
-            if (numbers := _numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
+            if (numbers := _cached_numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
                 kept[number] = fewer_rows
                 left -= numbers
                 break
     return kept
 
 
-def _numbers(spec: Spec, draft: Draft) -> int:
+def _cached_numbers(spec: Spec, draft: Draft) -> int:
     """Numbers in the cache of a draft."""
     slots = draft.past + draft.spare * (spec.kv_cache == "shared")
     return draft.batch * slots * per_token(spec)
@@ -115,17 +131,34 @@ def _numbers(spec: Spec, draft: Draft) -> int:
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The same where all keys are those of a cache."""
-    size = partial(size_between, rng)
-    late, rows = longest_cache(spec, reach), rows_of_batches(rng, reach)
+    size, late = partial(size_between, rng), longest_cache(spec, reach)
+    rows = rows_of_batches(rng, reach)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
+    yield from _of_each_length(spec, rng, reach, rows)
+    if spec.kv_cache == "shared":
+        yield from _in_long_buffers(spec, rng, reach)
+    if spec.negative_positions:
+        yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
+    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
+    yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
+    for name, largest in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
+        batch, seq, past = size(4, 9), size(min(largest, 2), largest), band_between(rng, 20, 300)
+        yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", "left")
+    yield from _around_powers(late, int(spec.kv_cache is not None))
+    yield from _near_the_end(spec, rng, late)
+
+
+def _of_each_length(
+    spec: Spec, rng: np.random.Generator, reach: Reach, rows: Mapping[str, Iterator[int]]
+) -> Iterator[Draft]:
+    """Steps and chunks of each kind of rows over caches of each length, as far as they cost little."""
+    size, late = partial(size_between, rng), longest_cache(spec, reach)
     # one row takes turns; several have a kind of positions and of padding each
     positions = itertools.cycle(PATTERN)
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    most = {"one": (180, 1580), "several": (140, 1580), "many": (100, 1580), "dozen": (40, 889), "crowd": (7, 889)}
-    tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
-    for (who, (widest, longest)), (what, few, more) in itertools.product(most.items(), tokens):
+    for (who, (widest, longest)), (what, few, more) in itertools.product(MOST.items(), TOKENS):
         largest, more = max(ROWS[who][1], reach.batch if who == "crowd" else 1), min(more, widest)
         longest = min(longest, USUAL_CACHED // (per_token(spec) * largest))
         bands = (STEPS if largest * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
@@ -135,34 +168,38 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             past = min(past, late - 1)
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
-    if spec.kv_cache == "shared":
-        free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
-        for batch, seq, past in (
-            *((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))),
-            *(
-                (1, size(32, 127), size(0, 20)),
-                (size(4, 9), size(2, 60), 0),
-                (size(4, 9), 1, band_between(rng, 128, 500)),
-            ),
-        ):
-            slots = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
-            yield Draft(
-                "long buffer", batch, seq, past, band_between(rng, max(-(-slots // 2), 1), max(slots, 1)), 1, "near"
-            )
-    if spec.negative_positions:
-        yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
-    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
-    yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
-    for name, largest in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
-        batch, seq, past = size(4, 9), size(min(largest, 2), largest), band_between(rng, 20, 300)
-        yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", "left")
-    cached = spec.kv_cache is not None
+
+
+def _in_long_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Few tokens in a shared cache of many slots."""
+    size = partial(size_between, rng)
+    free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
+    for batch, seq, past in (
+        (1, size(8, 30), 0),
+        (1, 1, size(30, 100)),
+        (3, 1, size(30, 100)),
+        (1, size(32, 127), size(0, 20)),
+        (size(4, 9), size(2, 60), 0),
+        (size(4, 9), 1, band_between(rng, 128, 500)),
+    ):
+        slots = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
+        spare = band_between(rng, max(-(-slots // 2), 1), max(slots, 1))
+        yield Draft("long buffer", batch, seq, past, spare, 1, "near")
+
+
+def _around_powers(late: int, new: int) -> Iterator[Draft]:
+    """Single tokens with as many keys as POWERS says, `new` of them their own, and with one less or more."""
     for power, count in POWERS.items():
         if power <= late:
-            yield Draft(f"{power} keys", count, 1, power - cached, 0, 1, "near")
+            yield Draft(f"{power} keys", count, 1, power - new, 0, 1, "near")
     for power, more in itertools.product(POWERS, (-1, 1)):
         if power + more <= late:
-            yield Draft(f"keys and one of {power}", 1, 1, power + more - cached, 0, 1, "near")
+            yield Draft(f"keys and one of {power}", 1, 1, power + more - new, 0, 1, "near")
+
+
+def _near_the_end(spec: Spec, rng: np.random.Generator, late: int) -> Iterator[Draft]:
+    """Steps, chunks and a prompt over the longest cache or one that is little shorter."""
+    size = partial(size_between, rng)
     for name, count in (("step", 1), ("steps", size(2, 3)), ("steps", size(4, 9))):
         before = max(late - size(*BEFORE_END) - 1, 1)
         yield Draft(f"{name} near the end", count, 1, before, 1, 1, "near")

@@ -14,10 +14,19 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import ROWS_WORK, Draft, few_cached, fewer, per_token, shorter, shrunk, size_between
+from posexport.verify.draft import (
+    ROWS_WORK,
+    Draft,
+    band_between,
+    few_cached,
+    fewer,
+    per_token,
+    shorter,
+    shrunk,
+    size_between,
+)
 from posexport.verify.eligibility import work
 from posexport.verify.reach import MOST, Reach
-from posexport.verify.rows import band_between
 
 ROWS = {"one row": (1, 1), "few rows": (2, 5), "many rows": (6, 16), "crowd": (17, 40)}
 """Rows of a batch, from one number to another."""
@@ -63,17 +72,17 @@ def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]
     size = partial(size_between, rng)
     for who, bands in PROMPTS.items():
         for band in bands:
-            draft = _draft(f"plain prompt of {who}", size(*ROWS[who]), size(*band), 0, size(2, 60))
+            draft = _plain(f"plain prompt of {who}", size(*ROWS[who]), size(*band), 0, size(2, 60))
             yield _affordable(spec, draft, ROWS[who][0])
     if not spec.kv_cache:
         return
     for who, band in itertools.product(ROWS, PASTS):
         if who == "one row" or band[0] < (481 if who == "few rows" else 161):
-            yield _held(spec, _draft(f"plain steps of {who}", size(*ROWS[who]), 1, size(*band), 1))
+            yield _with_small_cache(spec, _plain(f"plain steps of {who}", size(*ROWS[who]), 1, size(*band), 1))
     for who, (tokens, pasts) in itertools.product(ROWS, CHUNKS):
         if tokens[1] < MOST_CHUNKED[who]:
-            draft = _draft(f"plain chunk of {who}", size(*ROWS[who]), size(*tokens), size(*pasts), 1)
-            yield _affordable(spec, _held(spec, draft), ROWS[who][0])
+            draft = _plain(f"plain chunk of {who}", size(*ROWS[who]), size(*tokens), size(*pasts), 1)
+            yield _affordable(spec, _with_small_cache(spec, draft), ROWS[who][0])
 
 
 def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -86,9 +95,9 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
     for tokens, pasts in LARGE_CHUNKS if is_beyond else (*LARGE_CHUNKS, LONG_CHUNK):
         seq = int(rng.choice(tokens))
         draft = Draft("piece of a prompt", 1, seq, size(*pasts), 0, 1, "consecutive", next(padding))
-        yield _affordable(spec, _held(spec, draft), 1)
+        yield _affordable(spec, _with_small_cache(spec, draft), 1)
     dozen = Draft("chunks of a dozen", size(10, 16), size(56, 110), size(10, 150), 2, 1, "mixed", "mixed")
-    yield _affordable(spec, _held(spec, dozen), 6)
+    yield _affordable(spec, _with_small_cache(spec, dozen), 6)
 
 
 def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -121,7 +130,7 @@ def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
     ):
         kind = ("alike", "none") if rng.random() < 0.5 else ("near", "left")
         draft = Draft("wide buffer", size(*rows), size(*tokens), size(*pasts), size(*free), 1, *kind)
-        yield _affordable(spec, _held(spec, draft), rows[0])
+        yield _affordable(spec, _with_small_cache(spec, draft), rows[0])
     low, high = LARGE_BUFFER
     high = min(high, BUFFER_NUMBERS // per_token(spec))
     if high >= low and not reach.given:
@@ -138,14 +147,14 @@ def wide_cross(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
         keys = size_between(rng, 1000, 1500)
         keys = shrunk(keys, lambda tokens: work(spec, {"batch": 1, "seq": seq, "encoder_seq": tokens}), ROWS_WORK * 4)
         yield Draft("text over sound", 1, seq, 0, 0, keys, "consecutive", "few holes")
-        yield attrs.evolve(_draft("plain text over sound", 1, seq, 0, keys), spare=0)
+        yield attrs.evolve(_plain("plain text over sound", 1, seq, 0, keys), spare=0)
 
 
-def _draft(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
+def _plain(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
     return Draft(name, batch, seq, past, 2, encoder, "alike", "none")
 
 
-def _held(spec: Spec, draft: Draft) -> Draft:
+def _with_small_cache(spec: Spec, draft: Draft) -> Draft:
     """With fewer cached tokens and free slots where they have many numbers."""
     room = few_cached(spec, draft.batch)
     return attrs.evolve(draft, past=min(draft.past, room), spare=min(draft.spare, room))

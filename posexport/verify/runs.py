@@ -19,6 +19,15 @@ OUT_OF_MEMORY = (MEMORY, KILLED)
 
 
 @attrs.frozen
+class Ran:
+    """The answer of a run: which cases it is of, and what was left out, in clauses."""
+
+    answer: Answer
+    indices: list[int]
+    left_out: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class Run:
     """A run of a file on one runtime under way: of the cases with these indices, with these options."""
 
@@ -27,10 +36,8 @@ class Run:
     path: Path
     options: Mapping[str, Any]
 
-    def where_memory_is_enough(
-        self, pool: Pool, row: Runtime, inputs: Sequence[Arrays]
-    ) -> tuple[list[int], Answer, tuple[str, ...]]:
-        """The indices of the cases that ran, the answer, and what was left out, in clauses.
+    def where_memory_is_enough(self, pool: Pool, row: Runtime, inputs: Sequence[Arrays]) -> Ran:
+        """The answer on as many of the cases as memory has room for, whose `inputs` are given.
 
         Where memory ran out, or the kernel ended the process, the smaller half of the inputs is tried, and again half
         of these. A file that does not even run on the smallest has that failure for its answer.
@@ -41,6 +48,6 @@ class Run:
             indices = sorted(by_size[: len(indices) // 2])
             answer = result(pool.submit(row, self.path, [inputs[index] for index in indices], self.options))
         if len(indices) == len(self.indices) or answer.failure is not None:
-            return indices, answer, ()
+            return Ran(answer, indices)
         left = f"memory ran out on larger inputs: {len(indices)} of {len(self.indices)} sets of inputs were tried"
-        return indices, answer, (left,)
+        return Ran(answer, indices, (left,))

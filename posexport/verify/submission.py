@@ -17,10 +17,10 @@ from posexport.verify import eligibility
 from posexport.verify.aligned import directions_of
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import too_costly
+from posexport.verify.first_positions import NOTE
 from posexport.verify.judge import ArtifactJob
 from posexport.verify.reach import SEQ, reach_of
 from posexport.verify.runs import Run
-from posexport.verify.starts import NOTE
 from posexport.verify.user_inputs import fit_inputs
 
 if TYPE_CHECKING:

@@ -42,28 +42,36 @@ def fit_inputs(
             _check_shape(name, arrays[name], shape, expected[name][0], bounds, sizes)
             ready[name] = _converted(name, arrays[name], dtype, notes)
         _check_sums(sizes)
-        limits = spec.position_limits() or ()
-        for name, holder, rows, along in (
-            *(("position_ids", "the table has", size, axis) for axis, size in enumerate(limits)),
-            ("input_ids", "the vocabulary has", spec.vocab_size, None),
-        ):
-            if name not in ready or rows is None:
-                continue
-            numbers = ready[name] if along is None or len(limits) == 1 else ready[name][..., along]
-            if name == "position_ids" and spec.consecutive:
-                numbers = numbers + np.arange(sizes["seq"][1])
-            if not ((numbers >= 0) & (numbers < rows)).all():
-                span = f"{numbers.min()} to {numbers.max()}"
-                raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")
-        limit = spec.token_limit() if spec.consecutive and "position_ids" not in ready else None
-        of_tokens, seq = sizes["seq"]
-        if limit is not None and seq > limit:
-            raise RequestError(f"{of_tokens!r} has {seq} tokens, and there are {limit} positions: give no more tokens.")
+        _check_positions(ready, spec, *sizes["seq"])
+        if "input_ids" in ready and spec.vocab_size is not None:
+            _check_rows("input_ids", ready["input_ids"], "the vocabulary has", spec.vocab_size)
         if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
             raise RequestError("'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen.")
         if "write_indices" in ready:
             _check_writes(ready, sizes["max_seq"][1], sizes["seq"][1], form)
     return Case(name=path.name, arrays=ready, sizes=sizes_of(expected, ready)), tuple(notes)
+
+
+def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq: int) -> None:
+    """RequestError where positions lie beyond those that there are; the input `of_tokens` has `seq` tokens."""
+    if "position_ids" in ready:
+        limits = spec.position_limits() or ()
+        for axis, limit in enumerate(limits):
+            numbers = ready["position_ids"] if len(limits) == 1 else ready["position_ids"][..., axis]
+            _check_rows(
+                "position_ids", numbers + np.arange(seq) if spec.consecutive else numbers, "the table has", limit
+            )
+        return
+    limit = spec.token_limit() if spec.consecutive else None
+    if limit is not None and seq > limit:
+        raise RequestError(f"{of_tokens!r} has {seq} tokens, and there are {limit} positions: give no more tokens.")
+
+
+def _check_rows(name: str, numbers: Array, holder: str, rows: int) -> None:
+    """RequestError where numbers are no rows of a table."""
+    if not ((numbers >= 0) & (numbers < rows)).all():
+        span = f"{numbers.min()} to {numbers.max()}"
+        raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")
 
 
 def _check_shape(

@@ -84,7 +84,7 @@ SIZES = {"a fifth": (0.1, 0.32), "a twentieth": (0.03, 0.1), "a hundredth": (3 *
 """Sizes between usual and quiet ones, as embeddings have them: each row of a kind has one of its own, from one to
 another."""
 
-KEPT = 20.0
+DOMINANT = 20.0
 """Factor on half of the rows of the kind "aligned" in stacks with norms first: what layers add changes them little
 then, so that later layers have tokens along their weights too."""
 
@@ -176,7 +176,7 @@ def _aligned(tokens: Tokens) -> Array:
         return tokens.values
     made = tokens.directions.drawn(tokens.rng, tokens.values, tokens.heads, tokens.encoder)
     if tokens.normed and tokens.spec.layers > 1:
-        made[tokens.rng.random(len(made)) < 0.5] *= KEPT
+        made[tokens.rng.random(len(made)) < 0.5] *= DOMINANT
     return made
 
 

@@ -21,9 +21,9 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify import verify
 from posexport.verify.cases import make_cases
+from posexport.verify.first_positions import NOTE
 from posexport.verify.properties import PROPERTIES, make_probe
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
-from posexport.verify.starts import NOTE
 
 ENCODINGS = ("rope", "learned", "fire", "alibi", "relative", "none")
 

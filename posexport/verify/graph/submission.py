@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import attrs
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.paths import encoder_beside
 from posexport.artifact.signing import TrustedKey
-from posexport.errors import RequestError, located
+from posexport.errors import Reason, RequestError, located
 from posexport.graphs.baked import baked_sizes, pinned
 from posexport.graphs.bands import band_corners
-from posexport.graphs.cases import Corner
 from posexport.graphs.load import inlined, model_of
 from posexport.graphs.roles import Role
 from posexport.graphs.tables import lengths_of_tables
@@ -23,7 +22,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool, result
 from posexport.runtimes.tokens import start_tokens
-from posexport.verify.graph.cases import drawn_cases, given_case
+from posexport.verify.graph.cases import GraphCase, drawn_cases, given_case
 from posexport.verify.graph.exact_angles import exact_source
 from posexport.verify.graph.greedy import GreedyCheck, is_decoder
 from posexport.verify.graph.greedy_encoder import TranslationCheck, reads_encoder
@@ -62,30 +61,15 @@ def make_graph_job(
     """The job of a file; RequestError where it can't be verified, such as for an input whose role can't be guessed."""
     subject = read_subject(graph, trusted)
     other = None if request.against is None else read_subject(read_file(request.against))
-    differs = None if other is None else mismatch(subject, other)
-    roles, theirs = ({}, {}) if differs is not None else _roles(subject, other, request)
-    if other is not None and theirs:
-        differs = cache_mismatch(roles, theirs, other.path.name)
-        roles = {} if differs is not None else shared_roles(roles, theirs)
+    roles, differs = _paired_roles(subject, other, request)
     exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
     checkpoint = checkpoint_of(request.module)
-    own, tables, corners = Trained(), dict[str, Role](), list[Corner]()
-    if checkpoint is not None:
-        own = trained(checkpoint)
-        tables, corners = own.tables(roles), list(own.corners(roles, subject.weight_count, request.seed))
-        roles = own.roles(roles)
-    elif other is not None:
-        tables, corners = own.tables(roles), list(own.table_corners(roles, subject.weight_count))
+    own = Trained() if checkpoint is None else trained(checkpoint)
+    tables = own.tables(roles) if checkpoint is not None or other is not None else {}
     lengths = lengths_of_tables(inlined(model_of(graph)).graph) if other is not None or request.module else set[int]()
-    corners += own.length_corners(lengths, subject.weight_count)
-    corners += band_corners(roles, request.seed, own.cost(roles, subject.weight_count, subject.outputs))
-    if differs is not None:
-        cases = []
-    elif request.inputs is not None and request.arrays is not None:
-        with located(repr(str(subject.path))):
-            cases = [given_case(request.inputs, request.arrays, subject.inputs, roles)]
-    else:
-        cases = drawn_cases(roles, request.seed, request.reach, request.more, corners, own.length)
+    cases = [] if differs is not None else _cases(subject, request, roles, own, lengths)
+    if checkpoint is not None:
+        roles = own.roles(roles)
     greedy = None
     if checkpoint is not None:
         _check_opens(pool, subject, checkpoint)
@@ -118,6 +102,23 @@ def make_graph_job(
     )
 
 
+def _cases(
+    subject: GraphSubject, request: GraphRequest, roles: Mapping[str, Role], own: Trained, lengths: Iterable[int]
+) -> list[GraphCase]:
+    """The user's own inputs, or drawn ones that reach the sizes which the model is known to have."""
+    weights, seed = subject.weight_count, request.seed
+    if checkpoint_of(request.module) is not None:
+        corners, roles = [*own.corners(roles, weights, seed)], own.roles(roles)
+    else:
+        corners = [] if request.against is None else [*own.table_corners(roles, weights)]
+    if request.inputs is not None and request.arrays is not None:
+        with located(repr(str(subject.path))):
+            return [given_case(request.inputs, request.arrays, subject.inputs, roles)]
+    corners += own.length_corners(lengths, weights)
+    corners += band_corners(roles, seed, own.cost(roles, weights, subject.outputs))
+    return drawn_cases(roles, seed, request.reach, request.more, corners, own.length)
+
+
 def _greedy_check(*, subject: GraphSubject, roles: Mapping[str, Role], module: str, **given: Any) -> GreedyCheck | None:
     """The check of a decoder's tokens, None for a file that makes none."""
     given |= {"subject": subject, "roles": roles, "module": module}
@@ -136,14 +137,20 @@ def _other_roles(graph: GraphFile, roles: Mapping[str, Role]) -> Iterator[dict[s
         yield pinned(roles, sizes)
 
 
-def _roles(
+def _paired_roles(
     subject: GraphSubject, other: GraphSubject | None, request: GraphRequest
-) -> tuple[dict[str, Role], dict[str, Role]]:
-    """The roles of inputs, and those that they have in the other file; the user's own inputs need none."""
+) -> tuple[dict[str, Role], Reason | None]:
+    """The roles of inputs, of which the user's own need none, and how the file differs from the `other`: none then."""
+    if other is not None and (differs := mismatch(subject, other)) is not None:
+        return {}, differs
     if request.inputs is not None:
-        return _known_roles(subject, request.roles), {}
+        return _known_roles(subject, request.roles), None
     roles = subject.roles(request.roles)
-    return roles, {} if other is None else other.roles({name: role.kind for name, role in roles.items()})
+    if other is None:
+        return roles, None
+    theirs = other.roles({name: role.kind for name, role in roles.items()})
+    differs = cache_mismatch(roles, theirs, other.path.name)
+    return (shared_roles(roles, theirs), None) if differs is None else ({}, differs)
 
 
 def _check_opens(pool: Pool, subject: GraphSubject, checkpoint: Path) -> None:

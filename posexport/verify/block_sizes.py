@@ -1,4 +1,4 @@
-"""Sets of inputs at the numbers of a block itself: every row of its table, every offset of its grid, its windows, and
+"""Sets of inputs at the sizes of a block itself: every row of its table, every offset of its grid, its windows, and
 the positions from which on its encoding is another."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
 of a window up to which one row of tokens has them all."""
 
 
-def own_numbers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
     positions from which on angles or factors change."""
     rows, axes = spec.position_limit(), spec.position_axes

@@ -15,7 +15,7 @@ NOTE = "positions were consecutive, as its spec promises, and no others were tri
 """What verdicts say of such an artifact."""
 
 
-def starts(kind: str | At, rng: np.random.Generator, places: Array, new: Array, spec: Spec) -> Array:
+def first_positions(kind: str | At, rng: np.random.Generator, places: Array, new: Array, spec: Spec) -> Array:
     """int64 [batch, 1], for new tokens with these places [batch, seq] in their rows; bool `new` [batch, seq] says which
     of them are padding.
 

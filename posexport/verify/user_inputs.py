@@ -56,11 +56,10 @@ def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq
     """RequestError where positions lie beyond those that there are; the input `of_tokens` has `seq` tokens."""
     if "position_ids" in ready:
         limits = spec.position_limits() or ()
-        for axis, limit in enumerate(limits):
+        for axis, rows in enumerate(limits):
             numbers = ready["position_ids"] if len(limits) == 1 else ready["position_ids"][..., axis]
-            _check_rows(
-                "position_ids", numbers + np.arange(seq) if spec.consecutive else numbers, "the table has", limit
-            )
+            numbers = numbers + np.arange(seq) if spec.consecutive else numbers
+            _check_rows("position_ids", numbers, "the table has", rows)
         return
     limit = spec.token_limit() if spec.consecutive else None
     if limit is not None and seq > limit:

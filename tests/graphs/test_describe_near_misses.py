@@ -21,7 +21,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.view import view_of
 
-NOT_DESCRIBED = {"queries_of_another_layer", "scale_of_one_head", "norm_epsilon"}
+NOT_DESCRIBED = {"queries_of_another_layer", "scale_of_one_head", "norm_epsilon", "keys_and_values_tiled"}
 
 QUICK = [*ROTATIONS][::6] + [*MASKS][::6]
 

@@ -28,7 +28,7 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     """The size by a configuration of transformers, or by the preprocessor in the checkpoint's folder; None where
     neither says one, as where images are scaled to a shorter and a longer side."""
     config = getattr(config, "vision_config", None) or config
-    found = _pair(getattr(config, "image_size", None))
+    found = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
     if found is not None or folder is None:
         return found
     data = _object(folder / "preprocessor_config.json") or _object(folder / "processor_config.json")

@@ -26,11 +26,14 @@ _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attentio
 """The kinds of layers, as configurations list them, whose caches are keys and values."""
 
 Caches = list[dict[str, Tensor]]
-"""A table for each layer, of what it remembers: `key` and `value` [batch, key heads, tokens, size], and states of a
-fixed size, `conv_state` [batch, channels, size] and `recurrent_state` [batch, heads, ...], with `_1` behind the name of
-a second one. Of a layer that remembers nothing it is empty."""
+"""A table for each layer, of what it remembers: `key` and `value` [batch, key heads, tokens, size], `indexer.key`
+[batch, 1, tokens, size], and states of a fixed size, `conv_state` [batch, channels, size] and `recurrent_state`
+[batch, heads, ...], with `_1` behind the name of a second one. Of a layer that remembers nothing it is empty."""
 
-KEYS = ("key", "value")
+INDEXER = "indexer.key"
+"""The name of the keys by which sparse attention chooses the tokens that a query sees."""
+
+KEYS = ("key", "value", INDEXER)
 """The names of caches that grow with the tokens."""
 
 CONVOLUTION = "conv_state"
@@ -160,6 +163,7 @@ def _empty_cache(model: Any) -> Any:
     allowed = {
         "DynamicLayer": cache_utils.DynamicLayer,
         "DynamicSlidingWindowLayer": cache_utils.DynamicLayer,
+        "DynamicIndexedLayer": cache_utils.DynamicIndexedLayer,
         "LinearAttentionLayer": cache_utils.LinearAttentionLayer,
         "LinearAttentionAndFullAttentionLayer": cache_utils.LinearAttentionAndFullAttentionLayer,
         "LinearAttentionAndSlidingWindowAttentionLayer": cache_utils.LinearAttentionAndFullAttentionLayer,
@@ -196,6 +200,9 @@ def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
         cache.update(past["key"], past["value"], layer)
         cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
     held = cache.layers[layer]
+    if INDEXER in past:
+        held.lazy_initialization_indexer(past[INDEXER])
+        held.indexer_keys = past[INDEXER].squeeze(1)
     for name, state in past.items():
         kind, index = _state(name)
         if kind is not None:
@@ -217,6 +224,8 @@ def _state(name: str) -> tuple[str | None, int]:
 def _remembered(layer: Any) -> dict[str, Tensor]:
     """What a layer of a cache holds, by name."""
     held = {"key": getattr(layer, "keys", None), "value": getattr(layer, "values", None)}
+    if getattr(layer, "indexer_keys", None) is not None:  # [batch, tokens, size]
+        held[INDEXER] = layer.indexer_keys.unsqueeze(1)
     for kind, attribute in STATES.items():
         for index, state in getattr(layer, attribute, {}).items():
             held[f"{kind}_{index}" if index else kind] = state
@@ -249,6 +258,8 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
         raise
     if getattr(made, "past_key_values", None) is None:  # as with BERT whose config has no is_decoder
         raise uncached
+    if any(getattr(layer, "indexer_position_ids", None) is not None for layer in cache.layers):
+        raise _refusal(model)  # they have positions in three dimensions
     cached: dict[int, dict[str, Cached]] = {}
     for index, layer in enumerate(cache.layers):
         held = _remembered(layer)
@@ -326,7 +337,8 @@ def _varying(shape: tuple[int | str, ...]) -> dict[int, Any]:
     return {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if isinstance(size, str)}
 
 
-_CACHE = re.compile(rf"past_key_values\.(\d+)\.(?:{'|'.join(KEYS)}|(?:{'|'.join(STATES)})(?:_\d+)?)")
+_GROWING = "|".join(map(re.escape, KEYS))
+_CACHE = re.compile(rf"past_key_values\.(\d+)\.(?:{_GROWING}|(?:{'|'.join(STATES)})(?:_\d+)?)")
 
 
 def cached_layers(names: Iterable[str]) -> list[int]:

@@ -38,6 +38,7 @@ class Encoder(nn.Module):
         token_type_ids: Tensor | None = None,
         bbox: Tensor | None = None,
         pixel_values: Tensor | None = None,
+        pixel_values_videos: Tensor | None = None,
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
     ) -> dict[str, Tensor]:
@@ -48,6 +49,7 @@ class Encoder(nn.Module):
             "token_type_ids": token_type_ids,
             "bbox": bbox,
             "pixel_values": pixel_values,
+            "pixel_values_videos": pixel_values_videos,
             "input_values": input_values,
             "input_features": input_features,
         }
@@ -140,8 +142,13 @@ def left_out_inputs(model: nn.Module) -> tuple[str, ...]:
 def _image(config: Any, folder: Path | None) -> Dimensions:
     height, width = image_size(config, folder) or (GUESSED, GUESSED)
     config = getattr(config, "vision_config", None) or config
-    frames = getattr(config, "num_frames", None)  # of models of video
-    return (BATCH, *([frames] if frames else []), getattr(config, "num_channels", 3), height, width)
+    frames = [one for name in _FRAMES if (one := getattr(config, name, None))]  # of models of video
+    channels = next((one for name in _CHANNELS if (one := getattr(config, name, None))), 3)
+    return (BATCH, *frames[:1], channels, height, width)
+
+
+_FRAMES, _CHANNELS = ("num_frames", "frames_per_clip"), ("num_channels", "in_chans")
+"""Settings that hold how many pictures a video has, and how many numbers a pixel."""
 
 
 def _sound(config: Any) -> Dimensions:
@@ -169,6 +176,7 @@ _WIDTHS = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bi
 _SHAPES: Mapping[str, Any] = {
     "input_ids": lambda *_: (BATCH, SEQUENCE),
     "pixel_values": _image,
+    "pixel_values_videos": _image,
     "input_values": lambda config, _: _sound(config),
     "input_features": lambda config, _: _features(config),
 }

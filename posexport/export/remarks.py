@@ -53,7 +53,7 @@ def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]
                 f"{name} can be given {' and '.join(left)} too, which the file has no input for: it computes what "
                 "transformers computes without."
             )
-        reads_images = pretrained.model.main_input_name == "pixel_values"
+        reads_images = pretrained.model.main_input_name in ("pixel_values", "pixel_values_videos")
         if reads_images and image_size(pretrained.config, pretrained.folder) is None:
             yield (
                 "neither config.json nor preprocessor_config.json says how large images are, so the file takes "

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "channels of their own, without caches": ("jamba", {"kv_cache": "none"}, {"Scan": 2}),
     "layers without caches": ("nemotron_h", {"form": "native"}, {"Attention": 2, "Scan": 2}),
     "limits of steps": ("zamba2", {}, {"Softmax": 2, "Scan": 4}),
+    "keys that choose tokens": ("deepseek_v32", {}, {"Softmax": 4}),
     "one head of keys": ("falcon_mqa", {"form": "native"}, {"Attention": 4}),
 }
 

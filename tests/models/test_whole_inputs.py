@@ -1,0 +1,63 @@
+"""Inputs of whole models beyond tokens, keys and values: keys that choose tokens, and videos."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tiny_models import ROWS, build
+
+from posexport.errors import RequestError
+from posexport.models.whole import Cached, Decoder, cached_by_layer, cached_layers
+from posexport.models.whole_encoder import encoder_of
+
+TOKENS = torch.arange(3, 15)[None]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A model whose queries see four tokens, which an indexer chooses by keys of its own."""
+    row = ROWS["deepseek_v32"]
+    return build(attrs.evolve(row, options={**row.options, "num_hidden_layers": 2}))
+
+
+@torch.no_grad()
+def test_an_indexer_keeps_its_keys(model: Any) -> None:
+    cached = cached_by_layer(model, TOKENS[:, :3])
+    assert cached[1]["indexer.key"] == Cached(("batch", 1, "past", 16))
+    assert cached_layers(["past_key_values.1.indexer.key"]) == [1]
+    decoder = Decoder(model, cached)
+    before = [{kind: one.example(torch.float32)[:1, :, :0] for kind, one in cached[at].items()} for at in range(2)]
+    first = decoder(TOKENS[:, :8], torch.ones(1, 8, dtype=torch.int64), past_key_values=before)
+    second = decoder(
+        TOKENS[:, 8:], torch.ones(1, 12, dtype=torch.int64), torch.arange(8, 12)[None], past_key_values=first["present"]
+    )
+    wanted = model(TOKENS, use_cache=False).logits
+    assert torch.allclose(torch.cat([first["logits"], second["logits"]], 1), wanted, atol=1e-4)
+
+
+def test_an_indexer_that_keeps_positions_too_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.cache_utils import DynamicIndexedLayer
+
+    update = DynamicIndexedLayer.update_indexer
+
+    def updated(self: Any, keys: Any) -> Any:
+        self.indexer_position_ids = TOKENS[None]
+        return update(self, keys)
+
+    monkeypatch.setattr(DynamicIndexedLayer, "update_indexer", updated)
+    with pytest.raises(RequestError, match="remembers something that can't be handed on by name"):
+        cached_by_layer(model, TOKENS[:, :3])
+
+
+@torch.no_grad()
+def test_a_video_has_the_frames_and_the_channels_of_its_configuration() -> None:
+    row = ROWS["vjepa2"]
+    model: Any = build(attrs.evolve(row, options={**row.options, "in_chans": 4, "num_hidden_layers": 1}))
+    encoder, signature = encoder_of(model, torch.float32)
+    assert signature.inputs == {"pixel_values_videos": ("batch", 4, 4, 32, 32)}
+    video = torch.randn(1, 4, 4, 32, 32)
+    wanted = model(video, skip_predictor=True).last_hidden_state
+    assert torch.equal(encoder(pixel_values_videos=video)["last_hidden_state"], wanted)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
+from posexport.models.pretrained import quiet
 
 _TOKENS = 4
 
@@ -49,6 +50,7 @@ def _text_config(model: Any) -> Any:
 def _sees_later(model: Any) -> bool:
     """Whether a query sees a later key, by the masks of the first step of a prompt of plain text. False where
     transformers makes the model's masks elsewhere."""
+    import transformers
     from transformers.masking_utils import create_masks_for_generate
 
     make = getattr(model, "create_masks_for_generate", create_masks_for_generate)
@@ -56,16 +58,17 @@ def _sees_later(model: Any) -> bool:
     padded[0, 0] = 0  # without padding, some masks are left out
     types = torch.zeros_like(padded)
     try:
-        made = make(
-            config=model.config,
-            inputs_embeds=torch.empty(*padded.shape, 0),
-            attention_mask=padded,
-            past_key_values=None,
-            position_ids=torch.arange(_TOKENS).expand(2, _TOKENS),
-            token_type_ids=types,
-            mm_token_type_ids=types,
-            is_first_iteration=True,
-        )
+        with quiet(transformers):  # some say that they ignore types of tokens
+            made = make(
+                config=model.config,
+                inputs_embeds=torch.empty(*padded.shape, 0),
+                attention_mask=padded,
+                past_key_values=None,
+                position_ids=torch.arange(_TOKENS).expand(2, _TOKENS),
+                token_type_ids=types,
+                mm_token_type_ids=types,
+                is_first_iteration=True,
+            )
     except Exception:  # of a model that needs its caches for them, or takes other arguments
         return False
     return any(_is_open(mask) for mask in (made.values() if isinstance(made, dict) else [made]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,20 @@ def test_decoders_whose_tokens_see_those_before_them(name: str, kernel: str) -> 
     if kernel == "eager" or model._supports_sdpa:
         model.set_attn_implementation(kernel)
     check_causal(model)
+
+
+def test_transformers_says_nothing_of_types_of_tokens_that_no_user_gave() -> None:
+    said = list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.models.hrm_text.modeling_hrm_text")
+    transformers.utils.logging.warning_once.cache_clear()
+    logger.addHandler(handler)
+    try:
+        check_causal(CAUSAL["a prefix that is off"]())
+    finally:
+        logger.removeHandler(handler)
+    assert not said
 
 
 def test_masks_of_numbers_show_it_too() -> None:

@@ -20,6 +20,7 @@ from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
+from posexport.spec.input_roles import chooses_tokens
 
 Array = np.ndarray[Any, Any]
 
@@ -210,7 +211,8 @@ def _floats(draw: _Draw) -> Array:
     kind, half = draw.kinds.values, draw.dtype.itemsize == 2
     factor = HALF_LOUD if kind == "loud" and half else VALUES[kind]
     values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
-    if kind == "zeros" and values.ndim > 1:
+    # tokens with equal scores are chosen in an order that TopK doesn't define
+    if kind == "zeros" and values.ndim > 1 and not chooses_tokens(draw.role.name):
         values[draw.rng.random(values.shape[:-1]) < 0.3] = 0.0
     if kind == "outlier" and values.ndim > 1 and draw.role.kind not in ("past", "encoder_past", "state"):
         values[..., int(draw.rng.integers(values.shape[-1]))] *= HALF_OUTLIER if half else OUTLIER

@@ -100,6 +100,11 @@ def is_state(name: str) -> bool:
     return re.search(STATE, plain_name(name)) is not None
 
 
+def chooses_tokens(name: str) -> bool:
+    """Whether an input of this name holds the keys by which sparse attention chooses the tokens that a query sees."""
+    return re.search(r"(^|_)indexer_keys?(_|$)", plain_name(name)) is not None
+
+
 def check_role(name: str, role: str) -> None:
     """RequestError, which names the nearest roles and what they are for, unless `role` is one of ROLES."""
     if role in ROLES:

@@ -12,7 +12,9 @@ from whole_options import EXPERTS, LATENT, ROUTED, SOUND
 
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 TOWER = {"hidden_size": 64, "intermediate_size": 96, "depth": 2, "num_heads": 4, "patch_size": 8, "out_hidden_size": 64}
-INDEXED = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 8}
+INDEXED = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 32}
+"""An indexer whose scores are sums over its heads, of what is above zero: of few heads, several tokens have the score
+0, and which of equal ones TopK takes is not defined."""
 
 NEWER = [
     decoder(

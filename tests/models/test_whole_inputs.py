@@ -10,6 +10,9 @@ import torch
 from tiny_models import ROWS, build
 
 from posexport.errors import RequestError
+from posexport.graphs.axes import BATCH, PAST, SEQ
+from posexport.graphs.cases import cases_of
+from posexport.graphs.roles import Role
 from posexport.models.whole import Cached, Decoder, cached_by_layer, cached_layers
 from posexport.models.whole_encoder import encoder_of
 
@@ -61,3 +64,21 @@ def test_a_video_has_the_frames_and_the_channels_of_its_configuration() -> None:
     video = torch.randn(1, 4, 4, 32, 32)
     wanted = model(video, skip_predictor=True).last_hidden_state
     assert torch.equal(encoder(pixel_values_videos=video)["last_hidden_state"], wanted)
+
+
+def test_cached_keys_of_an_indexer_are_never_alike() -> None:
+    """Which tokens TopK takes of those with one score is not defined, so a right file could give other numbers."""
+    names = ("past_key_values.0.key", "past_key_values.0.indexer.key")
+    shapes: dict[str, Any] = dict.fromkeys(names, ("batch", 1, "past", 16)) | {"input_ids": ("batch", "sequence")}
+    axes: dict[int, Any] = {4: (BATCH, 1, PAST, 16), 2: (BATCH, SEQ)}
+    kinds: dict[int, Any] = {
+        4: {"kind": "past", "dtype": "fp32"},
+        2: {"kind": "token_ids", "dtype": "int64", "rows": 100},
+    }
+    roles = {
+        name: Role(name=name, shape=shape, stated=shape, axes=axes[len(shape)], **kinds[len(shape)])
+        for name, shape in shapes.items()
+    }
+    (case,) = (one for one in cases_of(roles, 0) if one.kinds.values == "zeros" and one.arrays[names[0]].shape[2])
+    are_zero = [(case.arrays[name] == 0).all(-1).any() for name in names]
+    assert are_zero == [True, False]

@@ -217,16 +217,6 @@ NEWER = [
     seq2seq(
         "fsmt", "FSMT", "sinusoidal", {**BART, "src_vocab_size": 128, "tgt_vocab_size": 128, "langs": ["en", "de"]}
     ),
-    seq2seq(
-        "moonshine_streaming",
-        "MoonshineStreaming",
-        "rope",
-        {
-            **COMMON,
-            "encoder_config": {**COMMON, "sliding_windows": [[4, 2], [4, 0]], "sample_rate": 1000},
-            "decoder_start_token_id": 1,
-        },
-    ),
     image("aimv2_vision", "Aimv2Vision", "learned", IMAGE),
     image(
         "vjepa2",

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Array, Graph, run
 
+from posexport.graphs.attention.attention import Attention
 from posexport.graphs.cases import cases_of, without_keys
 from posexport.rewrite.added import BiasWriter
 from posexport.rewrite.rewriter import KEPT, REWRITTEN
@@ -158,6 +159,16 @@ def test_a_guard_that_never_acts_gives_no_zeros(form: str) -> None:
     want, have = (run(one, arrays())["output"] for one in (model, proto))
     assert np.abs(want[1]).max() > 0.1
     np.testing.assert_allclose(have, want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("fill", "stays"), [(-1e4, False), (-65504.0, True), (-3.4e38, False), (-np.inf, True)])
+def test_a_mask_to_which_logits_add_up_to_infinity_keeps_its_guard(fill: float, stays: bool) -> None:
+    """A logit of -30 is enough in fp16: -65,504 - 30 is infinite there."""
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float16(-65504) - np.float16(30)) and np.isfinite(np.float16(-1e4) - np.float16(30))
+    (site,) = rewritten_model(cross_attention(added(fill), no_numbers), form="contrib", target="ort")[0].sites
+    assert site.state == REWRITTEN and isinstance(site.attention, Attention)
+    assert (site.attention.guard is not None) is stays
 
 
 def test_zeros_by_the_mask_of_a_row_keep_their_attention() -> None:

@@ -24,6 +24,10 @@ _LARGEST = {
 }
 """The largest number of each dtype."""
 
+HALF_END = (2.0**15, 2.0**16)
+"""Numbers of masks to which a logit may add up to infinity in fp16, which ends at 65,504; no logit reaches from the
+masks of other dtypes to their end."""
+
 
 def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:
     """Whether a guard (Attention.guard) beside these terms ever gives zeros."""
@@ -32,7 +36,8 @@ def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:
     if guard != -math.inf:
         return True
     if any(term.seen_if is None for term in terms):  # two large numbers may add up to infinity
-        return len(terms) > 1 or not math.isfinite(_largest(probe, terms[0].value) * abs(terms[0].factor))
+        largest = _largest(probe, terms[0].value) * abs(terms[0].factor)
+        return len(terms) > 1 or not math.isfinite(largest) or HALF_END[0] < largest <= HALF_END[1]
     return any(term.fill == -math.inf for term in terms)
 
 

@@ -73,8 +73,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "models/weights.py": {"safetensors.safe_open": AFTER_CHECK},
     "models/checkpoints/tensors.py": {"safetensors.safe_open": AFTER_CHECK},
     "posexport/runtimes/tensors.py": {
-        "np.memmap": "a file that a child process of ours wrote",
-        "write_bytes": NEW_FOLDER,
+        "mmap.mmap": "a file that a child process of ours wrote",
+        "path.open": NEW_FOLDER,
     },
     "posexport/runtimes/tensorrt/build_process.py": {"write_bytes": NEW_FOLDER},
     "posexport/export/genai_folder.py": {"write_bytes": NEW_FOLDER, "write_text": NEW_FOLDER},

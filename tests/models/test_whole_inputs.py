@@ -13,7 +13,7 @@ from posexport.errors import RequestError
 from posexport.graphs.axes import BATCH, PAST, SEQ
 from posexport.graphs.cases import cases_of
 from posexport.graphs.roles import Role
-from posexport.models.whole import Cached, Decoder, cached_by_layer, cached_layers
+from posexport.models.whole import cached_layers, decoder_of
 from posexport.models.whole_encoder import encoder_of
 
 TOKENS = torch.arange(3, 15)[None]
@@ -28,11 +28,13 @@ def model() -> Any:
 
 @torch.no_grad()
 def test_an_indexer_keeps_its_keys(model: Any) -> None:
-    cached = cached_by_layer(model, TOKENS[:, :3])
-    assert cached[1]["indexer.key"] == Cached(("batch", 1, "past", 16))
+    decoder, signature = decoder_of(model, torch.float32)
+    assert signature.inputs["past_key_values.1.indexer.key"] == ("batch", 1, "past", 16)
     assert cached_layers(["past_key_values.1.indexer.key"]) == [1]
-    decoder = Decoder(model, cached)
-    before = [{kind: one.example(torch.float32)[:1, :, :0] for kind, one in cached[at].items()} for at in range(2)]
+    before: list[dict[str, torch.Tensor]] = [{}, {}]
+    for name, (_, heads, _, size) in ((name, shape) for name, shape in signature.inputs.items() if len(shape) == 4):
+        _, layer, kind = name.split(".", 2)
+        before[int(layer)][kind] = torch.zeros(1, int(heads), 0, int(size))
     first = decoder(TOKENS[:, :8], torch.ones(1, 8, dtype=torch.int64), past_key_values=before)
     second = decoder(
         TOKENS[:, 8:], torch.ones(1, 12, dtype=torch.int64), torch.arange(8, 12)[None], past_key_values=first["present"]
@@ -52,7 +54,7 @@ def test_an_indexer_that_keeps_positions_too_is_refused(model: Any, monkeypatch:
 
     monkeypatch.setattr(DynamicIndexedLayer, "update_indexer", updated)
     with pytest.raises(RequestError, match="remembers something that can't be handed on by name"):
-        cached_by_layer(model, TOKENS[:, :3])
+        decoder_of(model, torch.float32)
 
 
 @torch.no_grad()

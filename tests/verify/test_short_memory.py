@@ -33,7 +33,7 @@ def verdict_of(path: Path, room: int, killed: bool = False) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_larger_inputs_are_left_out_and_said(killed: bool, tmp_path: Path) -> None:
     verdict = verdict_of(write(tmp_path, "block", case("none")), 4000, killed)
     assert (verdict.state, verdict.reason) == (PASSED, None)
@@ -44,7 +44,7 @@ def test_larger_inputs_are_left_out_and_said(killed: bool, tmp_path: Path) -> No
     assert verdict.inconclusive
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_that_never_fits_fails(killed: bool, tmp_path: Path) -> None:
     verdict = verdict_of(write(tmp_path, "block", case("none")), 0, killed)
     assert verdict.state == FAILED

@@ -1,6 +1,6 @@
 """Whether operators that were written out give what they gave: the graph before and after, in float64.
 
-Each is tried alone, on random features and on the masks, positions and lengths of the probe, so that a wrong expansion
+Each is tried alone, on random features and on the masks, positions and lengths of one run, so that a wrong expansion
 is known by its own numbers, whether something reads them or they are an output of the graph.
 """
 
@@ -31,10 +31,13 @@ def wrong_ones(
     """The operators of `before` that give other numbers as they are written out in `after`, of which `flow` and `probe`
     are."""
     old, new = Evaluator(before), Evaluator(after)
+    inputs = {name: probe.values[name] for value in before.graph.inputs if (name := value.name or "") in probe.values}
     kept = {value.name for node in after.graph for value in node.outputs}
     for one in expanded:
-        read = [value for value in dict.fromkeys(one.inputs) if value is not None and value not in flow.constant]
-        known = {value.name or "": _numbers(flow, probe, value) for value in read}
+        read = [value for value in dict.fromkeys(one.inputs) if value is not None and not value.is_initializer()]
+        features = {value.name or "": probe.random_like(value) for value in read if _is_feature(flow, probe, value)}
+        others = [name for value in read if (name := value.name or "") not in features]
+        known = {**features, **old.run(inputs, others)}  # of which the graph that was written out may lack some
         names = [name for name in one.outputs if name in kept]
         expected = old.run(known, names)
         try:
@@ -49,10 +52,9 @@ def wrong_ones(
                 yield one
 
 
-def _numbers(flow: Dataflow, probe: Probe, value: ir.Value) -> torch.Tensor:
-    """Random features, or what a mask, a position or a length is."""
-    is_feature = value in flow.content and probe.dtype(value).is_floating_point
-    return probe.random_like(value) if is_feature else probe.get(value)
+def _is_feature(flow: Dataflow, probe: Probe, value: ir.Value) -> bool:
+    """Whether random numbers may stand for a value: it is no mask, no position and no length."""
+    return value in flow.content and probe.dtype(value).is_floating_point
 
 
 def _same_output(index: int, want: torch.Tensor, have: torch.Tensor, limit: float) -> bool:

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from attention_graphs import HEADS, SIZE, attention
+from helpers import exported, small_spec
 from onnx import TensorProto, helper, numpy_helper
 from rewrite_helpers import rewritten_model
 from small_graphs import run
@@ -124,3 +125,13 @@ def test_where_the_fault_is_seen_later_all_operators_stay(monkeypatch: pytest.Mo
     view = view_of(ir.from_proto(with_operators()))
     assert [isinstance(one, Attention) for one in view.attentions] == [True, False, False]
     assert view.expanded == ()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(("form", "cache"), [("native", None), ("contrib", None), ("contrib", "shared")])
+def test_a_sound_operator_is_understood_in_every_dtype(dtype: str, form: str, cache: str | None) -> None:
+    """Its scale, the root of 1 / 8, has as many digits as the dtype; free slots of buffers hold anything."""
+    spec = small_spec("rope", dtype=dtype, causal=True, kv_cache=cache)
+    assert spec.head_dim == 8
+    (found,) = view_of(exported(spec, form, target="ort" if form == "contrib" else "portable")).attentions
+    assert isinstance(found, Attention), found

@@ -142,9 +142,8 @@ def left_out_inputs(model: nn.Module) -> tuple[str, ...]:
 def _image(config: Any, folder: Path | None) -> Dimensions:
     height, width = image_size(config, folder) or (GUESSED, GUESSED)
     config = getattr(config, "vision_config", None) or config
-    frames = [one for name in _FRAMES if (one := getattr(config, name, None))]  # of models of video
-    channels = next((one for name in _CHANNELS if (one := getattr(config, name, None))), 3)
-    return (BATCH, *frames[:1], channels, height, width)
+    frames = _first(config, _FRAMES)  # of models of video
+    return (BATCH, *([frames] if frames else []), _first(config, _CHANNELS) or 3, height, width)
 
 
 _FRAMES, _CHANNELS = ("num_frames", "frames_per_clip"), ("num_channels", "in_chans")
@@ -160,14 +159,18 @@ def _sound(config: Any) -> Dimensions:
 def _features(config: Any) -> Dimensions:
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
-    widths = (getattr(config, name, None) for name in _WIDTHS)
-    width = next((one for one in widths if one), None)
+    width = _first(config, _WIDTHS)
     if width is None:
         raise RequestError(
             f"the configuration of {config.model_type} has none of {', '.join(_WIDTHS)}, which say how wide a frame of "
             "sound is: it is not exported."
         )
     return (BATCH, "frames", width)
+
+
+def _first(config: Any, names: Sequence[str]) -> int | None:
+    """The first of these settings that a configuration has, and that is not 0."""
+    return next((one for name in names if (one := getattr(config, name, None))), None)
 
 
 _WIDTHS = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins")

@@ -6,7 +6,7 @@ is known by its own numbers, whether something reads them or they are an output 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 import torch
@@ -26,29 +26,30 @@ _CACHES = (1, 2)
 
 
 def wrong_ones(
-    before: ir.Model, after: ir.Model, flow: Dataflow, probe: Probe, expanded: Iterable[Expanded]
+    before: ir.Model, after: ir.Model, flow: Dataflow, probe: Probe, expanded: Sequence[Expanded]
 ) -> Iterator[Expanded]:
     """The operators of `before` that give other numbers as they are written out in `after`, of which `flow` and `probe`
     are."""
     old, new = Evaluator(before), Evaluator(after)
     inputs = {name: probe.values[name] for value in before.graph.inputs if (name := value.name or "") in probe.values}
     kept = {value.name for node in after.graph for value in node.outputs}
-    for one in expanded:
-        read = [value for value in dict.fromkeys(one.inputs) if value is not None and not value.is_initializer()]
-        features = {value.name or "": probe.random_like(value) for value in read if _is_feature(flow, probe, value)}
-        others = [name for value in read if (name := value.name or "") not in features]
-        known = {**features, **old.run(inputs, others)}  # of which the graph that was written out may lack some
+    read = [[value for value in one.inputs if value is not None and not value.is_initializer()] for one in expanded]
+    others = {value.name or "" for values in read for value in values if not _is_feature(flow, probe, value)}
+    known = old.run(inputs, [*others])  # the graph that was written out may lack some
+    for one, values in zip(expanded, read, strict=True):
+        features = {value.name or "": value for value in values if value.name not in others}
+        given = known | {name: probe.random_like(value) for name, value in features.items()}
         names = [name for name in one.outputs if name in kept]
-        expected = old.run(known, names)
+        expected = old.run(given, names)
         try:
-            actual = new.run(known, names)
+            actual = new.run(given, names)
         except RequestError:
             yield one
         else:
-            stated = [LIMITS[value.dtype] for value in read if value.dtype in LIMITS]
+            stated = [LIMITS[value.dtype] for value in values if value.dtype in LIMITS]
             limit = max(stated, default=LIMITS[ir.DataType.FLOAT16])
-            places = {name: index for index, name in enumerate(one.outputs)}
-            if not all(_same_output(places[name], expected[name], actual[name], limit) for name in names):
+            made = ((index, name) for index, name in enumerate(one.outputs) if name in kept)
+            if not all(_same_output(index, expected[name], actual[name], limit) for index, name in made):
                 yield one
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import PosexportError, RequestError, shown
-from posexport.graphs.attention.dataflow import bodies
+from posexport.graphs.attention.dataflow import values_read
 from posexport.graphs.kernels import KERNELS, dtypes, fallback
 from posexport.graphs.kernels.registry import Call, Value
 from posexport.runtimes.lockstep import GetWeight, make_each
@@ -241,16 +241,6 @@ class Frame:
         return self.depth + 1
 
 
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs, then what its bodies read from around them and of their own weights."""
-    found = [value for value in node.inputs if value is not None]
-    for body in bodies(node):
-        inside = {*body.inputs, *(value for inner in body for value in inner.outputs)}
-        reads = (value for inner in body for value in _reads(inner))
-        found += [value for value in (*reads, *body.outputs) if value not in inside]
-    return found
-
-
 def _plan(nodes: Iterable[ir.Node], given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value]) -> Plan:
     """The nodes that the wanted values need, each behind those that it needs."""
     ours = set(nodes)
@@ -276,7 +266,7 @@ def _plan(nodes: Iterable[ir.Node], given: Mapping[ir.Value, Value], wanted: Seq
         elif node not in finished:
             finished[node] = False
             stack.append((node, True))
-            reads[node] = _reads(node)
+            reads[node] = values_read(node, inner_weights=True)
             need(reversed(reads[node]))
         elif not finished[node]:
             raise RequestError(f"{place_of(node)} needs its own result: the graph has a circle.")

@@ -110,7 +110,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         try:
             if expanded or left:
                 flow, probe = _probed(model, roles, drawn, seed)
-            wrong = [*wrong_ones(plain, model, flow, probe, expanded)]
+            wrong = [*wrong_ones(plain, model, flow, probe, expanded)] if expanded else []
         except RequestError as error:
             if not expanded:
                 raise

@@ -134,13 +134,13 @@ def _compare(
     for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
         valid = np.isfinite(array) if beyond is None else np.isfinite(array) | beyond
         if not valid.all():
-            invalid, index = ~valid, first_index(~valid)
-            text = f"{who} has {int(invalid.sum())} of {invalid.size} values not finite, the first at {list(index)}"
+            index, count = first_index(~valid), valid.size - int(valid.sum())
+            text = f"{who} has {count} of {valid.size} values not finite, the first at {list(index)}"
             return Reason(NOT_FINITE, text), {"index": index}
     if not exact.size:
         return Reason(NOTHING_COMPARED, f"output {name!r} is empty: nothing was compared"), {}
     if beyond is not None:
-        limit = tolerance.ceiling * float(np.sqrt(np.mean(exact[beyond] ** 2)))
+        limit = tolerance.ceiling * root_mean_square(exact[beyond])
         wrong = beyond & np.isfinite(actual)
         wrong[wrong] = absolute_errors(actual[wrong], exact[wrong]) > limit
         if wrong.any():

@@ -43,8 +43,8 @@ class Run:
         of these. A file that does not even run on the smallest has that failure for its answer.
         """
         indices, answer = self.indices, result(self.answer)
+        by_size = sorted(indices, key=lambda index: sum(array.nbytes for array in inputs[index].values()))
         while answer.failure is not None and answer.failure.code in OUT_OF_MEMORY and len(indices) > 1:
-            by_size = sorted(indices, key=lambda index: sum(array.nbytes for array in inputs[index].values()))
             indices = sorted(by_size[: len(indices) // 2])
             answer = result(pool.submit(row, self.path, [inputs[index] for index in indices], self.options))
         if len(indices) == len(self.indices) or answer.failure is not None:

@@ -32,9 +32,10 @@ def test_an_indexer_keeps_its_keys(model: Any) -> None:
     assert signature.inputs["past_key_values.1.indexer.key"] == ("batch", 1, "past", 16)
     assert cached_layers(["past_key_values.1.indexer.key"]) == [1]
     before: list[dict[str, torch.Tensor]] = [{}, {}]
-    for name, (_, heads, _, size) in ((name, shape) for name, shape in signature.inputs.items() if len(shape) == 4):
-        _, layer, kind = name.split(".", 2)
-        before[int(layer)][kind] = torch.zeros(1, int(heads), 0, int(size))
+    for name, shape in signature.inputs.items():
+        if name.startswith("past_key_values."):
+            _, layer, kind = name.split(".", 2)
+            before[int(layer)][kind] = torch.zeros(1, int(shape[1]), 0, int(shape[3]))
     first = decoder(TOKENS[:, :8], torch.ones(1, 8, dtype=torch.int64), past_key_values=before)
     second = decoder(
         TOKENS[:, 8:], torch.ones(1, 12, dtype=torch.int64), torch.arange(8, 12)[None], past_key_values=first["present"]

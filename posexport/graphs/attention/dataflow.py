@@ -137,17 +137,20 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
-def values_read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs, then what its bodies read from around them."""
-    return [value for value in node.inputs if value is not None] + outer_values(node)
+def values_read(node: ir.Node, inner_weights: bool = False) -> list[ir.Value]:
+    """What a node reads: its inputs, then what its bodies read from around them, and with `inner_weights` of their own
+    weights."""
+    return [value for value in node.inputs if value is not None] + outer_values(node, inner_weights)
 
 
-def outer_values(node: ir.Node) -> list[ir.Value]:
-    """The values of the graph around it that the bodies of a node read."""
+def outer_values(node: ir.Node, inner_weights: bool = False) -> list[ir.Value]:
+    """The values of the graph around it that the bodies of a node read; with `inner_weights` their own weights too."""
     outer: list[ir.Value] = []
     for body in bodies(node):
-        inner = {*body.inputs, *body.initializers.values(), *(value for one in body for value in one.outputs)}
-        reads = (value for one in body for value in values_read(one))
+        inner = {*body.inputs, *(value for one in body for value in one.outputs)}
+        if not inner_weights:
+            inner.update(body.initializers.values())
+        reads = (value for one in body for value in values_read(one, inner_weights))
         outer += [value for value in (*reads, *body.outputs) if value not in inner]
     return outer
 

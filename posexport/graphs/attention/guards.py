@@ -43,12 +43,10 @@ def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:
 
 def _largest(probe: Probe, value: ir.Value | None) -> float:
     """How far from zero the numbers of a value are at most; infinity where that isn't known."""
-    node = None if value is None else value.producer()
     if value is None:
         return math.inf
-    if (node is None and value in probe.fixed) or (
-        node is not None and node.op_type in ("Constant", "ConstantOfShape")
-    ):
+    node = value.producer()
+    if value in probe.fixed if node is None else node.op_type in ("Constant", "ConstantOfShape"):
         numbers = probe.get(value)
         return float(numbers.double().abs().max()) if numbers.numel() else 0.0
     if node is None:

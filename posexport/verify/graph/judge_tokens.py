@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from posexport.errors import Reason
+from posexport.verify.blocks import root_mean_square
 from posexport.verify.result import FAILED, GENERATION, OTHER_TOKENS, PASSED, Tolerance, Verdict
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +23,7 @@ def judge_tokens(
     and of an honest evaluation in the file's dtypes; bool `known` [rows, count] says which places those logits are for,
     None for all of them."""
     counted = np.ones(made.shape, bool) if known is None else known
-    limit = tolerance.limit(float(np.abs(own - exact).max()), float(np.sqrt(np.mean(exact**2))))
+    limit = tolerance.limit(float(np.abs(own - exact).max()), root_mean_square(exact))
     ranked = np.sort(exact, -1)
     margins = ranked[..., -1] - ranked[..., -2]
     short = np.where(counted, ranked[..., -1] - np.take_along_axis(exact, made[..., None], -1)[..., 0], 0.0)

@@ -22,6 +22,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
+from posexport.verify.blocks import root_mean_square
 from posexport.verify.ordinary import first_index
 from posexport.verify.parity import SMALLEST, TOLERANCES, largest_error, measured, over_limit
 from posexport.verify.result import (
@@ -176,7 +177,7 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
         "max_error": error,
         "limit": 0.0,
         "torch_error": 0.0,
-        "reference_rms": float(np.sqrt(np.mean(exact[counted] ** 2))),
+        "reference_rms": root_mean_square(exact[counted]),
         "index": each.place(index),
         "got": float(actual[index]),
         "reference": float(exact[index]),
@@ -198,5 +199,5 @@ def own_error_share(each: Expected) -> float:
         counted &= each.select
     if not counted.any():
         return 0.0
-    rms = max(float(np.sqrt(np.mean(values[counted] ** 2))), each.least_scale)
+    rms = max(root_mean_square(values[counted]), each.least_scale)
     return largest_error(own[counted], values[counted]) / rms if rms else 0.0

@@ -147,6 +147,7 @@ EDITS: dict[str, Any] = {
 SOURCE = WeightSource(source="random", seed=3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EDITS)
 def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) -> None:
     path = tmp_path / "block.onnx"

@@ -133,6 +133,7 @@ def test_every_command_notices(made: dict[str, Path], tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("external", [{}, {"offset": "0"}, {"length": "256"}, {"offset": "0", "length": "256"}])
 def test_external_data_need_not_say_where_they_lie(external: dict[str, str], tmp_path: Path) -> None:
     """ONNX has 0 for the offset and what is left of the file for the length."""

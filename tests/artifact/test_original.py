@@ -44,6 +44,7 @@ def read(folder: Path, layer: int = 0, layers: int = 1, **options: Any) -> tuple
     return checkpoint.spec, dict(checkpoint.weights)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FIRST else pytest.mark.slow) for n in CASES])
 def test_an_export_is_its_checkpoint_and_one_with_a_fault_is_not(name: str, saved: Any) -> None:
     folder, layer = saved(name), CASES[name].layers[0]

@@ -97,7 +97,7 @@ def judged(noise: Noise, slowdown: float, allowed: float = 0.05) -> tuple[str, i
     raise AssertionError("runs never end")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("luck", [0.01, 0.03, 0.08])
 def test_equal_builds_raise_no_alarm(luck: float) -> None:
     states = [judged(Noise(seed, luck, regression.DRIFT), 0.0)[0] for seed in range(RUNS)]

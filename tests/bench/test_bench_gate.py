@@ -201,6 +201,7 @@ def test_an_earlier_artifact_is_timed_beside(
     assert " against:ort-cpu " in result.stdout and "the earlier artifact" in result.stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ort-cuda", "onnx-reference", "torch-compile"])
 def test_a_required_runtime_is_timed_beside_those_of_the_baseline(
     block: Path, bench: Callable[..., Result], base: Path, name: str

@@ -170,6 +170,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PAIRS)
 def test_any_two_files_are_timed_in_the_same_rounds(files: dict[str, Path], name: str, no_torch: None) -> None:
     new, old, unlike = PAIRS[name]

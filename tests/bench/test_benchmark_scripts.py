@@ -114,6 +114,7 @@ def test_a_row_passes_or_fails_by_its_target() -> None:
     assert free.state == "measured" and free.value == 9.0 and "target" not in free.data()
 
 
+@pytest.mark.slow
 def test_every_form_is_timed_and_each_has_limits_of_its_kernels(tmp_path: Path) -> None:
     assert set(forms.FORMS) == {form for pair in kernels.PAIRS for form in pair} == set(FORMS)
     assert all(len(limits) in (1, len(kernels.HOOKS)) for _, limits in kernels.CASES.values())

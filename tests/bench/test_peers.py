@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", CASES)
 def test_torchs_own_export_is_the_same_function_at_any_length(encoding: str, tmp_path: Path) -> None:
     over, opset = CASES[encoding]
@@ -101,6 +101,7 @@ def test_large_weights_go_beside_the_file(bare: Path) -> None:
     assert off(bare, BARE) < 1e-5
 
 
+@pytest.mark.slow
 def test_optimizers_say_what_they_fused_and_keep_the_function(bare: Path, tmp_path: Path) -> None:
     spec, path = BARE, bare
     assert alternatives.write_optimized(path, tmp_path / "optimized.onnx", spec) == {}
@@ -130,6 +131,7 @@ def test_an_optimizer_that_breaks_the_function_is_refused(
         alternatives.write_optimized(path, output, spec)
 
 
+@pytest.mark.slow
 def test_what_torch_cannot_export_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec("none")
 

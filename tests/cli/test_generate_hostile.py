@@ -68,6 +68,7 @@ KEPT = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", KEPT)
 def test_a_prompt_is_encoded_as_it_is(case: str, folder: Path) -> None:
     """What the file says of padding and of a longest text is not done."""
@@ -117,6 +118,7 @@ def test_a_text_that_grows_ends_at_the_limit_of_the_shell(folder: Path) -> None:
     assert "(it crashes or needs more memory than the limit of this shell (ulimit) allows)" in done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one == GROWN)) for one in REFUSED])
 def test_a_tokenizer_that_fails_is_one_sentence(case: str, folder: Path) -> None:
     changes, said = REFUSED[case]

@@ -100,6 +100,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_report_replaces_no_input(name: str, link: str, inputs: Path) -> None:

@@ -38,6 +38,7 @@ INPUTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_that_do_not_fit(name: str, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, said = INPUTS[name]

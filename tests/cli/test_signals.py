@@ -137,12 +137,14 @@ def positions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return tree(folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("moment", WRITING)
 def test_a_signal_while_a_file_is_written(moment: str, tmp_path: Path, positions: dict[str, bytes]) -> None:
     at = list(WRITING).index(moment)
     check(Place(tmp_path), WRITING[moment], SIGNALS[at % 4], POSITIONS, positions)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [number for number in ENDING_SIGNALS if number not in SIGNALS])
 def test_a_signal_from_outside_is_named(number: signal.Signals, tmp_path: Path) -> None:
     """Timers too: their signals are no Ctrl-C, whoever sends them."""
@@ -302,6 +304,7 @@ AGAIN = {
 """Moments at which the command gets further signals while it ends because of a first one."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("moment", AGAIN)
 def test_further_signals_while_the_first_is_handled(moment: str, tmp_path: Path, block: Path) -> None:
     place, (module, name, call, when) = copied(block, tmp_path), AGAIN[moment]

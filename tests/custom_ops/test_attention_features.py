@@ -86,7 +86,7 @@ def test_the_block_equals_the_formula(name: str) -> None:
         assert _off(_run_block(spec, inputs), wanted) < 1e-11, case
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -182,7 +182,7 @@ def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Arr
     return [out[at, pad:] for at, pad in enumerate(pads)]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("name", "how", "engine"), _blocks("concat"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=3, deadline=None, derandomize=True)
@@ -245,7 +245,7 @@ def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: lis
     return [np.concatenate(each) for each in made]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("name", "how", "engine"), _blocks("shared"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=3, deadline=None, derandomize=True)

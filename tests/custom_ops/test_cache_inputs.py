@@ -77,6 +77,7 @@ def test_no_length_is_the_traced_one_but_in_one_set_of_inputs(name: str) -> None
         assert each.sizes == sizes_of(graph_inputs(spec), each.arrays)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["grown", "grown grid", "shared", "shared window"])
 def test_caches_get_prefills_steps_and_chunks(name: str) -> None:
     found = [(lengths(each) - each.sizes["seq"], each.sizes["seq"]) for each in made(SPECS[name])]
@@ -88,6 +89,7 @@ def test_caches_get_prefills_steps_and_chunks(name: str) -> None:
     assert max(each.keys for each in made(SPECS[name])) > (SPECS[name].window or 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "form"), [("grown", "function"), ("shared", "contrib"), ("shared", "function")])
 def test_cached_values_are_unit_normal_and_zero_where_contrib_leaves_nothing(name: str, form: str) -> None:
     stale, fresh = set(), set()  # whether anything lies where nothing was written, with slots there

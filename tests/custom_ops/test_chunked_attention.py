@@ -111,7 +111,7 @@ def graphs() -> list[Any]:
     return found
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("kind", "kv_cache", "how"), graphs())
 def test_every_form_is_the_oracle(kind: str, kv_cache: str | None, how: tuple[str, str]) -> None:
     spec = spec_of(kind, kv_cache)

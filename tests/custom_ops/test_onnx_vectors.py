@@ -348,6 +348,7 @@ def test_on_the_reference(how: tuple[str, str], halves: bool) -> None:
         check(name, outputs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["test_attention_4d_causal_with_past_and_present", "test_rotary_embedding_3d_input"])
 def test_a_wrong_output_is_seen(name: str) -> None:
     outputs = on_ort("native", "ort")[name]

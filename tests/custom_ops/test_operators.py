@@ -142,13 +142,13 @@ def together() -> tuple[dict[str, list[Any]], dict[str, str]]:
     return by_call, operators
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_onnx_body_of_a_small_operator_equals_torch_body(name: str) -> None:
     check_outputs(name, together()[0][name])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in TOGETHER])
 def test_onnx_body_equals_torch_body(name: str) -> None:
     model = written(name, "function")
@@ -165,7 +165,7 @@ WITH_FORMS = [
 """Calls of operators that a form has others for, each in one way by turns."""
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("name", "form", "target"), dict.fromkeys(WITH_FORMS))
 def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> None:
     operator, arguments, _ = CALLS[name]
@@ -194,7 +194,7 @@ OF_MANY = [
 """Calls of operators that have another way for many queries on ONNX Runtime."""
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", OF_MANY)
 def test_the_way_for_many_queries_equals_torch_body(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posexport.custom_ops.operator.FEW", 1)
@@ -273,7 +273,7 @@ def test_linear_attention_is_that_of_the_papers(name: str) -> None:
     np.testing.assert_allclose(present.numpy(), state, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("form", ["decomposed", "contrib"])
 def test_linear_attention_takes_one_token_and_many(name: str, form: str) -> None:

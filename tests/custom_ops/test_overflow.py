@@ -52,7 +52,7 @@ MASKS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("form", "target", "over"), MASKS)
 def test_nothing_on_the_way_is_infinite(form: str, target: str, over: dict[str, Any]) -> None:
     """Rows that are padding, keys out of sight, and positions up to 100,000."""

@@ -31,7 +31,7 @@ SLOW = [page for page in SLOW if page.name not in {"ci.md", "deployment.md", "fl
 """Pages with slow blocks, but for those whose tests look at what their commands wrote too."""
 
 FAST = [page for page in PAGES if any(block.runs and not block.slow for block in pages.blocks(page))]
-LONG = {"onnx-file.md", "own-modules.md", "whole-models.md"}
+LONG = {"export.md", "onnx-file.md", "own-modules.md", "whole-models.md"}
 """Pages whose blocks take long together, though none is slow."""
 
 

@@ -100,7 +100,7 @@ def test_masks_and_shared_heads_stay_fused(encoding: str, over: dict[str, Any]) 
     assert len(kernels.rows) <= 8, [row.name for row in kernels.rows]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", FEW)
 def test_fp32_compiles_without_fused_attention_and_says_so(encoding: str) -> None:
     plan = built(exported(encoding, dtype="fp32", **sizes(encoding)))

@@ -196,6 +196,7 @@ def test_a_second_compile_replaces_the_first_whole(block: Path) -> None:
     assert check_plan(plan).onnx.sha256 != sha256_of(block)
 
 
+@pytest.mark.sampled(2)
 @needs_rtx
 @pytest.mark.parametrize(
     ("options", "parts"),

@@ -68,7 +68,7 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, TOKENS, (batch, TOKENS), generator=generator)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("text", OPERATORS.values(), ids=OPERATORS)
 def test_operator_is_as_in_torch(text: str) -> None:
     module = Module(text)

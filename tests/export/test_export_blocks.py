@@ -57,7 +57,7 @@ EVERY_OPSET = [
 """Every other opset; the slow sweep (test_ort_sweep) runs more of them in every form."""
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("form", "opset"), EVERY_OPSET)
 def test_every_opset(form: str, opset: int) -> None:
     spec = case(**OPSET_BLOCKS[form])

@@ -82,7 +82,7 @@ def error(made: Array, truth: Array) -> float:
     return float(np.abs(made.astype(np.float64) - truth).max() / max(1.0, np.abs(truth).max()))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_runs_like_the_formula(graph: tuple[str, str, Spec, ir.Model]) -> None:
     _, _, spec, model = graph
     run = open_ort(model)
@@ -204,7 +204,7 @@ QUICK = (
 )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("name", "form"),
     [

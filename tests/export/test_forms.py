@@ -150,7 +150,7 @@ def _name(row: Row) -> str:
     return "-".join("-".join(row["how"]) if part == str(row["how"]) else part for part in named)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_every_form_is_the_formula(row: Row) -> None:
     check_form(spec_of(row), *row["how"])

@@ -26,7 +26,7 @@ def names_of(function: ir.Function) -> Counter[str]:
     return Counter(str(value.name) for value in (*inputs.values(), *made))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize(("encoding", "cache", "target"), [*itertools.product(OF_KEYS, ["concat", "shared"], TARGETS)])
 def test_a_name_is_given_once(encoding: str, cache: str, target: str) -> None:
     spec = small_spec(encoding, causal=True, kv_cache=cache)

@@ -118,7 +118,7 @@ def of_transformers(checkpoint: Path, count: int = 32, model_class: Any = LlamaF
     return rows.tolist()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--form", "contrib", "--target", "ort", "--kv-cache", "shared")])
 def test_it_generates_what_transformers_does(
     options: tuple[str, ...], genai: Path, checkpoint: Path, decoder: Path, tmp_path: Path

@@ -22,7 +22,7 @@ agraph (float[batch, seq, 4] x, float[batch, 2, past, 4] cache) => (int64[1] n) 
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("positions", ["data", "consecutive"])
 @pytest.mark.parametrize("over", [{}, {"kv_cache": "concat"}, {"vocab_size": 9}, {"padding_mask": True}])
 def test_layers_share_the_sum_of_mask_and_bias(positions: str, over: dict[str, Any]) -> None:
@@ -37,6 +37,7 @@ def test_a_bias_of_a_layers_weights_stays_with_it() -> None:
     assert len({node.inputs[3] for node in graph if node.op_type == "Attention"}) == 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cache", [None, "concat", "shared"])
 def test_files_without_this_compute_the_same(cache: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec("alibi", layers=2, causal=True, padding_mask=True, kv_cache=cache)

@@ -114,6 +114,7 @@ def test_options_without_a_meaning_are_refused() -> None:
             exported(name, kv_cache="shared")
 
 
+@pytest.mark.slow
 def test_attention_beside_the_layers_is_listed_with_that_of_all_layers() -> None:
     """A head that pools by attention."""
     (model,) = exported("siglip", form="native")
@@ -149,7 +150,7 @@ def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch
 HEADLESS = {"base": "LlamaModel", "sequences": "LlamaForSequenceClassification", "tokens": "GPT2ForTokenClassification"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "tokens")) for one in HEADLESS])
 def test_a_decoder_without_its_head_has_no_caches(name: str, tmp_path: Path) -> None:
     """Embedders and classifiers: config.json asks for caches, which nothing reads."""

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 }
 
 
-QUICK = ("llama, grown caches", "llama, buffers")
+QUICK = {"llama, grown caches"}
 """The others take as long, and run by `scripts/test slow`."""
 
 
@@ -131,6 +131,7 @@ def test_weights_keep_the_names_and_the_bits_of_the_checkpoint(tmp_path: Path) -
         assert tensors[name].raw_data == value.contiguous().view(torch.int16).numpy().tobytes(), name
 
 
+@pytest.mark.slow
 def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     path = written(exported("gpt2", **ORT), tmp_path)
     tables = [tensor.name for tensor in onnx.load(path).graph.initializer if sorted(tensor.dims) == [64, 128]]
@@ -164,6 +165,7 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (folders[0] / "model.onnx").read_bytes() == (folders[1] / "model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_oracle_sees_a_wrong_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that reads a weight of the layer it was copied of."""
     tensor = whole_model._Export._tensor

@@ -42,6 +42,7 @@ def path(checkpoint: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory)
     return made
 
 
+@pytest.mark.slow
 def test_the_file_is_a_decoder_without_the_tower_for_images(path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     assert [value.name for value in model.graph.input][:3] == ["input_ids", "attention_mask", "position_ids"]

@@ -108,6 +108,7 @@ def test_softcap_and_no_positions() -> None:
     assert found["runtimes"]["tensorrt-rtx"]["reason"]["code"] == "dtype"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"table": 600}, {"places": True}, {"places": True, "table": 300}], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pairs", [SIZE // 2, 2])

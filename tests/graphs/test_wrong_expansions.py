@@ -127,6 +127,7 @@ def test_where_the_fault_is_seen_later_all_operators_stay(monkeypatch: pytest.Mo
     assert view.expanded == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize(("form", "cache"), [("native", None), ("contrib", None), ("contrib", "shared")])
 def test_a_sound_operator_is_understood_in_every_dtype(dtype: str, form: str, cache: str | None) -> None:

@@ -85,7 +85,7 @@ def off(folder: Path, layer: int, checkpoint: Saved, wrong: str = "") -> float:
     return error(build_block(found.spec, weights)(entered, *given), left)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_layer_is_theirs(name: str, layer: int, saved: Any) -> None:
     checkpoint: Saved = saved(name)
@@ -95,6 +95,7 @@ def test_a_layer_is_theirs(name: str, layer: int, saved: Any) -> None:
             assert off(checkpoint.folder, layer, checkpoint, wrong=weight) > PLAIN, weight
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_that_are_not_read_are_refused(
     name: str, saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

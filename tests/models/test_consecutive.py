@@ -184,7 +184,7 @@ SCANNED = ("relative", "kerple", "sandwich", "fire", "cope", "deberta")
 GRAPHS += [(name, "native --target ort", None) for name in SCANNED]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize(("name", "form", "cache"), GRAPHS)
 def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None:
     """Prompts, chunks and steps, of more and of fewer queries than W_r is multiplied with first."""
@@ -198,7 +198,7 @@ def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None
         assert error(spec, run(inputs), inputs) < 2e-5, (batch, seq, past)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["decomposed", "native --target ort"])
 @pytest.mark.parametrize("name", ["relative", "sandwich"])
 def test_more_keys_than_coarse_angles_are_apart(name: str, form: str) -> None:
@@ -256,7 +256,7 @@ def test_grids_refuse_consecutive_positions(name: str) -> None:
 WINDOWS = ("swin", "swinv2", "swinv2-pretrained")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("how", ["decomposed", "function", "native", "contrib --target ort"])
 def test_windows_in_the_order_of_reading_are_the_formula(name: str, how: str) -> None:

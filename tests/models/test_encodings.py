@@ -64,6 +64,7 @@ def test_half_precision_stays_close_far_from_the_start(name: str) -> None:
         assert difference(case(name), 2, 9, "offset", dtype) < bound
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MORE_CASES)
 def test_more_blocks_equal_the_formula_in_every_dtype(name: str) -> None:
     for (batch, seq), kind in zip((*LENGTHS, (2, 9)), KINDS, strict=True):

@@ -63,6 +63,7 @@ def test_a_pipeline_of_sentence_transformers(tmp_path: Path) -> None:
         assert ("are left out: the file gives what BertModel gives alone." in said) == (len(kinds_of) > 1)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_pipeline_itself_is_not_left_out(tmp_path: Path) -> None:
     """A pipeline may have a class of its own for it, and gives it the number 0."""
     folder = saved(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert")

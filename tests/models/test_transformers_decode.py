@@ -307,6 +307,7 @@ def ort_call(spec: Spec, weights: Weights, form: str) -> Call:
     return row_by_row if form == "contrib" and spec.kv_cache == "shared" else call
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "form", "kv_cache", "padded"), GRAPHS)
 def test_decode_of_exported_forms(name: str, form: str, kv_cache: str, padded: bool) -> None:
     fields = {"kv_cache": kv_cache, "padding_mask": padded}

@@ -122,6 +122,7 @@ def test_without_caches_too(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_neither_exported_nor_verified(tmp_path: Path) -> None:
     """Without types of tokens transformers itself takes such a model as causal, so a file of it passed.
 

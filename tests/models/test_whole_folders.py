@@ -74,6 +74,7 @@ def test_no_weights(folder: Path) -> None:
     assert "config.json" not in refused(export(folder), "holds neither model.safetensors nor")
 
 
+@pytest.mark.slow
 def test_files_of_all_tokenizers_are_beside_the_model(folder: Path) -> None:
     names = ("spm.model", "tekken.json", "tokenizer.json")
     for name in names:

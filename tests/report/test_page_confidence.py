@@ -188,6 +188,7 @@ def test_what_torch_proves_is_said_beside_it(tmp_path: Path) -> None:
         assert ("torch is the block rebuilt from the file's weights, not its graph" in table.note) == said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("parity", "exact", "said"),
     [

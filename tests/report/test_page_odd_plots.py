@@ -137,6 +137,7 @@ CHARTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_plot_is_drawn_or_refused_in_a_sentence(examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     @settings(max_examples=examples)

@@ -233,6 +233,7 @@ def test_an_svg_is_drawn_without_dates(tmp_path: Path) -> None:
     assert not root.getElementsByTagName("dc:date")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("value", ["", "abc", "9" * 20, "0"])
 def test_no_variable_changes_an_svg(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """matplotlib reads the variable for a date: a text is none, and a number may be too large."""

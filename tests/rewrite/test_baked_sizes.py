@@ -18,6 +18,7 @@ def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("made", "shapes"),
     [

@@ -41,6 +41,7 @@ def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["function", "native", "contrib"])
 def test_every_form_takes_bfloat16(tmp_path: Path, form: str) -> None:
     onnx.save(in_bfloat16(decoder(layers=2)), tmp_path / "in.onnx")

@@ -74,7 +74,7 @@ def check_shared(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
         np.testing.assert_allclose(have["present.0.key"][:, :, : past + seq], want["present.0.key"], atol=2e-5)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("form", "what"), [*itertools.product(FORMS, WHAT)])
 def test_nodes_that_nothing_reads_keep_no_cache_from_being_shared(what: str, form: str) -> None:
     model = with_dead_nodes(what)
@@ -108,6 +108,7 @@ def summed(of: str) -> onnx.ModelProto:
     return with_nodes(model, helper.make_node("ReduceSum", [read(model, of)], ["sum"], name="summed", keepdims=0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("of", ["keys", "cached"])
 def test_what_reads_a_cache_keeps_all_as_they_are(of: str, form: str) -> None:
@@ -140,6 +141,7 @@ def read_again() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_layers_that_read_one_cache_in_other_ways_keep_it(form: str) -> None:
     model = read_again()

@@ -120,6 +120,7 @@ def test_the_form_alone_may_stay(tmp_path: Path) -> None:
     assert off(out, at(2**22)) <= 1e-6 < off(native, at(2**22))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("value", "code"),
     [

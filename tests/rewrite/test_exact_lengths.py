@@ -98,7 +98,7 @@ def test_a_table_is_compared_row_by_row(tmp_path: Path) -> None:
     assert angles(path, out) == ("parity", "angles-differ")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("edited", "expected"), [(None, ("exact", None)), (450, ("parity", "angles-differ"))])
 @pytest.mark.parametrize("made", [partial(graphs.cut_table, 600), graphs.made_table])
 def test_a_table_is_compared_behind_its_cut_too(

@@ -173,6 +173,7 @@ def by_numbers(mask: Mask, kind: str, large: float, negated: bool = False) -> Ca
     return hook
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("mask", [tril, number(causal), number(both(causal, padding))])
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_their_angles_become_exact(repeated_first: bool) -> None:
     check_same(model, ir.to_proto(done.model))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("form", "name"), [*itertools.product(["decomposed", "native"], AGAIN)])
 def test_what_turns_twice_is_not_called_exact(name: str, form: str) -> None:
     """Else half of its angles would be."""

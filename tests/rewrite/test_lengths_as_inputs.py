@@ -52,7 +52,7 @@ def _file(folder: Path, name: str, prefix: bool = False, causal: bool = False) -
     return path
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize(
     ("name", "prefix", "causal", "mask"),

@@ -64,7 +64,7 @@ MASKS: dict[str, list[graphs.Add]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("form", "key_heads", "name"), [*itertools.product(FORMS, [2, HEADS], MASKS)])
 def test_caches_may_be_buffers(name: str, key_heads: int, form: str) -> None:
     model = graphs.attention(cached=True, key_heads=key_heads, add=MASKS[name])
@@ -84,7 +84,7 @@ def test_caches_may_be_buffers(name: str, key_heads: int, form: str) -> None:
         np.testing.assert_allclose(have["present_key"][:, :, : past + seq], want["present_key"], atol=2e-5)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("cached", "form", "name"), [*itertools.product([False, True], FORMS, MASKS)])
 def test_scores_are_not_computed_for_their_shape(name: str, form: str, cached: bool) -> None:
     model = graphs.attention(cached=cached, key_heads=2, add=MASKS[name])
@@ -134,6 +134,7 @@ def test_a_circle_is_that_of_its_own_layer() -> None:
     assert circular([second], old) == [False]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_length_of_a_buffer_gets_a_name_that_is_free(form: str) -> None:
     model = graphs.attention(cached=True, key_heads=2, add=[visible()])

@@ -18,7 +18,7 @@ def made(name: str) -> tuple[ir.Model, list[Feeds]]:
     return MODELS[name]()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fault", NEAR_MISSES)
 def test_every_fault_changes_some_model(fault: str) -> None:
     assert any(_changes(name, fault, seed) for name in MODELS for seed in SEEDS)

@@ -187,6 +187,7 @@ def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> Non
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("angles", [computed, computed_twice, table(), looked_up, rows_of_computed])
 def test_equal_angles_are_one_operator(angles: Angles, form: str) -> None:

@@ -142,6 +142,7 @@ def by_length(of: str, side: int) -> onnx.ModelProto:
     return ir.to_proto(after)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 @pytest.mark.parametrize(("of", "side"), [("key", 0), ("value", 0), ("key", 2)], ids=["keys", "values", "into values"])
 def test_features_by_the_number_of_keys(of: str, side: int, form: str) -> None:
@@ -213,6 +214,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 @pytest.mark.parametrize("of", LENGTHS)
 def test_the_number_of_keys_in_branches(of: str, form: str) -> None:

@@ -39,6 +39,7 @@ def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["function", "native", "contrib"])
 def test_a_decoder_computes_the_same_in_each_form(form: str, tmp_path: Path) -> None:
     path, out = helpers.saved(tmp_path, small_graphs.decoder(layers=2)), tmp_path / "out.onnx"
@@ -121,7 +122,7 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     assert list(made[0]) == ["out.onnx", "out.onnx.json"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("external", "form"), [*itertools.product([False, True], list(FORMS))])
 def test_what_is_in_the_form_stays_byte_for_byte(form: str, external: bool, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path)

@@ -54,6 +54,7 @@ def test_every_form_is_the_same_function(form: str, target: str) -> None:
                 np.testing.assert_allclose(actual[name][seen], value[seen], rtol=0, atol=2e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["decomposed", *OPERATORS])
 def test_inputs_outputs_weights_and_metadata_stay(form: str) -> None:
     model = decoder()
@@ -79,7 +80,7 @@ def test_the_second_time_nothing_changes(form: str) -> None:
     assert again.changed == first.changed
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("start", "form"), [*itertools.product(OPERATORS, ["decomposed", *OPERATORS])])
 def test_any_form_becomes_any_other(start: str, form: str) -> None:
     if start == form:
@@ -94,6 +95,7 @@ def test_any_form_becomes_any_other(start: str, form: str) -> None:
     np.testing.assert_allclose(run(proto, arrays)["logits"], run(model, arrays)["logits"], rtol=0, atol=2e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["contrib", "native", "decomposed"])
 def test_shared_caches_give_what_grown_ones_give(form: str) -> None:
     model = decoder()
@@ -171,6 +173,7 @@ def _backwards(right: Callable[..., ir.Value], nodes: Any, value: ir.Value, *oth
     return nodes.one("Neg", right(nodes, value, *others))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_replacement_is_kept_out(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, wrong = FAULTS[fault]
@@ -225,6 +228,7 @@ def test_what_was_recognised() -> None:
     assert attention.k.cache.name == "past_key_values.0.key"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kv_cache", [None, "shared"])
 @pytest.mark.parametrize("length_of", ["keys", "repeated"])
 def test_a_mask_may_count_the_keys_behind_the_cache(length_of: str, kv_cache: str | None) -> None:
@@ -247,6 +251,7 @@ def test_a_mask_that_is_computed_from_keys_behind_the_cache_is_a_reason(monkeypa
     assert "what it computes itself" in one.reason.text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", OPERATORS)
 def test_layers_may_share_the_cache_of_one(form: str) -> None:
     model = decoder(layers=3, one_cache=True)

@@ -101,7 +101,7 @@ def count(model: onnx.ModelProto, name: str) -> int:
     return sum(node.op_type == name for node in model.graph.node)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("form", "name"), [*itertools.product(["native", "contrib"], [*WHOLE, *IN_PARTS])])
 def test_they_become_rotary_operators(name: str, form: str) -> None:
     rotate = WHOLE[name][0] if name in WHOLE else IN_PARTS[name]

@@ -182,7 +182,7 @@ CASES: dict[str, tuple[dict[str, Dims], list[dict[str, Sequence[int]]]]] = {
 """Dimensions by name, and shapes of inputs that the graph takes."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("form", "name"), [*itertools.product(["native", "contrib", "function"], CASES)])
 def test_lengths_that_meet(name: str, form: str) -> None:
     dims, inputs = CASES[name]

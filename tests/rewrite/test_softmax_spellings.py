@@ -25,6 +25,7 @@ def features(seed: int = 0, tokens: int = 6) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal((2, tokens, HIDDEN)).astype(np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_spelling_is_rewritten(spelling: str, form: str) -> None:

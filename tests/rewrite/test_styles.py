@@ -128,6 +128,7 @@ STYLES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("style", STYLES)
 def test_a_style_is_rewritten(style: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def run(path: Path, prompts: Any = PROMPTS, trained_length: int | None = None, *
     return generate(Decoder(session, trained_length=trained_length), prompts, settings)
 
 
-QUICK = ("grown", "buffers")
+QUICK = {"buffers"}
 """The others take as long, and run by `scripts/test slow`."""
 
 
@@ -154,6 +154,7 @@ DRAWS: dict[str, tuple[dict[str, float], set[int]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DRAWS)
 def test_tokens_are_drawn_by_their_probability(name: str) -> None:
     """20,000 rows with the same logits: counts within 5 standard deviations of those that softmax says."""

@@ -46,6 +46,7 @@ def inputs(dtype: str) -> dict[str, Array]:
     return {"hidden_states": values.astype(NUMPY_DTYPES[dtype]), "position_ids": POSITIONS}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_agree_in_every_dtype_that_they_have(artifacts: dict[str, Path], engine: str, dtype: str) -> None:

@@ -82,6 +82,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", FAILURES)
 def test_what_a_library_does_is_one_sentence(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with read_tokenizer(folder) as tokenizer:

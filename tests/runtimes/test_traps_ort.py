@@ -287,7 +287,7 @@ OURS: list[tuple[tuple[str, ...], str, str, dict[str, Any]]] = [
 """What is in the names of traps, and blocks that would run into those; `far out`, positions go up to 100,000."""
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("traps", "form", "target", "over"), OURS)
 def test_a_block_of_ours_is_right_there(traps: tuple[str, ...], form: str, target: str, over: dict[str, Any]) -> None:
     spec = small_spec(**{"encoding": "none", **over})

@@ -99,7 +99,7 @@ OURS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("form", "over", "fixed"), OURS)
 def test_a_block_of_ours_is_understood(form: str, over: dict[str, Any], fixed: dict[str, int], tmp_path: Path) -> None:
     spec = small_spec(**{"encoding": "none", **over})

@@ -288,6 +288,7 @@ print("made", hasattr(busy, "kept"), gc.isenabled())
 """A builder is collected as garbage while another one logs."""
 
 
+@pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize("way", ["guarded", pytest.param("plain", marks=pytest.mark.slow)])
 def test_the_end_of_a_builder_waits_for_another_that_begins(way: str) -> None:

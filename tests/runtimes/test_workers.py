@@ -221,6 +221,7 @@ def _alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("slow", ["faulty-sleep", "torch"])
 def test_a_runtime_without_an_answer_in_time_is_not_run(
     slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

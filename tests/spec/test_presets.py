@@ -99,7 +99,7 @@ def test_true_numbers() -> None:
     assert [gemma3.layer(index).to_dict()["encoding"]["theta"] for index in (0, 5)] == [10_000.0, 1_000_000.0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["decomposed", "function"])
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
@@ -112,6 +112,7 @@ def test_a_shrunk_preset_is_the_torch_block(name: str, form: str) -> None:
         assert error(run(each)["output"], truth) < BOUND
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "fault"), [("gpt-oss-20b", {"window": 6}), ("gpt-oss-20b", {"truncate": True})])
 def test_another_structure_is_noticed(name: str, fault: dict[str, Any]) -> None:
     spec = shrunk(name)

@@ -60,6 +60,7 @@ def logits(spec: Spec, weights: dict[str, torch.Tensor], case: Case) -> Array:
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_of_tokens_along_weights_are_many_times_those_of_others(name: str) -> None:
     spec, weights = SPECS[name], weights_for(SPECS[name])

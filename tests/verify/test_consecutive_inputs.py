@@ -32,7 +32,7 @@ def spec_of(encoding: str, **over: Any) -> Spec:
     return small_spec(encoding, **{"positions": "consecutive", "causal": True, "kv_cache": "concat", **over})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("cache", [None, "concat", "shared"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_inputs_are_consecutive_positions_within_the_limit(encoding: str, cache: str | None) -> None:
@@ -220,6 +220,7 @@ def test_layers_with_other_windows_promise_nothing() -> None:
     assert read_spec(pattern(4, 4)).can_be_consecutive
 
 
+@pytest.mark.slow
 @pytest.mark.few_inputs
 def test_windows_in_the_order_of_reading_keep_their_properties(tmp_path: Path) -> None:
     windowed = small_spec("swin", window=3, positions="consecutive")

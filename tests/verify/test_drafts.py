@@ -233,7 +233,7 @@ def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> 
             )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("more", [{}, {"causal": True, "kv_cache": "concat"}, {"cross": True}])
 def test_no_size_of_a_batch_is_left_out(more: dict[str, object], seed: int) -> None:

@@ -49,7 +49,7 @@ def inputs_of(model: Path, count: int) -> list[Arrays]:
     return [case.arrays for case in drawn_cases(read_subject(read_file(model)).roles(), 0)][:count]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"wide": False, "dtype": "fp16"}, {"wide": False, "dtype": "fp32"}])
 def test_a_checkpoint_runs_several_inputs_as_one_by_one(
     model: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

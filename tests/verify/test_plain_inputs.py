@@ -83,7 +83,7 @@ CORNERS: dict[str, tuple[Spec, Corner]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["ENCODER", "DECODER", "UNMASKED", "SHARED", "CROSS"])
 def test_every_seed_meets_the_corners(name: str, seed: int) -> None:

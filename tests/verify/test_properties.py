@@ -61,7 +61,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_an_encoding_promises_holds(name: str) -> None:
     spec = case(name)
@@ -94,7 +94,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_an_encoding_does_not_have_would_be_found_out(name: str) -> None:
     asked, over = BROKEN[name]

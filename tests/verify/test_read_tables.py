@@ -64,7 +64,7 @@ def verdict(path: Path, other: Path) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", [None, 449, ROWS - 2, ROWS - 1])
 def test_a_wrong_row_fails(kind: str, row: int | None, tmp_path: Path) -> None:

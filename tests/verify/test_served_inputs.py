@@ -80,7 +80,7 @@ def test_grids_with_a_size_hold_no_text() -> None:
     assert all(each.arrays["position_ids"].max(initial=0) < 9 for each in _made(spec))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [3, 1, 6])
 def test_keys_behind_a_norm_are_loud_in_any_layer_of_a_stack(layers: int) -> None:
     """Of a deep one in one layer at a time, since rounding errors of sharp layers multiply."""
@@ -93,6 +93,7 @@ def test_keys_behind_a_norm_are_loud_in_any_layer_of_a_stack(layers: int) -> Non
     assert max(map(len, loud)) == (layers if layers <= 3 else 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cache", ["concat", "shared"])
 def test_the_oldest_keys_of_a_window_have_large_values(cache: str) -> None:
     spec = small_spec("rope", window=1500, causal=True, kv_cache=cache)
@@ -104,6 +105,7 @@ def test_the_oldest_keys_of_a_window_have_large_values(cache: str) -> None:
     assert first < 1500 <= each.keys - 1  # queries on both sides of it
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_keys_that_grow_are_cached_as_far_as_others(dtype: str) -> None:
     """In half precision at positions where they are not yet large."""

@@ -51,6 +51,7 @@ def test_a_file_that_never_fits_fails(killed: bool, tmp_path: Path) -> None:
     assert ("SIGKILL" if killed else "no room") in str(verdict.reason)
 
 
+@pytest.mark.slow
 def test_a_file_of_anyone_is_tried_on_each_set_of_inputs(tmp_path: Path) -> None:
     verdict = verdict_of(foreign(tmp_path, "any", case("rope-half", causal=True)), 4000)
     assert (verdict.state, verdict.reason) == (PASSED, None)

@@ -145,7 +145,7 @@ def _changed(path: Path, out: Path, fault: str) -> None:
     onnx.save(model, out)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "said"), [("one row", "is off by"), ("fewer rows", "that the module takes")])
 def test_tables_that_are_wrong_far_out_fail(fault: str, said: str, whole: tuple[Path, Path], tmp_path: Path) -> None:
     path, folder = whole

@@ -283,6 +283,7 @@ def _token_first(path: Path, window: int, tokens: str, rows: str) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", [("seq", "batch"), ("s0", "s1"), ("", "")], ids=str)
 def test_tokens_on_the_first_axis_get_as_long_as_on_the_second(names: tuple[str, str], tmp_path: Path) -> None:
     """A window of 6 tokens shows from 7 on, whatever the dimensions are called."""

@@ -121,6 +121,7 @@ PLANTED = {
 """A change, the state of the tokens then, and how the clause ends that says where the file departs."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_fail(name: str, folder: Path, tmp_path: Path) -> None:
     change, tokens, where = PLANTED[name]
@@ -159,6 +160,7 @@ def test_another_checkpoint_of_the_same_sizes_fails(folder: Path, tmp_path: Path
     assert (code, found["parity"]["state"], found["generation"]["state"]) == (1, "failed", "failed")
 
 
+@pytest.mark.slow
 def test_reports_have_the_tokens(folder: Path, tmp_path: Path) -> None:
     junit = tmp_path / "report.xml"
     result = cli("verify", file_of(folder, "grown"), "--from", folder / "Llama", *HERE, "--junit", junit)

@@ -125,6 +125,7 @@ def test_a_bit_flipped_anywhere_is_told_before_the_file_is_read(large: Path, tmp
         assert (name if name.endswith("data") else "the file") in caught.value.reason.text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [0, 10, -1])
 def test_a_file_cut_short_is_not_what_its_manifest_says(large: Path, tmp_path: Path, length: int) -> None:
     shutil.copytree(large, tmp_path, dirs_exist_ok=True)
@@ -160,6 +161,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_manifest_that_cannot_be_read_proves_nothing(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, "none", case("none"))

@@ -105,6 +105,7 @@ def head(path: Path, *faults: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [pytest.param(SOUND, marks=pytest.mark.slow), ("column",), pytest.param(("far tokens",), marks=pytest.mark.slow)],

@@ -354,7 +354,8 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
 
 def attention_records(rewritten: Rewritten, layers: Layers | None, owned: Mapping[str, int]) -> list[Mapping[str, Any]]:
     """A record of each attention of all layers; `owned` says which traced layer it belongs to, by its name."""
-    describer = None if rewritten.view is None else Describer(rewritten.view)
+    view = next((site.view for site in rewritten.sites), None)
+    describer = None if view is None else Describer(view)
     sites: list[Mapping[str, Any]] = []
     for result in rewritten.sites:
         description = {"name": result.attention.name}

@@ -104,6 +104,7 @@ def inspected(
 ) -> Inspection:
     """`inspect_graph` in this process."""
     from posexport.graphs.axes import HEIGHT, WIDTH
+    from posexport.graphs.branches import branches_of, of_branch
     from posexport.graphs.load import inlined, model_of
     from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
     from posexport.graphs.sizes import side_of
@@ -130,13 +131,29 @@ def inspected(
     if not holds:
         return found
     progress("looking for attention")
-    return _described(model, given, found, progress)
+    branches = branches_of(model)
+    if not branches:
+        return _described(model, given, found, progress)
+    attentions: list[Mapping[str, Any]] = []
+    for branch in branches.values():
+        more = _described(branch, of_branch(given, branch), found, progress)
+        left = () if more.reason is None else _unevaluated(branch, more.reason)
+        first = len(attentions)
+        attentions += ({**one, "layer": one["layer"] + first} for one in (*more.attentions, *left))
+    return attrs.evolve(found, attentions=tuple(attentions))
 
 
 def _may_hold_attention(model: ir.Model) -> bool:
     from posexport.graphs.attention.candidates import may_hold_attention  # loads torch
 
     return may_hold_attention(model)
+
+
+def _unevaluated(model: ir.Model, reason: Reason) -> list[Mapping[str, Any]]:
+    from posexport.graphs.attention.candidates import unevaluated
+    from posexport.graphs.attention.describe import undescribed
+
+    return [undescribed(one, reason) for one in unevaluated(model, reason)]
 
 
 def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:

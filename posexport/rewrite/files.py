@@ -25,17 +25,18 @@ from posexport.files import check_target, protect, staged
 from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
 from posexport.graphs.axes import SLOTS
+from posexport.graphs.branches import has_branches
 from posexport.graphs.cases import cases_of, without_keys
 from posexport.graphs.expand import domain_of
 from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
 from posexport.graphs.roles import check_drawable, values_of_model
-from posexport.graphs.view import View
 from posexport.progress import Progress, silent
 from posexport.rewrite.angles.exact import exact_model
 from posexport.rewrite.angles.parameters import UNKNOWN as ANGLES_UNKNOWN
 from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
+from posexport.rewrite.branches import rewrite_branches
 from posexport.rewrite.in_form import operator_of
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, RewriteResult, block_of, rounded, site_record
@@ -61,6 +62,8 @@ def rewrite_into(
     model = model_of(graph)
     progress("recognising attention, and trying what takes its place")
     write = rewrite_as if options.angles is None else rewrite_exactly
+    if has_branches(model) and options.angles is None and options.kv_cache is None:
+        write = rewrite_branches
     with located(repr(str(path))):
         if may_hold_attention(model) and not unread(model):
             check_drawable(_given(model))
@@ -73,9 +76,9 @@ def rewrite_into(
     if rewritten.changed:
         _finish(model, rewritten)
         rewritten = _unless_equal(model, rewritten)
-    if rewritten.changed and rewritten.view is not None:
+    if rewritten.changed:
         progress("comparing the whole graph with the original")
-        rewritten, whole = _checked(model, rewritten, rewritten.view, options)
+        rewritten, whole = _checked(model, rewritten, options)
     records = tuple(_records(rewritten, options, progress))
     progress("writing the file")
     with staged() as files:
@@ -120,20 +123,19 @@ def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> N
         )
 
 
-def _checked(
-    model: ir.Model, rewritten: Rewritten, view: View, options: RewriteOptions
-) -> tuple[Rewritten, WholeGraph | None]:
+def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> tuple[Rewritten, WholeGraph | None]:
     """The rewritten model with the evidence for its whole; the original, if the two differ.
 
     Where angles were made exact, it is held to the original with exact angles: at far positions they differ by intent.
     """
-    buffers = [name for name, role in view.roles.items() if role.kind == "past" and SLOTS not in role.axes]
-    done = [site.attention.name for site in rewritten.sites if site.state == REWRITTEN]
-    operators = [operator_of(view, name) for name in done]
+    roles = rewritten.roles
+    buffers = [name for name, role in roles.items() if role.kind == "past" and SLOTS not in role.axes]
+    done = [site for site in rewritten.sites if site.state == REWRITTEN and site.view is not None]
+    operators = [operator_of(site.view, site.attention.name) for site in done if site.view is not None]
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
-    own = without_keys(view.roles) if told else ()
-    cases = cases_of(view.roles, options.seed, own=own)
+    own = without_keys(roles) if told else ()
+    cases = cases_of(roles, options.seed, own=own)
     evidence = whole_evidence(
         rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()
     )
@@ -212,16 +214,18 @@ def _given(model: ir.Model) -> Sequence[ir.Value]:
 
 
 def _records(rewritten: Rewritten, options: RewriteOptions, progress: Progress) -> Iterator[dict[str, Any]]:
-    describer = None if rewritten.view is None else Describer(rewritten.view)
+    describer: Describer | None = None
     for number, site in enumerate(rewritten.sites, 1):
         progress(f"describing attention {number} of {len(rewritten.sites)}")
+        if site.view is not None and (describer is None or describer.view is not site.view):
+            describer = Describer(site.view)
         description = _description(describer, site)
         angles = site.angles if options.angles is None or site.angles is not None else _unknown(description)
         yield site_record(description, site.state, site.reason, site.evidence, angles)
 
 
 def _description(describer: Describer | None, site: SiteResult) -> dict[str, Any]:
-    if describer is not None:
+    if describer is not None and site.view is not None:
         return described_one(describer, site.attention)
     return undescribed(site.attention, site.reason or Reason("operator", "it is not read"))
 

@@ -20,6 +20,7 @@ from posexport.graphs.cases import cases_of, without_keys
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
 from posexport.graphs.load import live
+from posexport.graphs.roles import Role
 from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.broadcasts import LengthsApart
@@ -36,28 +37,29 @@ from posexport.spec.forms import FORMS, TARGETS
 @attrs.frozen(kw_only=True)
 class SiteResult:
     """What became of one attention: `state` REWRITTEN or KEPT, with the reason, the evidence, and what became of its
-    angles where exact ones are asked for."""
+    angles where exact ones are asked for. `view` is the graph that it was found in, None where that was not read."""
 
     attention: Attention | UnknownAttention
     state: str
     reason: Reason | None = None
     evidence: Evidence | None = None
     angles: SiteAngles | None = None
+    view: View | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Rewritten:
     """A rewritten model; `changed` is False where it is the model that was given.
 
-    `original` is the model whose function it has: the one that was given, but for angles that were made exact. `view`
-    is None where the graph can hold no attention, or only operators that can't be evaluated.
+    `original` is the model whose function it has: the one that was given, but for angles that were made exact. `roles`
+    are those of its inputs, none where the graph can hold no attention, or only operators that can't be evaluated.
     """
 
     model: ir.Model
     original: ir.Model
     form: str
     target: str
-    view: View | None
+    roles: Mapping[str, Role]
     sites: tuple[SiteResult, ...]
     changed: bool
 
@@ -87,7 +89,7 @@ def rewrite_model(
     if left or not may_hold_attention(model):
         kept_sites = tuple(SiteResult(attention=one, state=KEPT, reason=one.reason) for one in left)
         return Rewritten(
-            model=model, original=model, form=form, target=target, view=None, sites=kept_sites, changed=False
+            model=model, original=model, form=form, target=target, roles={}, sites=kept_sites, changed=False
         )
     kept = DOMAIN if form == "function" else None
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
@@ -160,8 +162,8 @@ def rewrite_model(
         original=model,
         form=form,
         target=target,
-        view=view,
-        sites=sites,
+        roles=view.roles,
+        sites=tuple(attrs.evolve(site, view=view) for site in sites),
         changed=bool(done),
     )
 

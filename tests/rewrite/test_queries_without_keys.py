@@ -179,9 +179,9 @@ def test_zeros_by_the_mask_of_a_row_keep_their_attention() -> None:
 def compared(model: onnx.ModelProto, *, without: bool = True) -> WholeEvidence:
     """The evidence for a whole graph whose attention was rewritten, with the case of a row without keys or not."""
     done, _ = rewritten_model(model, form="native", target="ort")
-    assert [one.state for one in done.sites] == [REWRITTEN] and done.view is not None
-    own = without_keys(done.view.roles) if without else ()
-    return whole_evidence(done.original, done.model, cases_of(done.view.roles, 0, own=own))
+    assert [one.state for one in done.sites] == [REWRITTEN] and done.sites[0].view is not None
+    own = without_keys(done.roles) if without else ()
+    return whole_evidence(done.original, done.model, cases_of(done.roles, 0, own=own))
 
 
 def test_zeros_behind_the_attention_are_seen_by_the_whole_graph() -> None:

@@ -88,6 +88,12 @@ def _calls_attention(model: ir.Model, call: ir.Node, kept: str | None) -> bool:
     return False
 
 
+def unevaluated(model: ir.Model, reason: Reason) -> list[UnknownAttention]:
+    """What may be attention in a graph that can't be evaluated for this reason."""
+    names = [node.name or node.outputs[0].name or "" for node in _candidates(model)]
+    return [UnknownAttention(name=name, layer=layer, reason=reason) for layer, name in enumerate(names)]
+
+
 def leads_to_product(value: ir.Value) -> bool:
     """Whether a product reads a value as the weights of a softmax."""
     return leads_to(value, {*PRODUCTS, *_QUANTISED}, {*WEIGHT_OPS, *COMBINING, *MIXING, "Flatten", *_TO_WHOLE})

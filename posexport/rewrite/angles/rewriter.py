@@ -43,8 +43,8 @@ def rewrite_exactly(model: ir.Model, options: RewriteOptions) -> Rewritten:
         done,
         model=done.model if changed else model,
         original=exact.model,
-        view=exact.view,
-        sites=tuple(_sites(exact, done)),
+        roles=exact.view.roles,
+        sites=tuple(attrs.evolve(site, view=exact.view) for site in _sites(exact, done)),
         changed=changed,
     )
 

@@ -1,0 +1,123 @@
+"""Graphs that are one choice between two bodies, as optimum's merged decoders: each body as a graph of its own.
+
+There `use_cache_branch` chooses between a body for prompts, without caches, and one that goes on behind them. Both read
+the weights of the graph around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+BRANCHES = ("then_branch", "else_branch")
+
+
+def branches_of(model: ir.Model) -> dict[str, ir.Model]:
+    """Each body of a graph that is one choice as a model with the inputs that the body reads; none of other graphs."""
+    return {} if _choice(model) is None else {name: branch_of(model, name) for name in BRANCHES}
+
+
+def has_branches(model: ir.Model) -> bool:
+    """Whether a graph is one choice between two bodies."""
+    return _choice(model) is not None
+
+
+def of_branch(given: Mapping[str, str], branch: ir.Model) -> dict[str, str]:
+    """Of roles by name, those of the inputs that a body reads."""
+    return {name: role for name, role in given.items() if name in {value.name for value in branch.graph.inputs}}
+
+
+def _choice(model: ir.Model) -> ir.Node | None:
+    """The If that a graph is. Its bodies compute each of their outputs, the outputs of the graph, by a node."""
+    nodes = [*model.graph]
+    if len(nodes) != 1 or (nodes[0].domain, nodes[0].op_type) != ("", "If"):
+        return None
+    if [*nodes[0].outputs] != [*model.graph.outputs]:
+        return None
+    for name in BRANCHES:
+        outputs = _body(nodes[0], name).outputs
+        producers = [value.producer() for value in outputs]
+        if len({*outputs}) < len(outputs) or any(node is None or node.graph is model.graph for node in producers):
+            return None
+    return nodes[0]
+
+
+def _body(node: ir.Node, name: str) -> ir.Graph:
+    return node.attributes[name].as_graph()
+
+
+def branch_of(model: ir.Model, name: str) -> ir.Model:
+    """The body `name` of the choice that a graph is, with the weights around it. Its outputs have the names of the
+    graph's, where no other value of the body has them."""
+    copy = model.clone()
+    graph, node = copy.graph, _choice(copy)
+    assert node is not None
+    body, outer = _body(node, name), [*graph.outputs]
+    for each in BRANCHES:
+        if each != name:
+            _detach(_body(node, each))
+    outputs, nodes, weights = [*body.outputs], [*body], [*body.initializers.values()]
+    body.outputs.clear()
+    body.remove(nodes)
+    body.initializers.clear()
+    graph.outputs.clear()
+    graph.remove(node, safe=True)
+    graph.extend(nodes)
+    for weight in weights:
+        graph.register_initializer(weight)
+    taken = {value.name for each in nodes for value in each.outputs}
+    for value, like in zip(outputs, outer, strict=True):
+        value.shape, value.type = like.shape or value.shape, like.type or value.type
+        if like.name not in taken:
+            value.name = like.name
+        graph.outputs.append(value)
+    unread = [value for value in graph.inputs if not value.uses()]
+    for value in unread:
+        graph.inputs.remove(value)
+    return copy
+
+
+def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
+    """A copy of a graph that is one choice, with another body `name`, as `branch_of` gives it and as it was changed.
+
+    Weights of the graph stay outside of the body, and those that nothing reads any more go.
+    """
+    copy, part = model.clone(), branch.clone()
+    node = _choice(copy)
+    assert node is not None
+    graph, old = copy.graph, _body(node, name)
+    names = [value.name for value in old.outputs]
+    around = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    outputs, nodes, own = [*part.graph.outputs], [*part.graph], list[ir.Value]()
+    for value in (*part.graph.inputs, *part.graph.initializers.values()):
+        outer = around.get(value.name)
+        if outer is not None and outer.const_value is value.const_value:
+            value.replace_all_uses_with(outer)
+        elif value.uses():
+            own.append(value)
+    part.graph.outputs.clear()
+    part.graph.remove(nodes)
+    part.graph.initializers.clear()
+    for value in own:
+        if value.name in around:
+            value.name = f"{name}/{value.name}"
+    read = [value for value in graph.initializers.values() if value.uses()]
+    _detach(old)
+    for value, output in zip(outputs, names, strict=True):
+        value.name = output
+    body = ir.Graph([], outputs, nodes=nodes, initializers=own, name=old.name)
+    node.attributes[name] = ir.AttrGraph(name, body)
+    for value in read:
+        if not value.uses() and not value.is_graph_input():
+            graph.initializers.pop(str(value.name))
+    copy.functions.update(part.functions)
+    graph.opset_imports.update(part.opset_imports)
+    return copy
+
+
+def _detach(graph: ir.Graph) -> None:
+    """Let the nodes of a body that goes read nothing."""
+    for node in [*graph.all_nodes()]:
+        for at in range(len(node.inputs)):
+            node.replace_input_with(at, None)

@@ -61,6 +61,7 @@ class BiasWriter:
             value, extent = self._term(term, attention.num_heads, q)
             extents.append(extent)
             if term.seen_if is not None:
+                value = nodes.cast(value, ir.DataType.BOOL)
                 seen = nodes.constant(0.0, self.wide) if found is None else found
                 is_told_apart = attention.guard is not None and term.fill == -math.inf
                 hidden = nodes.constant(-math.inf if is_told_apart else LOWEST, self.wide)

@@ -168,8 +168,22 @@ def seen(g: Graph, scores: str, *, keys_only: bool = False, window: int = 2) -> 
     return g.op("Unsqueeze", g.op("LessOrEqual", places, queries), g.constant([0, 1]))
 
 
+def of_table(g: Graph, scores: str, least: float) -> str:
+    """Which keys are seen as numbers [1, 1, S, T] of a constant for 64 tokens, `least` where a key is hidden."""
+    places = np.arange(64)
+    table = np.where(places <= places[:, None] + 2, 1.0, least).astype(np.float32)[None, None]
+    lengths = g.op("Concat", g.length(scores, 2), g.length(scores, 3), axis=0)
+    return g.op("Slice", g.weight("mask", table), g.constant([0, 0]), lengths, g.constant([2, 3]))
+
+
 def zeroed(
-    by: str = "Where", *, late: bool = False, keys_only: bool = False, filled: float = 0.0, sums: str = "zeroed"
+    by: str = "Where",
+    *,
+    late: bool = False,
+    keys_only: bool = False,
+    filled: float = 0.0,
+    sums: str = "zeroed",
+    least: float = 0.0,
 ) -> Mix:
     """Exponentials made zero where keys are hidden, then divided by their sum; near misses fill another number, or sum
     others."""
@@ -180,6 +194,7 @@ def zeroed(
         kept = {
             "Where": lambda: g.op("Where", truth, powers, zero),
             "Where Not": lambda: g.op("Where", g.op("Not", truth), zero, powers),
+            "constant": lambda: g.op("Mul", powers, of_table(g, scores, least)),
             "Mul": lambda: g.op("Mul", g.op("Cast", truth, to=TensorProto.FLOAT), powers),
             "hidden": lambda: g.op("Mul", powers, g.op("Cast", g.op("Not", truth), to=TensorProto.FLOAT)),
         }[by]()
@@ -210,6 +225,8 @@ ZEROED: dict[str, Mix] = {
     "late": zeroed(late=True),
     "late Mul": zeroed("Mul", late=True),
     "by key": zeroed(keys_only=True),
+    "constant": zeroed("constant"),
+    "late constant": zeroed("constant", late=True),
 }
 
 NOT_ZEROED: dict[str, Mix] = {
@@ -218,6 +235,7 @@ NOT_ZEROED: dict[str, Mix] = {
     "the sum of others": zeroed(sums="other"),
     "a bound": zeroed(sums="bounded"),
     "a number beside": zeroed(sums="added"),
+    "a table of other numbers": zeroed("constant", least=0.25),
 }
 """What is no softmax of the keys that are seen."""
 

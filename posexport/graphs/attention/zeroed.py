@@ -1,6 +1,6 @@
 """Numbers of hidden keys that are made zero: exponentials before their sum.
 
-Where(seen, exp(x), 0)    Where(hidden, 0, exp(x))    exp(x) * Cast(seen)
+Where(seen, exp(x), 0)    Where(hidden, 0, exp(x))    exp(x) * Cast(seen)    exp(x) * zeros and ones of a constant
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from posexport.graphs.attention.dataflow import constant_of
 
 @attrs.frozen(kw_only=True)
 class Zeroed:
-    """`result` has the numbers of `kept` where the truth value `condition` is `seen_if`, and zeros elsewhere."""
+    """`result` has the numbers of `kept` where `condition`, of truth values or of zeros and ones, is `seen_if`, and zeros
+    elsewhere."""
 
     kept: ir.Value
     condition: ir.Value
@@ -35,7 +36,8 @@ def zeroed_by(node: ir.Node | None) -> Zeroed | None:
         return Zeroed(kept=kept, condition=condition, seen_if=kept is first, result=node.outputs[0])
     if node.op_type == "Mul" and len(node.inputs) == 2:
         for at in (0, 1):
-            product, truths = node.inputs[at], _truths(node.inputs[1 - at])
+            product, other = node.inputs[at], node.inputs[1 - at]
+            truths = _truths(other) or _zeros_and_ones(other)
             if truths is not None and product is not None:
                 return Zeroed(kept=product, condition=truths, seen_if=True, result=node.outputs[0])
     return None
@@ -52,6 +54,18 @@ def _truths(value: ir.Value | None) -> ir.Value | None:
     if node is None or node.op_type != "Cast" or node.inputs[0] is None:
         return None
     return node.inputs[0] if _are_truths(node.inputs[0]) else None
+
+
+def _zeros_and_ones(value: ir.Value | None) -> ir.Value | None:
+    """The value, where it has some of the numbers of a constant of zeros and ones, or zeros."""
+    one = value
+    while one is not None and (node := one.producer()) is not None and node.op_type in {*_LAYOUTS, "Trilu"}:
+        one = node.inputs[0]
+    tensor = constant_of(one)
+    if tensor is None or not tensor.dtype.is_floating_point():
+        return None
+    numbers = tensor.numpy()
+    return value if numbers.size and bool(((numbers == 0) | (numbers == 1)).all()) else None
 
 
 _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from one_node import MICROSOFT, RANDOM, Array, compare, evaluated, normal, one_node, run
-from onnx import TensorProto
+from one_node import MICROSOFT, RANDOM, Array, assert_same, compare, evaluated, normal, one_node, run
+from onnx import TensorProto, helper
 
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
@@ -232,6 +232,31 @@ FUSED: dict[str, tuple[str, list[Array | None], int | str, dict[str, Any]]] = {
     "transposed": ("TransposeMatMul", [normal(5, 3), normal(5, 4)], 1, {"transA": 1}),
     "gemm": ("FusedGemm", [normal(3, 4), normal(4, 5), normal(5)], 1, {"activation": "Relu"}),
     "leaky gemm": ("FusedGemm", [normal(3, 4), normal(4, 5)], 1, {"activation": "LeakyRelu", "activation_alpha": 0.2}),
+    "conv": ("FusedConv", [normal(2, 3, 6, 5), normal(4, 3, 3, 2), normal(4)], 1, {"activation": "Relu"}),
+    "conv and a sum": (
+        "FusedConv",
+        [normal(2, 3, 6, 5), normal(4, 3, 3, 2), normal(4), normal(2, 4, 4, 4)],
+        1,
+        {"activation": "Clip", "activation_params": [-0.5, 0.75]},
+    ),
+    "leaky conv": (
+        "FusedConv",
+        [normal(1, 2, 5, 5), normal(4, 1, 3, 3)],
+        1,
+        {"activation": "LeakyRelu", "activation_params": [0.3], "group": 2, "strides": [2, 1]},
+    ),
+    "integers": (
+        "MatMulIntegerToFloat",
+        [bytes_(2, 3, 4), bytes_(4, 5), np.float32([0.1]), np.float32([0.2]), np.uint8([7]), np.uint8([130])],
+        1,
+        {},
+    ),
+    "integers by column": (
+        "MatMulIntegerToFloat",
+        [bytes_(3, 4), bytes_(4, 5), np.float32([0.1]), np.abs(normal(5)), np.uint8([7]), bytes_(5), normal(5)],
+        1,
+        {},
+    ),
     "trilu": ("Trilu", [normal(3, 4), np.array(1)], 1, {"upper": 0}),
     "gather": ("GatherND", [normal(3, 4, 5), np.array([[0, 1], [2, 3]])], 1, {}),
     "range": ("Range", [np.array(x, np.float32) for x in (1, 4, 0.5)], 1, {}),
@@ -265,8 +290,41 @@ def test_products_with_weights_of_few_bits(width: int, block: int, zeros: str) -
     compare("MatMulNBits", inputs, domain=MICROSOFT, K=rows, N=columns, bits=width, block_size=block)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("width", "block"), [(4, 16), (4, 32), (8, 16)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_rows_of_tables_of_few_bits(width: int, block: int, zeros: bool, shape: tuple[int, ...]) -> None:
+    rows, columns = 9, 80
+    blocks = -(-columns // block)
+    middle = bytes_(rows, -(-blocks * width // 8)) if zeros else None
+    at = np.array(RANDOM.integers(-rows, rows, shape))
+    inputs = [bytes_(rows, columns * width // 8), at, np.abs(normal(rows, blocks)), middle]
+    compare("GatherBlockQuantized", inputs, domain=MICROSOFT, bits=width, block_size=block, quantize_axis=1)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
+@pytest.mark.parametrize(("along", "axis"), [(0, 2), (1, 0), (2, 1)])
+def test_slices_of_numbers_of_four_bits(kind: int, along: int, axis: int) -> None:
+    shape, blocks = [20, 20, 20], [20, 20, 20]
+    blocks[axis] = 2
+    least = -8 if kind == TensorProto.INT4 else 0
+    inputs: list[Array | None] = [np.zeros(1, np.int8), np.array([[3, -1], [0, 7]]), np.abs(normal(*blocks)), None]
+    model, feeds = one_node(
+        "GatherBlockQuantized", inputs, domain=MICROSOFT, gather_axis=along, quantize_axis=axis, block_size=16
+    )
+    numbers = RANDOM.integers(least, least + 16, shape)
+    model.graph.initializer.append(helper.make_tensor("in0", kind, shape, numbers.flatten()))
+    del model.graph.input[0], feeds["in0"]
+    assert_same(evaluated(model, feeds), run(model, feeds))
+
+
 def test_every_kernel_of_the_runtime_is_tried() -> None:
-    tried = {entry[0] for entry in FUSED.values()} | {"MatMulNBits", "MultiHeadAttention", "Attention"}
+    tried = {entry[0] for entry in FUSED.values()} | {
+        "MatMulNBits",
+        "GatherBlockQuantized",
+        "MultiHeadAttention",
+        "Attention",
+    }
     tried |= {"RotaryEmbedding", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"}
     tried |= {"LinearAttention", "CausalConvWithState"}  # test_evaluate_linear.py
     assert {name for domain, name in KERNELS if domain == MICROSOFT} <= tried

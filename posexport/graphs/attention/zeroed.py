@@ -13,7 +13,7 @@ from posexport.graphs.attention.dataflow import constant_of
 
 @attrs.frozen(kw_only=True)
 class Zeroed:
-    """`result` has the numbers of `kept` where `condition`, of truth values or of zeros and ones, is `seen_if`, and zeros
+    """`result` has the numbers of `kept` where `condition`, of truth values or zeros and ones, is `seen_if`, and zeros
     elsewhere."""
 
     kept: ir.Value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from posexport.graphs.kernels import indexing, layout
+from posexport.graphs.kernels.convolutions import conv
 from posexport.graphs.kernels.products import gemm
 from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, kernel
 
@@ -99,29 +101,67 @@ def fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return product if alpha == 1 else alpha * product
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "": lambda x: x,
     "Relu": torch.relu,
     "Tanh": torch.tanh,
     "Sigmoid": torch.sigmoid,
     "LeakyRelu": F.leaky_relu,
+    "Clip": torch.clamp,
+    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
 }
+_PARAMETRIC = {"LeakyRelu", "Clip", "HardSigmoid"}
 
 
 @kernel("FusedGemm", domain=MICROSOFT)
 def fused_gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     """Gemm and an activation."""
-    product = gemm(call, a, b, c)
+    return _activated(call, gemm(call, a, b, c), [call.get("activation_alpha", 0.01)])
+
+
+@kernel("FusedConv", domain=MICROSOFT)
+def fused_conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+    """Conv, a sum, and an activation."""
+    product = conv(call, x, w, bias)
+    return _activated(call, product if added is None else product + added, call.get("activation_params", []))
+
+
+def _activated(call: Call, x: Tensor, parameters: Sequence[float]) -> Tensor:
     name = call.get("activation", "")
-    if name == "LeakyRelu":
-        return F.leaky_relu(product, call.get("activation_alpha", 0.01))
-    return _ACTIVATIONS[name](product)
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"its activation {name!r} can't be evaluated")
+    return _ACTIVATIONS[name](x, *parameters) if name in _PARAMETRIC else _ACTIVATIONS[name](x)
 
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
     """The numbers of `bits` bits in the last dimension's bytes, the low ones first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
     return torch.bitwise_and(torch.bitwise_right_shift(packed[..., None], shifts), 2**bits - 1).flatten(-2)
+
+
+@kernel("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(
+    call: Call, data: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None = None
+) -> Tensor:
+    """Slices of dequantised weights, a scale and a zero point for each block of an axis; bytes are as MatMulNBits has
+    them."""
+    along, block = call.get("gather_axis", 0) % data.dim(), call.get("block_size", 128)
+    axis = call.get("quantize_axis", 1) % data.dim()
+    flat = indexing.positive(indices, data.shape[along]).flatten()
+    data, scales = data.index_select(along, flat), scales.index_select(along, flat)
+    zeros = None if zeros is None else zeros.index_select(along, flat)
+    middle = 0.0
+    if call.type_of(0) == ir.DataType.UINT8:
+        bits = call.get("bits", 4)
+        data, zeros = unpacked(data, bits), None if zeros is None else unpacked(zeros, bits)
+        middle = 2.0 ** (bits - 1)
+
+    def over(values: Tensor) -> Tensor:
+        return values.repeat_interleave(block, axis).narrow(axis, 0, data.shape[axis])
+
+    offsets = middle if zeros is None else over(zeros.narrow(axis, 0, scales.shape[axis])).to(scales.dtype)
+    weights = (data.to(scales.dtype) - offsets) * over(scales)
+    return weights.unflatten(along, indices.shape) if indices.dim() else weights.squeeze(along)
 
 
 @kernel("MatMulNBits", domain=MICROSOFT)

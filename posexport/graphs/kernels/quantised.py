@@ -116,6 +116,23 @@ def conv_integer(
     return conv(call, _centred(x, x_zero, True), _centred(w, w_zero, True)).to(torch.int64).to(torch.int32)
 
 
+@kernel("MatMulIntegerToFloat", domain=MICROSOFT)
+def matmul_integer_to_float(
+    call: Call,
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """MatMulInteger in units of both scales, those of B for all or for each column."""
+    product = torch.matmul(_centred(a, a_zero, False), _centred(b, b_zero, True)).to(a_scale.dtype)
+    product = product * (a_scale * b_scale)
+    return product if bias is None else product + bias
+
+
 def _requantized(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Values in units of the output's scale, rounded and saturated in the zero point's type."""
     least, most = torch.iinfo(zero.dtype).min, torch.iinfo(zero.dtype).max

@@ -52,9 +52,13 @@ class Measure:
         all tokens, which can be chosen one by one."""
         for name in sorted(self.inputs_of(values)):
             role = self._view.roles[name]
-            if role.kind == POSITIONS and not role.is_first_position:
+            if self._has_chosen_positions(role):
                 return int(self._view.inputs.arrays[name].shape[role.axes.index(AXES)]) if AXES in role.axes else 1
         return None
+
+    def _has_chosen_positions(self, role: Role) -> bool:
+        """Whether an input takes the positions of all tokens: those of first ones are, where rows have one."""
+        return role.kind == POSITIONS and (not role.is_first_position or self.sizes(2)[SEQ] == 1)
 
     def position_limit(self, values: Iterable[ir.Value]) -> int | None:
         """The rows of the smallest table that positions are looked up in."""
@@ -107,7 +111,7 @@ class Measure:
         for name, role in roles.items():
             if role.marks and not marks:
                 drawn.arrays[name][np.isin(drawn.arrays[name], role.marks)] = _unmarked(role)
-            if positions is not None and role.kind == POSITIONS and not role.is_first_position:
+            if positions is not None and self._has_chosen_positions(role):
                 drawn.arrays[name][...] = _positions(drawn.arrays[name].shape, role.axes, positions)
         arrays = {name: to_torch(drawn.arrays[name]) for name in roles}
         names = [value.name or "" for value in values]

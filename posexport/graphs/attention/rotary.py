@@ -314,15 +314,15 @@ def _match_axes(
         if array.shape[features] < 2 and angles.shape[-1] > 1:
             continue
         others = [axis for axis in range(array.dim()) if axis != features and array.shape[axis] > 1]
-        by_tokens = [axis for axis in others if array.shape[axis] == tokens]
-        if not by_tokens or len(others) > 2:
+        by_tokens = [axis for axis in range(array.dim()) if axis != features and array.shape[axis] == tokens]
+        if not by_tokens or len({*others, by_tokens[-1]}) > 2:
             continue
         token_axis = by_tokens[-1]
         batch_axes = [axis for axis in others if axis != token_axis]
         if batch_axes and array.shape[batch_axes[0]] != batch:
             continue
-        dropped = [axis for axis in range(array.dim()) if axis not in (*others, features)]
         order = [*batch_axes, token_axis, features]
+        dropped = [axis for axis in range(array.dim()) if axis not in order]
         flat = array.permute([*dropped, *order]).reshape([array.shape[axis] for axis in order])
         flat = flat if batch_axes else flat.unsqueeze(0)
         for sign in (1, -1):

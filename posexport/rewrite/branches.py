@@ -6,7 +6,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason, RequestError
-from posexport.graphs.attention.candidates import unevaluated
+from posexport.graphs.attention.candidates import may_hold_attention, unevaluated
 from posexport.graphs.branches import BRANCHES, branch_of, of_branch, with_branch
 from posexport.graphs.roles import roles_of
 from posexport.rewrite.opset import converted
@@ -20,6 +20,8 @@ def rewrite_branches(model: ir.Model, options: RewriteOptions) -> Rewritten:
 
     A body that can't be evaluated stays as it is. RequestError as `rewrite_as` raises it.
     """
+    if not may_hold_attention(model):
+        return rewrite_as(model, options)
     roles = roles_of(model, options.roles)
     base = converted(model, options.form, options.target, options.opset)
     after, sites = base, list[SiteResult]()

@@ -110,6 +110,17 @@ def test_a_body_that_cannot_be_evaluated_stays() -> None:
     assert [node.op_type for node in bodies(after)[1].node] == [node.op_type for node in body.node]
 
 
+def test_a_choice_without_attention_stays_whatever_its_inputs_are() -> None:
+    value = helper.make_tensor_value_info("strange", TensorProto.INT64, [3, 2, 1, 1, 5])
+    output = helper.make_tensor_value_info("y", TensorProto.INT64, [3, 2, 1, 1, 5])
+    body = helper.make_graph([helper.make_node("Neg", ["strange"], ["y"])], "body", [], [output])
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [1])
+    node = helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body)
+    graph = helper.make_graph([node], "choice", [flag, value], [output])
+    done, _ = written(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), form="native")
+    assert not done.changed and not done.sites
+
+
 def test_a_file_is_tested_by_both_bodies_and_described(tmp_path: Path) -> None:
     source, target = tmp_path / "merged.onnx", tmp_path / "new.onnx"
     onnx.save(merged(), source)

@@ -8,7 +8,7 @@ always equal to each other. What an operator without a rule gives is a symbol of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import onnx_ir as ir
 import torch
@@ -87,6 +87,20 @@ class SymbolicShapes:
     def of(self, value: ir.Value) -> Shape:
         """The shape of a value."""
         return self._shapes[value]
+
+    def on(self, values: Iterable[ir.Value], inputs: Mapping[str, tuple[int, ...]]) -> dict[ir.Value, tuple[int, ...]]:
+        """The shapes of values on inputs of these shapes, as far as these alone say them."""
+        known: dict[int, int] = {}
+        for name, shape in inputs.items():
+            for size, actual in zip(self.of(self._flow.values[name]), shape, strict=True):
+                if size.number == 1 and len(size.symbols) == 1 and known.setdefault(size.symbols[0], actual) != actual:
+                    return {}
+        sizes = {value: [self.symbols.value(size, known) for size in self.of(value)] for value in values}
+        return {
+            value: tuple(size for size in shape if size is not None)
+            for value, shape in sizes.items()
+            if None not in shape
+        }
 
     def numbers(self, value: ir.Value | None) -> Shape | None:
         """The whole numbers or truth values of a value of at most one axis; None where there are many, or others."""

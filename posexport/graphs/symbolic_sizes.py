@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 import attrs
 
@@ -217,6 +217,21 @@ class Symbols:
                 return None
             bound += part.number * math.prod(known)
         return bound
+
+    def value(self, size: Size, known: Mapping[int, int]) -> int | None:
+        """The number that a size is where some symbols are known; None where it has others."""
+        factors = [self._value(symbol, known) for symbol in size.symbols]
+        return size.number * math.prod(one for one in factors if one is not None) if None not in factors else None
+
+    def _value(self, symbol: int, known: Mapping[int, int]) -> int | None:
+        if symbol in known:
+            return known[symbol]
+        if symbol in self._quotients:
+            numerator, divisor = self._quotients[symbol]
+            number = self.value(numerator, known)
+            return None if number is None else number // divisor
+        terms = [self.value(term, known) for term in self._sums.get(symbol, ())]
+        return sum(one for one in terms if one is not None) if terms and None not in terms else None
 
     def is_within(self, size: Size, factor: int, number: int) -> bool:
         """Whether a size is a number, or lengths are multiplied by no more than `factor` in it, and what is added to

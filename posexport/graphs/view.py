@@ -26,6 +26,7 @@ from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
 from posexport.graphs.settled import settled_roles
 from posexport.graphs.unread import with_unread
+from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import to_tensors
 
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
@@ -56,6 +57,15 @@ class View:
     def shapes(self, values: Iterable[ir.Value]) -> dict[str, tuple[int, ...]]:
         """The probed shape of each value."""
         return {value.name or "": self.probe.shape(value) for value in values}
+
+    def shapes_on(self, values: Iterable[ir.Value], inputs: Arrays) -> dict[ir.Value, tuple[int, ...]]:
+        """The shapes of values on other inputs, as far as the shapes of these alone say them."""
+        shapes, values = self.probe.shapes, [*values]
+        here, there = (
+            shapes.on(values, {name: array.shape for name, array in arrays.items()})
+            for arrays in (self.inputs.arrays, inputs)
+        )
+        return {value: shape for value, shape in there.items() if here.get(value) == self.probe.shape(value)}
 
     def dtypes(self, values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
         """The dtype of each value, from the graph where it says it, else from a run in the graph's own dtypes."""

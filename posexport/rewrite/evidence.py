@@ -9,7 +9,7 @@ the graph gives zeros to one that sees none. This is tested, on as many cases as
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -23,7 +23,10 @@ from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.frames import Override
 from posexport.rewrite.shared_cache import buffered
+from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import to_tensors
+
+ShapesOn = Callable[[Iterable["ir.Value"], Arrays], dict["ir.Value", tuple[int, ...]]]
 
 LIMIT = 1e-9
 """Of the largest value: as far as two float64 computations of the same function may differ."""
@@ -49,7 +52,17 @@ class Evidence:
     @property
     def agrees(self) -> bool:
         """Whether the site is the same function, as far as it was tried."""
-        return self.problem is None and self.cases > 0 and self.error <= LIMIT
+        return not self.differs and self.cases > 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is another function."""
+        return self.problem is not None or not self.error <= LIMIT
+
+    def add(self, other: Evidence) -> None:
+        """Take what further cases showed."""
+        self.error, self.cases = max(self.error, other.error), self.cases + other.cases
+        self.problem = self.problem or other.problem
 
 
 def evidence_of(
@@ -59,29 +72,40 @@ def evidence_of(
     cases: Sequence[DrawnInputs],
     *,
     shared: bool = False,
+    shapes_on: ShapesOn | None = None,
 ) -> dict[str, Evidence]:
-    """The evidence for each site, by name. `shared`: the caches of `after` are buffers."""
+    """The evidence for each site, by name. `shared`: the caches of `after` are buffers.
+
+    With `shapes_on`, which gives shapes on other inputs as far as it knows them, what features stand in for need not be
+    computed. Sites may then differ on inputs that the model doesn't take as a whole, which count for nothing.
+    """
     old, new = Evaluator(before), Evaluator(after)
     found = {attention.name: Evidence() for attention in attentions}
     caches = {side.cache.present.name for one in attentions for side in (one.k, one.v) if side.cache is not None}
+    sides = [side for attention in attentions for side in (attention.q, attention.k, attention.v)]
+    turned = [turn.rotary.source for attention in attentions for turn in attention.turns]
+    # a cache is given by its own site
+    sources = dict.fromkeys([side.source.value for side in sides if side.source.value.name not in caches] + turned)
     for index, case in enumerate(cases):
         arrays = to_tensors(case.arrays)
         features: dict[str, torch.Tensor] = {}
-        overrides = {
-            side.source.value.name or "": _drawn(side.source.value.name or "", index, features)
-            for attention in attentions
-            for side in (attention.q, attention.k, attention.v)
-            if side.source.value.name not in caches  # of another site, which gives them
-        }
-        turned = [turn.rotary.source.name or "" for attention in attentions for turn in attention.turns]
-        overrides |= {name: _drawn(name, index, features) for name in turned if name not in overrides}
+        overrides: dict[str, Override] = {}
+        shapes = {} if shapes_on is None else shapes_on(sources, case.arrays)
+        for value in sources:
+            override = _drawn(value.name or "", index, features)
+            if value in shapes:
+                override(torch.empty(shapes[value], device="meta"))
+            else:
+                overrides[value.name or ""] = override
+        skips = bool(features)
         try:
-            expected, seen = _expected(old, arrays, overrides, attentions)
+            expected, seen = _expected(old, arrays | features, overrides, attentions)
         except RequestError:
             continue  # the model itself takes no such inputs
         inputs = _inputs(after, case, attentions, shared) | features
+        tried = {attention.name: Evidence() for attention in attentions}
         for attention in attentions:
-            evidence = found[attention.name]
+            evidence = tried[attention.name]
             try:
                 actual = new.run(inputs, _outputs(attention))
             except RequestError:
@@ -89,7 +113,20 @@ def evidence_of(
                 evidence.problem = evidence.problem or text
             else:
                 _compare(attention, evidence, expected, actual, *seen[attention.name])
+        if skips and any(one.differs for one in tried.values()) and not _takes(old, arrays, [*sources]):
+            continue
+        for name, evidence in tried.items():
+            found[name].add(evidence)
     return found
+
+
+def _takes(evaluator: Evaluator, inputs: Mapping[str, torch.Tensor], values: Sequence[ir.Value]) -> bool:
+    """Whether a model computes these values on inputs."""
+    try:
+        evaluator.run(inputs, [value.name or "" for value in values], see=lambda name, value: None)
+    except RequestError:
+        return False
+    return True
 
 
 def _expected(

@@ -131,7 +131,7 @@ def rewrite_model(
             live(base, kept)
             expand(base, view.operator_shapes, absorbed)
             after, _ = _written(view, base, chosen, form, target, shared)
-        evidence |= evidence_of(before, after, chosen, cases, shared=shared)
+        evidence |= evidence_of(before, after, chosen, cases, shared=shared, shapes_on=view.shapes_on)
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
             break

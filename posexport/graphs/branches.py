@@ -30,7 +30,7 @@ def of_branch(given: Mapping[str, str], branch: ir.Model) -> dict[str, str]:
 
 def _choice(model: ir.Model) -> ir.Node | None:
     """The If that a graph is. Its bodies compute each of their outputs, the outputs of the graph, by a node."""
-    nodes = [*model.graph]
+    nodes: list[ir.Node] = [*model.graph]
     if len(nodes) != 1 or (nodes[0].domain, nodes[0].op_type) != ("", "If"):
         return None
     if [*nodes[0].outputs] != [*model.graph.outputs]:

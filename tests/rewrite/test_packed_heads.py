@@ -104,7 +104,7 @@ def folded() -> onnx.ModelProto:
 def test_a_replacement_that_cannot_be_computed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Evaluator):
         def run(self, *inputs: Any, **options: Any) -> dict[str, torch.Tensor]:
-            if "overrides" not in options:  # of the rewritten graph
+            if "see" not in options:  # of the rewritten graph
                 raise RequestError("'posexport/Reshape_3' gets float64[3, 5].")
             return super().run(*inputs, **options)
 

@@ -213,7 +213,7 @@ def test_an_artifact_of_posexport_stays_one(tmp_path: Path) -> None:
 
 
 def _with_if(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph in a branch of If."""
+    """The same graph in a branch of If, and a node behind that."""
     inner, other = onnx.GraphProto(name="then"), onnx.GraphProto(name="else")
     inner.node.extend(model.graph.node)
     inner.output.append(model.graph.output[0])
@@ -222,8 +222,8 @@ def _with_if(model: onnx.ModelProto) -> onnx.ModelProto:
     chosen = helper.make_node("If", ["flag"], ["chosen"], then_branch=inner, else_branch=other)
     inputs = [*model.graph.input, helper.make_tensor_value_info("flag", TensorProto.BOOL, [])]
     weights = [*model.graph.initializer, helper.make_tensor("none", TensorProto.INT64, [3], [1, 1, 1])]
-    outputs = [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, ["b", "s", "v"])]
-    graph = helper.make_graph([chosen], "g", inputs, outputs, weights)
+    outputs = [helper.make_tensor_value_info("less", TensorProto.FLOAT, ["b", "s", "v"])]
+    graph = helper.make_graph([chosen, helper.make_node("Neg", ["chosen"], ["less"])], "g", inputs, outputs, weights)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=9)
 
 

@@ -27,7 +27,7 @@ LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 different ways. Without norms, a layer of sharp attention makes rounding errors some ten times larger: at 6, eight
 layers of bare attention in fp32 leave nothing to compare. At 2 they don't grow."""
 
-ROUNDED_APART = 1e-5
+ROUNDED_APART = 8e-5
 """From this part of values on, rounding of terms of the encoding counts for that, at near positions."""
 
 HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0

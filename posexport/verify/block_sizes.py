@@ -63,17 +63,21 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
 
 def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
     """Few tokens up to both sides of a position from which on an encoding is another, and tokens of which one is beyond
-    it: the first or any other, of the first row or another, along one axis or all."""
+    it: the first or any other, of the first row, the last or another, in a step or not, along one axis or all."""
+    at = (edge - 1, edge)
     for name, tokens in (
         (f"position {edge - 1}", [range(edge - 4, edge)]),
         (f"position {edge}", [range(edge - 3, edge + 1)]),
         (f"back from position {farther}", [(farther, 0, 1, 2)]),
         (f"row with position {farther}", [(0, farther, 1, 2), (0, 1, 2, 3)]),
         (f"second row with position {farther}", [(1, 2, 0, 3), (0, 1, farther, 3), (0, 1, 2, 3)]),
+        (f"last row with position {farther}", [(1, 2, 0, 3), (3, 0, 1, 2), (0, 1, 2, 3), (0, 1, 2, farther)]),
+        *((f"last row to position {last}", [range(4), range(2, 6), range(last - 3, last + 1)]) for last in at),
+        *((f"steps, one at position {last}", [(3,), (0,), (last,), (7,)]) for last in (*at, farther)),
     ):
         places = np.maximum(np.array(tokens, np.int64), 0)[:, :, None].repeat(spec.position_axes, 2)
         for past in (0, 30) if spec.kv_cache else (0,):
-            yield Draft(name, len(tokens), 4, past, 2, 3, At(places))
+            yield Draft(name, len(tokens), len(tokens[0]), past, 2, 3, At(places))
     for axis in range(spec.position_axes if spec.position_axes > 1 else 0):
         places = np.arange(4)[None, :, None].repeat(spec.position_axes, 2)
         places[0, 1, axis] = farther

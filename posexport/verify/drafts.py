@@ -61,7 +61,7 @@ FIRST_LENGTH, LENGTHS, LENGTH_WORK, LENGTH_GAP = 64, 4, 4.5e8, 1.5
 """Tokens from which on each doubling has so many lengths of one row, multiply-adds that each may take, and the ratio of
 the longest row to the last of them from which on there is one more halfway, of twice as many."""
 
-POWER_WORK = 1e9
+POWER_WORK = 5e9
 """Multiply-adds that a long row of a power of two tokens may take."""
 
 TEXTS = ((130, 250), (260, 500), (520, 700))
@@ -185,17 +185,16 @@ def _long_row(spec: Spec, rng: np.random.Generator, reach: Reach, power: int) ->
         ),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
-        *((Draft("power of two", 1, each, 0, 0, 60, "near", "few holes"), each) for each in _long_power(spec, rng)),
+        *((Draft("power of two", 1, each, 0, 0, 60, "near", "few holes"), each) for each in _long_powers(spec)),
     ):
         seq = shorter(spec, 1, draft.seq)
         if seq >= least or reach.given:
             yield attrs.evolve(draft, seq=seq)
 
 
-def _long_power(spec: Spec, rng: np.random.Generator) -> list[int]:
-    """A power of two beyond a thousand tokens, if that costs little."""
-    powers = [power for power in (1024, 2048) if work(spec, {"batch": 1, "seq": power}) <= POWER_WORK]
-    return [int(rng.choice(powers))] if powers else []
+def _long_powers(spec: Spec) -> list[int]:
+    """The powers of two beyond a thousand tokens that cost little."""
+    return [power for power in (1024, 2048) if work(spec, {"batch": 1, "seq": power}) <= POWER_WORK]
 
 
 def _traced() -> Draft:
@@ -220,7 +219,7 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int)
             0,
             0,
         ),
-        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), (258, 511), 511, 0, 4),
+        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), (258, 511), 511, 0, 5),
         (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), (514, 1023), 704, 2, 2),
     ):
         costs_little = work(spec, {"batch": draft.batch, "seq": high}) <= ROWS_WORK

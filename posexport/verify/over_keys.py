@@ -28,15 +28,16 @@ from posexport.verify.draft import (
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
 
-ENCODED = 5e9
-"""Multiply-adds that the tokens of an encoder under a step or a chunk may take: there are many such cases."""
+ENCODED, MANY_ENCODED = 5e9, 1.2e10
+"""Multiply-adds that the tokens of an encoder under a step or a chunk may take, since there are many such cases, and
+under the few in which several rows have many keys."""
 
 LONG = 600
 """Keys that the longest cache has whatever they cost."""
 
-CACHED, BANDS_CACHED, ALL_CACHED = 2**27, 100_000_000, 100_000_000
-"""Numbers in the longest cache, in those that keep their length together, and in all others together, where no reach
-was asked for: each takes eight bytes, several times."""
+CACHED, BANDS_CACHED, ROWS_CACHED, ALL_CACHED = 2**27, 100_000_000, 40_000_000, 100_000_000
+"""Numbers in the longest cache, in those that keep their length together, in those of many rows with many keys, and in
+all others together, where no reach was asked for: each takes eight bytes, several times."""
 
 MANY_CACHED = 2**24
 """Numbers in the late cache of ten rows and more, which has fewer of them in wide blocks."""
@@ -70,12 +71,28 @@ PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
 LATE_STEP = "late step"
 """The draft with the longest cache, which no budget makes shorter."""
 
+MANY_KEYS = (
+    ((4, 9), (1, 1), (705, 1100)),
+    ((4, 9), (2, 40), (705, 900)),
+    ((10, 16), (1, 7), (260, 500)),
+    ((17, 40), (1, 1), (130, 250)),
+    ((1, 1), (8, 60), (600, 1600)),
+)
+"""Rows, new tokens and keys before them, from one number to another, that blocks of any size get; the fewest of these
+rows where more would have too many numbers."""
+
+OVER_MANY = "many keys of many rows"
+"""The drafts of MANY_KEYS."""
+
 KEPT = (
     *("step near the end", "chunk near the end", *(f"{power} keys" for power in POWERS), "step of one"),
     *("steps near the end", *(f"keys and one of {power}" for power in POWERS), "late steps", "late chunks"),
     "late steps of many rows",
 )
 """Drafts that keep their length, the most important first."""
+
+BUDGETS = ((KEPT, BANDS_CACHED), (("wide late chunk", OVER_MANY), ROWS_CACHED))
+"""Drafts that keep their length, and the numbers that their caches may have together."""
 
 
 def over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -85,7 +102,8 @@ def over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dr
         yield from drafts if reach.given else _within_budget(spec, list(drafts))
     elif spec.cross:
         for draft in _cached(spec, rng, reach):
-            keys = shrunk(max(draft.past, 1), partial(_encoder_work, spec, draft.batch), ENCODED)
+            most = MANY_ENCODED if draft.name == OVER_MANY else ENCODED
+            keys = shrunk(max(draft.past, 1), partial(_encoder_work, spec, draft.batch), most)
             yield attrs.evolve(draft, past=0, spare=0, encoder=keys)
 
 
@@ -108,18 +126,19 @@ def _within_budget(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
 
 
 def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
-    """The drafts that keep their length, by their index; with fewer rows where BANDS_CACHED asks for it."""
+    """The drafts that keep their length, by their index; with fewer rows where budgets ask for it."""
     kept = {number: draft for number, draft in enumerate(drafts) if draft.name == LATE_STEP}
-    left = BANDS_CACHED
-    long = [number for number, draft in enumerate(drafts) if draft.name in KEPT]
-    for number in sorted(long, key=lambda number: KEPT.index(drafts[number].name)):
-        draft = drafts[number]
-        for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
-            fewer_rows = attrs.evolve(draft, batch=rows)
-            if (numbers := _cached_numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
-                kept[number] = fewer_rows
-                left -= numbers
-                break
+    for names, budget in BUDGETS:
+        left = budget
+        long = [number for number, draft in enumerate(drafts) if draft.name in names]
+        for number in sorted(long, key=lambda number: names.index(drafts[number].name)):
+            draft = drafts[number]
+            for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
+                fewer_rows = attrs.evolve(draft, batch=rows)
+                if (numbers := _cached_numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
+                    kept[number] = fewer_rows
+                    left -= numbers
+                    break
     return kept
 
 
@@ -144,6 +163,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     for name, largest in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
         batch, seq, past = size(4, 9), size(min(largest, 2), largest), band_between(rng, 20, 300)
         yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", "left")
+    yield from _over_many(spec, rng, late)
     yield from _around_powers(late, int(spec.kv_cache is not None))
     yield from _near_the_end(spec, rng, late)
 
@@ -185,6 +205,16 @@ def _in_long_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iter
         slots = free if batch < MANY_ROWS else min(free, max(free // batch, LEAST_FREE))
         spare = band_between(rng, max(-(-slots // 2), 1), max(slots, 1))
         yield Draft("long buffer", batch, seq, past, spare, 1, "near")
+
+
+def _over_many(spec: Spec, rng: np.random.Generator, late: int) -> Iterator[Draft]:
+    """Steps and chunks of which several rows, or more, have many keys each: a row that is read for another, or a mask
+    that ends, shows in no smaller batch."""
+    for rows, tokens, pasts in MANY_KEYS:
+        past = max(min(size_between(rng, *pasts), late - 1), 1)
+        fit = MANY_ENCODED // _encoder_work(spec, 1, past) if spec.cross else USUAL_CACHED // (past * per_token(spec))
+        batch = min(size_between(rng, *rows), max(int(fit), rows[0]))
+        yield Draft(OVER_MANY, batch, size_between(rng, *tokens), past, 2, 1, "mixed", "mixed")
 
 
 def _around_powers(late: int, new: int) -> Iterator[Draft]:

@@ -53,12 +53,11 @@ LONG_CHUNK = (range(900, 1201), (300, 700))
 """The same of prompts that servers cut into pieces, of one row: a piece has one of these numbers of tokens. And of a
 piece that a smaller reach leaves out."""
 
-WIDE = (
-    ((8, 8), (100, 127), ((8, 128),)),
-    ((24, 32), (33, 64), ((32, 32), (32, 64))),
-    ((2, 2), (705, 1100), ((2, 1024),)),
-)
+WIDE = (((8, 8), (100, 127), ((8, 128),)), ((24, 32), (65, 90), ((32, 64),)), ((4, 4), (705, 1000), ((4, 1024),)))
 """Rows and tokens of prompts that blocks of any size get, and powers of two that half of the draws have instead."""
+
+CHEAP = (((6, 9), (513, 700)), ((10, 16), (260, 400)), ((17, 40), (130, 250)))
+"""Rows and tokens of prompts that only those blocks get in which they cost little."""
 
 WHOLE = (64, 128, 192, 256)
 """Tokens of several rows of which kernels make whole blocks."""
@@ -97,12 +96,13 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
         draft = Draft("piece of a prompt", 1, seq, size(*pasts), 0, 1, "consecutive", next(padding))
         yield _affordable(spec, _with_small_cache(spec, draft), 1)
     dozen = Draft("chunks of a dozen", size(10, 16), size(56, 110), size(10, 150), 2, 1, "mixed", "mixed")
-    yield _affordable(spec, _with_small_cache(spec, dozen), 6)
+    yield _affordable(spec, _with_small_cache(spec, dozen), 10)
 
 
 def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of several rows and of many, with fewer tokens only where they cost as much as the longest prompt, or are
-    beyond the reach that was asked for: other groups give large blocks few rows of many tokens."""
+    beyond the reach that was asked for: other groups give large blocks few rows of many tokens. A row that is read for
+    another, or a mask that ends, shows in no smaller batch."""
     size, most = partial(size_between, rng), reach.seq if reach.given else MOST["seq"]
     for rows, tokens, powers in WIDE:
         batch, seq = size(*rows), size(*tokens)
@@ -110,6 +110,10 @@ def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
             batch, seq = powers[int(rng.integers(len(powers)))]
         kinds = ("alike", "none") if rng.random() < 0.5 else ("mixed", "mixed")
         yield Draft("wide batch", batch, shorter(spec, batch, min(seq, most)), 0, 2, size(2, 60), *kinds)
+    for rows, tokens in CHEAP:
+        batch, seq = size(*rows), min(size(*tokens), most)
+        if work(spec, {"batch": batch, "seq": seq}) <= ROWS_WORK:
+            yield Draft("many long rows", batch, seq, 0, 3, size(2, 60), "mixed", "mixed")
     batch, seq = size(2, 5), int(rng.choice(WHOLE))
     yield Draft("rows of whole blocks", batch, shorter(spec, batch, seq), 0, 0, seq, "near", "mixed")
 

@@ -92,7 +92,7 @@ def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(s
     for name, least in (("rows", 6), ("longer rows", 2)):  # one of the two where both cost much
         assert (name in large) != (f"{name} of any length" in large)
         assert name not in large or large[name].batch == least
-    assert large["long rows of any length"].batch == 4
+    assert large["long rows of any length"].batch == 5
     assert not {"long rows", "several rows", "several rows of any length"} & large.keys()
     assert "two long rows" in small
     assert "two long rows" not in large

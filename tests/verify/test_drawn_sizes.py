@@ -61,9 +61,56 @@ def test_rows_of_a_shared_cache_are_at_one_slot_with_padding_or_all_go_on(seed: 
 def test_prompts_of_many_rows_have_many_tokens_in_blocks_of_any_size(hidden_size: int, seed: int) -> None:
     spec = small_spec("rope", **{**USUAL, "hidden_size": hidden_size, "num_heads": 4})
     sizes = [(each.batch, each.seq) for each in drafts_of(spec, seed) if not each.past]
-    for rows, tokens in ((2, 705), (8, 100), (24, 32)):
+    cheap = ((6, 513), (10, 260), (17, 130)) if hidden_size == 64 else ()
+    for rows, tokens in ((4, 705), (5, 258), (8, 100), (24, 64), *cheap):
         assert any(batch >= rows and seq >= tokens for batch, seq in sizes), (rows, tokens)
     assert any(2 <= batch <= 5 and seq % 64 == 0 for batch, seq in sizes)
+    assert (1, 1024) in sizes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("rows", "tokens", "keys"),
+    [
+        (4, (1, 1), 705),
+        (4, (2, 60), 705),
+        (10, (1, 7), 260),
+        (17, (1, 1), 130),
+        (1, (8, 180), 600),
+        (1, (56, 180), 1900),
+    ],
+)
+def test_many_rows_have_many_keys_in_blocks_of_any_size(
+    rows: int, tokens: tuple[int, int], keys: int, seed: int
+) -> None:
+    """A row that is read for another, or a mask that ends, shows in no smaller batch."""
+    wide = {"hidden_size": 768, "num_heads": 12}
+    for kind in ("concat", "shared"):
+        drafts = drafts_of(small_spec("rope", causal=True, kv_cache=kind, **wide), seed)
+        assert any(rows <= each.batch and tokens[0] <= each.seq <= tokens[1] and each.past >= keys for each in drafts)
+    drafts = drafts_of(small_spec("none", cross=True, **wide), seed)
+    assert any(rows <= each.batch and tokens[0] <= each.seq <= tokens[1] and each.encoder >= keys for each in drafts)
+
+
+@pytest.mark.parametrize("cache", [None, "concat"])
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_one_row_beyond_a_trained_length_is_beside_near_ones(scaling: str, cache: str | None) -> None:
+    """The last row too, in prompts and in steps, up to the length and from it on."""
+    length = 500
+    more = {"factor": 4.0, "original_max_position_embeddings": length}
+    if scaling == "longrope":
+        more |= {"short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
+    cases = made(small_spec("rope", scaling=scaling, causal=True, kv_cache=cache, **more))
+    last, steps = set[int](), set[int]()
+    for each in cases:
+        farthest = each.arrays["position_ids"].max(1)
+        if len(farthest) > 2 and farthest[:-1].max() < 10 and each.sizes["seq"] > 1:
+            last.add(int(farthest[-1]))
+        if len(farthest) > 2 and np.sort(farthest)[-2] < 10 and each.sizes["seq"] == 1:
+            steps.add(int(farthest.max()))
+    for found in (last, steps):
+        assert {length - 1, length} <= found
+        assert max(found) > length
 
 
 def test_prompts_of_many_rows_get_no_more_than_the_longest_prompt_costs() -> None:

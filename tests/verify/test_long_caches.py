@@ -116,9 +116,31 @@ def all_go_on(nodes: Nodes) -> str:
 
 
 def wide_batch(nodes: Nodes) -> str:
-    """24 rows or more of 32 tokens or more."""
-    rows, tokens = (nodes.size("hidden_states", axis) for axis in (0, 1))
-    return nodes.all_of(within(nodes, rows, 24, 2**20), within(nodes, tokens, 32, 2**20))
+    """24 rows or more of 64 tokens or more."""
+    return of_tokens((24, 2**20), (64, 2**20))(nodes)
+
+
+def of_tokens(rows: tuple[int, int], tokens: tuple[int, int]) -> Condition:
+    """So many rows of so many tokens."""
+
+    def condition(nodes: Nodes) -> str:
+        sizes = [nodes.size("hidden_states", axis) for axis in (0, 1)]
+        return nodes.all_of(within(nodes, sizes[0], *rows), within(nodes, sizes[1], *tokens))
+
+    return condition
+
+
+def fourth_rows_are_the_first(counted: str, output: str, least: int) -> Mutate:
+    """From a number of tokens in an input on, the fourth row of an output is the first one's."""
+
+    def change(nodes: Nodes, value: str) -> str:
+        rows = nodes.size(counted, 0)
+        many = nodes.all_of(within(nodes, rows, 4, 2**20), within(nodes, nodes.size(counted, 1), least, 2**20))
+        index = nodes.op("Range", nodes.const(0), rows, nodes.const(1))
+        wrong = nodes.op("And", nodes.op("Equal", index, nodes.const(3)), many)
+        return nodes.op("Gather", value, nodes.op("Where", wrong, nodes.const(0), index), axis=0)
+
+    return lambda model: change_value(model.graph, output, change)
 
 
 def seen_in_long_prompts(model: onnx.ModelProto) -> None:
@@ -130,6 +152,9 @@ def seen_in_long_prompts(model: onnx.ModelProto) -> None:
 
     change_input(model, "attention_mask", change)
 
+
+WIDE_BLOCK = small_spec("rope", causal=True, hidden_size=768, num_heads=12)
+WIDE_CROSS = small_spec("none", cross=True, hidden_size=768, num_heads=12)
 
 FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "a band of a wide block": (small_spec("rope", **WIDE), off(steps((900, 1700), (1, 1)))),
@@ -143,7 +168,10 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "ten rows over many keys": (small_spec("rope", **USUAL), off(steps((1190, 2**20), (10, 2**20)))),
     "padded rows at one slot": (small_spec("rope", **SHARED), off(padded_at_one_slot)),
     "rows that all go on": (small_spec("rope", **SHARED), off(all_go_on)),
-    "many rows of many tokens": (small_spec("rope", causal=True, hidden_size=768, num_heads=12), off(wide_batch)),
+    "fourth rows of many tokens": (WIDE_BLOCK, fourth_rows_are_the_first("hidden_states", "output", 705)),
+    "fourth rows of an encoder": (WIDE_CROSS, fourth_rows_are_the_first("encoder_hidden_states", "output", 705)),
+    "1024 tokens of one row": (WIDE_BLOCK, off(of_tokens((1, 1), (1024, 1024)))),
+    "many rows of many tokens": (WIDE_BLOCK, off(wide_batch)),
     "padding of long prompts in half precision": (small_spec("alibi", **STEEP), seen_in_long_prompts),
 }
 

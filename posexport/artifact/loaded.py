@@ -20,7 +20,6 @@ from posexport.artifact.manifest import (
     changed,
     manifest_path,
     read_manifest_of,
-    released,
     tensors_of,
     values_of,
 )
@@ -245,17 +244,15 @@ def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[obje
         "form": (manifest.form, artifact.form),
     }
     origin = artifact.origin
-    if origin is not None:
-        pairs["weights"] = (manifest.weights, origin.weights)
     if isinstance(manifest, OnnxManifest):  # a plan has a target, a version and tools of its own
         pairs |= {
             "target": (manifest.target or "portable", artifact.target),
             "version": (manifest.version, artifact.version),
         }
-        if origin is not None:
-            pairs["tools"] = (released(manifest.tools), origin.tools)
+        pairs |= {} if origin is None else origin.pairs(manifest)
     elif isinstance(manifest, PlanManifest):
         pairs["onnx.version"] = (manifest.onnx.version, artifact.version)
+        pairs |= {} if origin is None else {"weights": (manifest.weights, origin.weights)}
     return pairs
 
 
@@ -273,12 +270,7 @@ def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[objec
         "version": (manifest.version, properties.get("posexport.version")),
         "module": (manifest.module, module),
     }
-    if origin is not None:
-        pairs |= {
-            "weights": (manifest.weights, origin.weights),
-            "tools": (released(manifest.tools), dict(origin.tools)),
-        }
-    return pairs
+    return pairs if origin is None else pairs | origin.pairs(manifest)
 
 
 def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | None:

@@ -17,7 +17,7 @@ from posexport.artifact.rewrite_record import RewriteRecord
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError, shown
 from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
-from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
+from posexport.jsondata import OMITTED, DataError, json_sha256, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
 from posexport.spec.forms import FORMS
@@ -129,10 +129,21 @@ class ModuleSource:
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """What an ONNX file's own metadata say of where its weights come from, and of the tools that made it."""
+    """What an ONNX file's own metadata say of where its weights come from, of the tools that made it, and of the
+    attentions that its manifest states: their sha256, None where it states none."""
 
     weights: WeightSource | None
     tools: Mapping[str, str]
+    attentions: str | None = attrs.field(default=None, metadata={OMITTED: True})
+
+    def pairs(self, manifest: OnnxManifest) -> dict[str, tuple[object, object]]:
+        """What the manifest of an ONNX file says under each of these keys, and what the file does."""
+        stated = json_sha256(manifest.attentions) if manifest.attentions else None
+        return {
+            "weights": (manifest.weights, self.weights),
+            "tools": (released(manifest.tools), dict(self.tools)),
+            "attentions": (stated, self.attentions),
+        }
 
 
 def released(tools: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, shown
 from posexport.files import HashingFile, staged
-from posexport.jsondata import parse_json, structure, unstructure
+from posexport.jsondata import json_sha256, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
 from posexport.spec.contract import bounds_of, graph_inputs
@@ -179,7 +179,9 @@ def write_onnx(
     whole = weights is not None and weights.files is not None
     tools = {name: metadata.version(name) for name in (*TOOLS, *(MODEL_TOOLS if whole else ()))}
     # without the names of builds: those of one version write the same bytes
-    origin = unstructure(Origin(weights=weights, tools=released(tools)))
+    attentions = unstructure(tuple(attentions))
+    stated = json_sha256(attentions) if attentions else None
+    origin = unstructure(Origin(weights=weights, tools=released(tools), attentions=stated))
     model.metadata_props[_ORIGIN] = json.dumps(origin, separators=(",", ":"), sort_keys=True)
     data = onnx_file.data_path(path)
     before = external_data(path)

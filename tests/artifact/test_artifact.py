@@ -143,6 +143,7 @@ EDITS: dict[str, Any] = {
     "version": lambda manifest: manifest.update(version="0.0.1"),
     "weights": lambda manifest: manifest["weights"].update(seed=4),
     "tools": lambda manifest: manifest["tools"].update(torch="1.0"),
+    "attentions": lambda manifest: manifest.update(attentions=[{"layer": 0}]),
 }
 SOURCE = WeightSource(source="random", seed=3)
 
@@ -161,6 +162,19 @@ def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) ->
     told = cli("inspect", path, "--json")
     assert json.loads(told.stdout)["manifest"] == "does not match the file"
     assert told.stderr == f"Warning: {path}: {fault}.\n"
+
+
+ATTENTIONS = [{"layer": layer, "operator": "Attention", "error": 1e-12} for layer in range(2)]
+
+
+@pytest.mark.parametrize("stated", [ATTENTIONS[:1], ATTENTIONS * 2, [{**ATTENTIONS[0], "layer": 5}, ATTENTIONS[1]], []])
+def test_attentions_that_the_file_does_not_have_are_refused(stated: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = unstructure(write_onnx(exported(SPEC), path, weights=SOURCE, attentions=ATTENTIONS))
+    assert mismatch(path) is None
+    (tmp_path / "block.onnx.json").write_text(json.dumps({**manifest, "attentions": stated}))
+    assert mismatch(path) == "its manifest block.onnx.json contradicts the file in its attentions"
+    assert cli("verify", path, "--runtime", "ort-cpu").exit_code == 1
 
 
 OTHER_SOURCES: list[Any] = [

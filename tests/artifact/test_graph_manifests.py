@@ -85,6 +85,7 @@ FALSE: dict[str, Any] = {
     "module": {"name": "Other"},
     "tools": {"torch": "1.0"},
     "weights": {"source": "random", "seed": 3},
+    "attentions": [{"layer": 0}],
 }
 """What is false of each key, or what makes it so of what is there."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -64,17 +64,20 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
 def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
     """Few tokens up to both sides of a position from which on an encoding is another, and tokens of which one is beyond
     it: the first or any other, of the first row, the last or another, in a step or not, along one axis or all."""
-    at = (edge - 1, edge)
-    for name, tokens in (
+    rows: list[tuple[str, list[Sequence[int]]]] = [
         (f"position {edge - 1}", [range(edge - 4, edge)]),
         (f"position {edge}", [range(edge - 3, edge + 1)]),
         (f"back from position {farther}", [(farther, 0, 1, 2)]),
         (f"row with position {farther}", [(0, farther, 1, 2), (0, 1, 2, 3)]),
         (f"second row with position {farther}", [(1, 2, 0, 3), (0, 1, farther, 3), (0, 1, 2, 3)]),
         (f"last row with position {farther}", [(1, 2, 0, 3), (3, 0, 1, 2), (0, 1, 2, 3), (0, 1, 2, farther)]),
-        *((f"last row to position {last}", [range(4), range(2, 6), range(last - 3, last + 1)]) for last in at),
-        *((f"steps, one at position {last}", [(3,), (0,), (last,), (7,)]) for last in (*at, farther)),
-    ):
+        (f"last row to position {edge - 1}", [range(4), range(2, 6), range(edge - 4, edge)]),
+        (f"last row to position {edge}", [range(4), range(2, 6), range(edge - 3, edge + 1)]),
+        (f"steps with position {edge - 1}", [(3,), (0,), (edge - 1,), (7,)]),
+        (f"steps with position {edge}", [(3,), (0,), (edge,), (7,)]),
+        (f"steps with position {farther}", [(3,), (0,), (farther,), (7,)]),
+    ]
+    for name, tokens in rows:
         places = np.maximum(np.array(tokens, np.int64), 0)[:, :, None].repeat(spec.position_axes, 2)
         for past in (0, 30) if spec.kv_cache else (0,):
             yield Draft(name, len(tokens), len(tokens[0]), past, 2, 3, At(places))

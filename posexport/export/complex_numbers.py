@@ -3,11 +3,12 @@
 ONNX has no operators for complex numbers: torch's exporter writes them as pairs of real numbers on a last axis of 2
 (torch.view_as_real), but has translations for a part of torch's operators only. The others, which move or copy numbers
 (such as the lookup of rotations by position) or multiply by real ones, are written here as the same operator on the
-pairs.
+pairs. Fourier transforms are written as products with tables.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def without_complex_operators(program: torch.export.ExportedProgram) -> torch.ex
     values = (node.meta.get("val") for node in program.graph.nodes)
     if not any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
         return program
-    table = {operator: _for_complex(on_pairs) for operator, on_pairs in _ON_PAIRS.items()}
+    table = {operator: _for_complex(on_pairs) for operator, on_pairs in _ON_PAIRS.items()} | _TRANSFORMS
     without: torch.export.ExportedProgram = program.run_decompositions(table)
     return without
 
@@ -143,6 +144,34 @@ def _exponential(x: torch.Tensor) -> torch.Tensor:
     return torch.complex(real.exp() * angle.cos(), real.exp() * angle.sin())
 
 
+def _fourier(x: torch.Tensor, axes: Sequence[int], forward: bool, norm: str | None) -> torch.Tensor:
+    """A discrete Fourier transform by tables of cosines and sines: ONNX Runtime's DFT loses half of the digits where a
+    size is no power of 2, and TensorRT has none."""
+    pairs = torch.view_as_real(_as_complex(x, x.dtype.to_real()))
+    real, imaginary = pairs.select(-1, 0), pairs.select(-1, 1)
+    power = -0.5 if norm == "ortho" else -1.0 if (norm == "forward") == forward else 0.0
+    for axis in axes:
+        places = torch.arange(x.shape[axis], device=x.device)
+        count = places[-1:] + 1  # a tensor, as a quotient by a size that varies has no translation
+        angles = 2 * math.pi * (places[:, None] * places % count).to(real.dtype) / count
+        scale = count.to(real.dtype) ** power
+        cosines, sines = angles.cos() * scale, angles.sin() * (-scale if forward else scale)
+        real, imaginary = real.movedim(axis, -1), imaginary.movedim(axis, -1)
+        real, imaginary = real @ cosines - imaginary @ sines, real @ sines + imaginary @ cosines
+        real, imaginary = real.movedim(-1, axis), imaginary.movedim(-1, axis)
+    return torch.complex(real, imaginary)
+
+
+def _transform(forward: bool, usual: Sequence[int] | None) -> Callable[..., Any]:
+    """A transform along `usual` axes, None for all, or along those that are given; one that cuts or pads is left."""
+
+    def transformed(x: torch.Tensor, size: Any = None, dim: Any = None, norm: str | None = None) -> Any:
+        axes = usual if dim is None else [dim] if isinstance(dim, int) else dim
+        return _fourier(x, range(x.dim()) if axes is None else axes, forward, norm) if size is None else NotImplemented
+
+    return transformed
+
+
 _ON_PAIRS: dict[Any, Callable[..., Any]] = {
     _aten.unsqueeze.default: _along(_aten.unsqueeze.default, new_axes=1),
     _aten.squeeze.default: _squeezed,
@@ -164,4 +193,13 @@ _ON_PAIRS: dict[Any, Callable[..., Any]] = {
     _aten.mul.Tensor: _multiplied,
     _aten.div.Tensor: _divided,
     _aten.exp.default: _exponential,
+}
+
+_TRANSFORMS: dict[Any, Callable[..., Any]] = {
+    _aten.fft_fft.default: _transform(True, [-1]),
+    _aten.fft_ifft.default: _transform(False, [-1]),
+    _aten.fft_fft2.default: _transform(True, [-2, -1]),
+    _aten.fft_ifft2.default: _transform(False, [-2, -1]),
+    _aten.fft_fftn.default: _transform(True, None),
+    _aten.fft_ifftn.default: _transform(False, None),
 }

@@ -221,7 +221,7 @@ DECODERS = [
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 16,
             "v_head_dim": 16,
-            "first_k_dense_replace": 2,
+            "first_k_dense_replace": 4,  # also of the row of whole models, which is twice as deep
             "num_mtp_layers": 0,
         },
         rope="interleaved partial",

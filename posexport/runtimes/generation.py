@@ -138,11 +138,11 @@ class Decoder:
         return "buffers" if self._has_buffers else "grown"
 
     def start(self, rows: int, room: int) -> None:
-        """Begin sequences of at most `room` tokens with their padding."""
+        """Begin sequences of which at most `room` tokens are read, with their padding."""
         if self._capacity is not None and room > self._capacity:
             raise RequestError(
-                f"prompt and new tokens are {room} together, and the caches have room for {self._capacity}: give a "
-                "shorter prompt, or a smaller --max-new-tokens."
+                f"prompt and new tokens but the last are {room} together, and the caches have room for "
+                f"{self._capacity}: give a shorter prompt, or a smaller --max-new-tokens."
             )
         self._tokens = self._mask = np.zeros((rows, 0), np.int64)
         for name in self._present:
@@ -175,8 +175,10 @@ class Decoder:
                 f"{self._trained_length - 1} only: give a shorter prompt, or a smaller --max-new-tokens."
             ) from None
         logits: Array = results["logits"].numpy()[:, -1].astype(np.float32)
-        if np.isnan(logits).any():
-            raise RequestError("the logits are NaN, so no token is the likeliest: see what `posexport verify` says.")
+        if not (logits < np.inf).all():
+            raise RequestError(
+                "the logits are NaN or infinity, so no token is the likeliest: see what `posexport verify` says."
+            )
         return logits
 
     def _run(self, given: Mapping[str, Array]) -> dict[str, Any]:
@@ -227,7 +229,7 @@ def generate(
     if decoder.vocabulary is not None and largest >= decoder.vocabulary:
         raise RequestError(f"the token {largest} is none of the model's: give ids from 0 to {decoder.vocabulary - 1}.")
     tokens, mask = left_padded(prompts)
-    decoder.start(len(prompts), tokens.shape[1] + options.max_new_tokens)
+    decoder.start(len(prompts), tokens.shape[1] + options.max_new_tokens - 1)  # the last one is not read
     choose = _chooser(options)
     made: list[list[int]] = [[] for _ in prompts]
     running = [True] * len(prompts)

@@ -185,6 +185,23 @@ def test_logits_of_minus_infinity_are_no_answer(temperature: float) -> None:
     assert found.tokens == ((1, 1),) * 2
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_of_infinity_are_no_answer(temperature: float, tmp_path: Path) -> None:
+    path = decoder(tmp_path / "x.onnx")
+    model = onnx.load(path)
+    model.graph.initializer[0].CopyFrom(helper.make_tensor("zero", 1, (1, 1, 1, 2), [1.0, np.inf]))
+    onnx.save(model, path)
+    assert refusal(path, temperature=temperature).startswith("the logits are NaN or infinity")
+
+
+def test_buffers_are_used_to_their_last_slot(tmp_path: Path) -> None:
+    """The last token that is made is read by none."""
+    path = decoder(tmp_path / "x.onnx", cache=("batch", 2, 16, 4))
+    assert len(run(path, [[1] * 16], max_new_tokens=1).tokens[0]) == 1
+    assert len(run(path, [[1] * 12], max_new_tokens=5).tokens[0]) == 5
+    assert "are 17 together, and the caches have room for 16" in refusal(path, prompts=[[1] * 12], max_new_tokens=6)
+
+
 class Constant:
     """A decoder that always gives the same logits."""
 
@@ -278,7 +295,7 @@ NO_DECODERS: dict[str, tuple[dict[str, Any], str]] = {
     "no present": ({"lacking": "present.0.key"}, "the file has no output 'present.0.key'"),
     "bfloat16": ({"kind": 16}, "is tensor(bfloat16): give a decoder in fp32 or fp16"),
     "unknown heads": ({"cache": ("batch", "heads", "past", 4)}, "heads and their size must be numbers"),
-    "small buffers": ({"cache": ("batch", 2, 16, 4)}, "are 31 together, and the caches have room for 16"),
+    "small buffers": ({"cache": ("batch", 2, 16, 4)}, "are 30 together, and the caches have room for 16"),
 }
 
 

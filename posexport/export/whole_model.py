@@ -261,7 +261,14 @@ class _Export:
             raise AssertionError(f"{name} has no dtype")
 
         def make() -> ir.TensorProtocol:
-            return ir.tensor_adapters.TorchTensor(weight.to(ir.tensor_adapters.to_torch_dtype(dtype)), name=name)
+            converted = weight.to(ir.tensor_adapters.to_torch_dtype(dtype))
+            changed = converted.dtype != weight.dtype
+            if changed and (beyond := weight[converted.isinf() & weight.isfinite()]).numel():
+                raise RequestError(
+                    f"{shown(name)} has the value {float(beyond[0]):.4g}, and {converted.dtype} ends at "
+                    f"{torch.finfo(converted.dtype).max:.4g}: give another --dtype."
+                )
+            return ir.tensor_adapters.TorchTensor(converted, name=name)
 
         return onnx_file.lazy(name, tuple(weight.shape), dtype, make)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
+import torch
 from helpers import cli, refused, tree
 from tiny_models import ROWS, checkpoint
 
@@ -255,6 +256,21 @@ def test_broken_checkpoints(case: str, tmp_path: Path) -> None:
     refused(cli(*export(folder, tmp_path / "model.onnx")), *said)
     assert not (tmp_path / "model.onnx").exists()
     assert not list(tmp_path.rglob("ran"))
+
+
+@pytest.mark.slow
+def test_weights_beyond_half_precision_are_refused(tmp_path: Path) -> None:
+    """They became infinity, and the model's logits no numbers."""
+    from safetensors.torch import load_file, save_file
+
+    folder = copied("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights[NORM][3] = -7e4
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        RequestError, match=f"'{NORM}' has the value -7e\\+04, and torch.float16 ends at 6.55e\\+04: give"
+    ):
+        export_whole(open_pretrained(folder), HowToExport(dtype=torch.float16))
 
 
 def test_no_folder(tmp_path: Path) -> None:

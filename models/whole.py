@@ -57,6 +57,13 @@ def takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def _cache_argument(model: nn.Module) -> str | None:
+    """The input of a model for what its layers remember, which is an output of this name too; None where it has
+    none."""
+    names = ("past_key_values", "cache_params")  # the second of models that have states alone
+    return next((name for name in names if takes(model, name)), None)
+
+
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """The model runs inside, and keeps nothing of it: some modules keep what they computed of their weights, which have
@@ -136,11 +143,11 @@ class Decoder(nn.Module):
         options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
             options["position_ids"] = position_ids
-        cache = _empty_cache(self.model)
-        if self.cached is not None:
+        cache, argument = _empty_cache(self.model), _cache_argument(self.model)
+        if self.cached is not None and argument is not None:
             for layer in self.cached:
                 fill(cache, layer, (past_key_values or [])[layer])
-            options["past_key_values"] = cache
+            options[argument] = cache
         with last_hidden_states(self.model) as hidden:
             made: dict[str, Any] = {"logits": self.model(**options, use_cache=self.cached is not None).logits}
         if self.hidden:
@@ -239,7 +246,8 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
     """
     name = type(model).__name__
     uncached = RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
-    if not takes(model, "past_key_values"):
+    argument = _cache_argument(model)
+    if argument is None:
         raise _refusal(model) if getattr(model, "_is_stateful", False) else uncached
     if _has_states(model) and any(
         hasattr(sys.modules[type(each).__module__], SCAN_WITHOUT_STATE) for each in model.modules()
@@ -251,12 +259,12 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
     cache, input_ids = _empty_cache(model), torch.zeros(1, TRACED[SEQUENCE], dtype=torch.int64)
     try:
         with torch.no_grad(), unchanged(model):
-            made = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+            made = model(input_ids=input_ids, use_cache=True, **{argument: cache})
     except (ValueError, TypeError, AttributeError):
         if _has_states(model):  # which a class of caches of its own holds
             raise _refusal(model) from None
         raise
-    if getattr(made, "past_key_values", None) is None:  # as with BERT whose config has no is_decoder
+    if getattr(made, argument, None) is None:  # as with BERT whose config has no is_decoder
         raise uncached
     if any(getattr(layer, "indexer_position_ids", None) is not None for layer in cache.layers):
         raise _refusal(model)  # they have positions in three dimensions

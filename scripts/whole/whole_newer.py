@@ -173,6 +173,16 @@ NEWER = [
         },
         model="Gemma4ForCausalLM",
     ),
+    decoder(
+        "mamba2",
+        "Mamba2",
+        "none",
+        {
+            **{"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+            **{"num_heads": 8, "head_dim": 16, "n_groups": 2},
+        },
+    ),
+    decoder("rwkv", "Rwkv", "none", {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2}),
     decoder("hy_v4", "HYV4", "rope", {**LATENT, **INDEXED, "n_shared_experts": 1, "hc_mult": 2}),
     encoder("deberta_v2", "DebertaV2", "content", DEBERTA | {"position_buckets": 8, "share_att_key": True}),
     encoder("luke", "Luke", "learned", {**TEXT, "entity_vocab_size": 16, "entity_emb_size": 16}),

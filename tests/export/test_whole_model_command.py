@@ -279,8 +279,10 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_memories_that_are_no_keys_and_values() -> None:
-    with pytest.raises(RequestError, match="MambaForCausalLM has no attention with caches, or remembers something"):
+    with pytest.raises(RequestError, match="MambaForCausalLM forgets its state in transformers where several tokens"):
         export_whole(open_pretrained(checkpoint("mamba")), HowToExport())
+    with pytest.raises(RequestError, match="RwkvForCausalLM has no attention with caches, or remembers something"):
+        export_whole(open_pretrained(checkpoint("rwkv")), HowToExport())
 
 
 @pytest.mark.slow

@@ -44,6 +44,23 @@ def test_an_indexer_keeps_its_keys(model: Any) -> None:
     assert torch.allclose(torch.cat([first["logits"], second["logits"]], 1), wanted, atol=1e-4)
 
 
+@torch.no_grad()
+def test_states_alone_are_handed_on() -> None:
+    """Mamba-2 calls its cache otherwise, and was refused."""
+    model: Any = build(ROWS["mamba2"])
+    decoder, signature = decoder_of(model, torch.float32)
+    before: list[dict[str, torch.Tensor]] = [{} for _ in range(4)]
+    for name, shape in signature.inputs.items():
+        if name.startswith("past_key_values."):
+            _, layer, kind = name.split(".", 2)
+            before[int(layer)][kind] = torch.zeros(1, *map(int, shape[1:]))
+    assert {*before[3]} == {"conv_state", "recurrent_state"}
+    first = decoder(TOKENS[:, :8], torch.ones(1, 8, dtype=torch.int64), past_key_values=before)
+    second = decoder(TOKENS[:, 8:], torch.ones(1, 12, dtype=torch.int64), past_key_values=first["present"])
+    wanted = model(TOKENS, use_cache=False).logits
+    assert torch.allclose(torch.cat([first["logits"], second["logits"]], 1), wanted, atol=1e-4)
+
+
 def test_an_indexer_that_keeps_positions_too_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.cache_utils import DynamicIndexedLayer
 

@@ -26,6 +26,7 @@ from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.custom_ops.arguments import related_sizes
 from posexport.errors import RequestError, shown
 from posexport.export import complex_numbers, exporter, support
+from posexport.export.bfloat16 import without_bfloat16_arithmetic
 from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.module_axes import Axes
 from posexport.export.subtraction import with_converted_tensors
@@ -136,7 +137,8 @@ def export_any(
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
-            program = with_converted_tensors(complex_numbers.without_complex_operators(program))
+            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(program))
+            program = with_converted_tensors(program)
         progress("writing the graph")
         with tracing(module, not axes.found):
             model = exporter.capture(program, functions)

@@ -26,6 +26,7 @@ from posexport.artifact.onnx_artifact import module_metadata
 from posexport.errors import FieldError, RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
+from posexport.export.bfloat16 import without_bfloat16_arithmetic
 from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
 from posexport.export.known_sizes import with_known_sizes
@@ -229,7 +230,7 @@ class _Export:
                     prefer_deferred_runtime_asserts_over_guards=True,
                 )
             _check_sizes(program, signature, self.pretrained)
-            program = complex_numbers.without_complex_operators(program)
+            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(program))
             program = with_known_sizes(with_converted_tensors(with_equal_heads(program)))
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)

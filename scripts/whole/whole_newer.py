@@ -182,6 +182,15 @@ NEWER = [
             **{"num_heads": 8, "head_dim": 16, "n_groups": 2},
         },
     ),
+    decoder(
+        "falcon_alibi",
+        "Falcon",
+        "alibi",
+        {
+            **{"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bias": True},
+            **{"alibi": True, "multi_query": False, "parallel_attn": False},
+        },
+    ),
     decoder("rwkv", "Rwkv", "none", {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2}),
     decoder("hy_v4", "HYV4", "rope", {**LATENT, **INDEXED, "n_shared_experts": 1, "hc_mult": 2}),
     encoder("deberta_v2", "DebertaV2", "content", DEBERTA | {"position_buckets": 8, "share_att_key": True}),

@@ -105,7 +105,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
             read_bytes(tmp_path / name, 5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [*SPECIAL])
 @pytest.mark.parametrize(
     ("name", "command"),

@@ -110,6 +110,7 @@ def test_optimizers_say_what_they_fused_and_keep_the_function(bare: Path, tmp_pa
     assert off(tmp_path / "fused.onnx", spec) < 1e-5
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_breaks_the_function_is_refused(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def loaded(*arguments: object, heavy: tuple[str, ...] = HEAVY) -> tuple[int, str
     return done.returncode, done.stderr, done.stdout.splitlines()[-1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "wrong"), [*itertools.product(COMMANDS, ["missing", "folder", "text", "cut"])])
 def test_a_wrong_path_is_reported_before_an_engine_loads(tmp_path: Path, name: str, wrong: str) -> None:
     path = tmp_path / "a.onnx"

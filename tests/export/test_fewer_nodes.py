@@ -152,6 +152,7 @@ def outputs(model: ir.Model, path: Path, arrays: list[torch.Tensor]) -> list[np.
     return session.run(None, {name: array.numpy() for name, array in zip(names, arrays, strict=True)})
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_looked_up_is_the_mask(tmp_path: Path) -> None:
     model, _ = masked()
     named = [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)]

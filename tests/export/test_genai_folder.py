@@ -173,6 +173,7 @@ def test_it_hands_on_states_of_linear_attention(kind: str, genai: Path, tmp_path
     assert len({*expected[0][5:]}) > 4
 
 
+@pytest.mark.slow
 def test_a_faulty_model_generates_other_tokens(genai: Path, checkpoint: Path, decoder: Path, tmp_path: Path) -> None:
     model = onnx.load(decoder)
     norm = next(each for each in model.graph.initializer if each.name.endswith("layers.1.input_layernorm.weight"))

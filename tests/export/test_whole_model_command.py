@@ -248,6 +248,7 @@ def test_tensors_that_the_model_does_not_have_are_a_warning(tmp_path: Path) -> N
     assert "see that its config.json is that of these weights" in result.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_checkpoints(case: str, tmp_path: Path) -> None:
     change, said = BROKEN[case]

@@ -51,6 +51,7 @@ def test_the_file_is_a_decoder_without_the_tower_for_images(path: Path) -> None:
     assert (operators.count("Attention"), operators.count("Conv")) == (2, 0)
 
 
+@pytest.mark.slow
 def test_it_is_the_checkpoint_and_makes_its_tokens(checkpoint: tuple[Path, Any], path: Path) -> None:
     folder, model = checkpoint
     result = cli("verify", path, "--from", folder, "--runtime", "ort-cpu", "--json")

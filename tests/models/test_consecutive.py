@@ -184,7 +184,7 @@ SCANNED = ("relative", "kerple", "sandwich", "fire", "cope", "deberta")
 GRAPHS += [(name, "native --target ort", None) for name in SCANNED]
 
 
-@pytest.mark.sampled(36)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize(("name", "form", "cache"), GRAPHS)
 def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None:
     """Prompts, chunks and steps, of more and of fewer queries than W_r is multiplied with first."""

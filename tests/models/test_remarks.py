@@ -115,6 +115,7 @@ def test_a_guessed_size_of_images_is_a_warning(tmp_path: Path) -> None:
     assert "32, 64" in inspected
 
 
+@pytest.mark.slow
 def test_inputs_that_a_file_does_not_have(tmp_path: Path) -> None:
     sizes = {"conv_dim": [8], "conv_stride": [4], "conv_kernel": [8], "num_conv_pos_embeddings": 4}
     config = transformers.Wav2Vec2Config(**SIZES, **sizes, num_conv_pos_embedding_groups=2, vocab_size=12)

@@ -77,6 +77,7 @@ class Visit:
 OPEN = "for (const each of document.querySelectorAll('details')) each.open = true"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_is_quiet_asks_for_nothing_and_fits(browser: Any, page: str, tmp_path: Path, width: str) -> None:
     with Visit(browser, tmp_path, page, WIDTHS[width]) as visit:

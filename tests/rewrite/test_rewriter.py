@@ -29,7 +29,7 @@ OPERATORS = {
 """The operators that a form writes for a decoder with a cache."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("target", "form"), [*itertools.product(["portable", "ort", "tensorrt"], OPERATORS)])
 def test_every_form_is_the_same_function(form: str, target: str) -> None:
     model = decoder(layers=2)

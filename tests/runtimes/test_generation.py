@@ -75,6 +75,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, made: Callable[[str]
     assert len(found.step_seconds) == COUNT - 1
 
 
+@pytest.mark.slow
 def test_a_row_alone_has_the_same_tokens(made: Callable[[str], Made]) -> None:
     path, _ = made("grown")
     assert [run(path, [prompt]).tokens[0] for prompt in PROMPTS] == list(run(path).tokens)

@@ -143,6 +143,7 @@ def test_what_an_engine_prints_does_not_reach_the_answers(pool: Pool) -> None:
     np.testing.assert_array_equal(answer.outputs[0]["x"], INPUTS["x"])
 
 
+@pytest.mark.slow
 def test_a_hang_ends_at_the_limit() -> None:
     with Pool(time_limit=1.5) as pool:
         assert ask(pool, "sleep").failure == Reason("timeout", "no answer within 1.5 s")

@@ -32,7 +32,7 @@ def spec_of(encoding: str, **over: Any) -> Spec:
     return small_spec(encoding, **{"positions": "consecutive", "causal": True, "kv_cache": "concat", **over})
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("cache", [None, "concat", "shared"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_inputs_are_consecutive_positions_within_the_limit(encoding: str, cache: str | None) -> None:

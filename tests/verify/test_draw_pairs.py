@@ -56,7 +56,7 @@ def test_every_magnitude_meets_steps_few_tokens_and_short_prompts(dtype: str, se
         assert any(each.values == magnitude and each.past and each.seq == 1 for each in drafts), magnitude
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_steps_and_large_batches_reach_every_octave_of_positions(dtype: str) -> None:
     cases = [each for seed in SEEDS for each in cases_of(spec_of(dtype), seed)]

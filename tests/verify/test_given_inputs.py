@@ -111,6 +111,7 @@ def test_a_sound_artifact_is_not_called_wrong(block: Path) -> None:
     assert "torch can't compute them in fp32 either: give smaller inputs" in verdict.note
 
 
+@pytest.mark.slow
 def test_a_wrong_one_still_fails_and_is_located(block: Path) -> None:
     model = onnx.load(block)
     twice = onnx.numpy_helper.from_array(np.float32(1.5), "wrong_factor")

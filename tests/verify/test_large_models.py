@@ -66,6 +66,7 @@ def test_a_checkpoint_runs_several_inputs_as_one_by_one(
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.slow
 def test_large_weights_in_float64_are_those_of_a_copy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy in float64 needs no conversion where a weight is read."""
     inputs, results = inputs_of(model, 3), []

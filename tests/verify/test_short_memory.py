@@ -33,6 +33,7 @@ def verdict_of(path: Path, room: int, killed: bool = False) -> Verdict:
     return verdict
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("killed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_larger_inputs_are_left_out_and_said(killed: bool, tmp_path: Path) -> None:
     verdict = verdict_of(write(tmp_path, "block", case("none")), 4000, killed)

@@ -200,6 +200,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_one_sentence(name: str, folder: Path) -> None:
     make, said = REFUSED[name]

@@ -28,6 +28,7 @@ def made(spec: Spec, seed: int = 0, **bounds: tuple[int, int | None]) -> list[Ca
     return make_cases(spec, seed, {**bounds_of(graph_inputs(spec), {}), **bounds})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_cases_cover_lengths_batches_and_positions(name: str) -> None:
     spec = case(name)

@@ -281,8 +281,9 @@ def set_limit() -> Limit | None:
     return min(found, key=lambda limit: limit.bytes, default=None)
 
 
-NEAR_LIMIT = 4 * 2**20
-"""Bytes below a limit on memory from which on an error is taken for a lack of it."""
+NEAR_LIMIT = 0.75
+"""The part of a limit on memory from which on an error is taken for a lack of it: what an engine asked for in vain was
+larger than the rest."""
 
 _limited = False
 """Whether this process has had a limit of ours."""
@@ -301,14 +302,14 @@ def is_short(error: BaseException) -> bool:
 
 
 def _is_at_limit() -> bool:
-    """Whether this process has taken all that a limit of ours allows, but for NEAR_LIMIT: an engine may have another
-    name for an allocation that failed, as oneDNN's "could not create a primitive"."""
+    """Whether this process has taken most of what a limit of ours allows: an engine may have another name for an
+    allocation that failed, as oneDNN's "could not create a primitive"."""
     if not _limited:
         return False
     import resource
 
     limit, data = resource.getrlimit(resource.RLIMIT_DATA)[0], _status("VmData:")
-    return data is not None and 0 <= limit < data + NEAR_LIMIT
+    return data is not None and limit >= 0 and data > NEAR_LIMIT * limit
 
 
 def is_shortage(text: str) -> bool:

@@ -54,10 +54,15 @@ def _before(scores: ir.Value) -> list[ir.Node]:
 def _behind(weights: ir.Value) -> list[ir.Node]:
     """The products that read weights, the nearest first."""
 
-    def onward(value: ir.Value) -> list[ir.Value]:
-        return [use.node.outputs[0] for use in value.uses() if use.node.op_type in _AROUND - {"Softmax"}]
+    graph = weights.graph
 
-    nodes = (use.node for value in nearest_first(weights, onward, _DEPTH) for use in value.uses())
+    def readers(value: ir.Value) -> list[ir.Node]:
+        return [use.node for use in value.uses() if use.node.graph is graph]  # none in a branch
+
+    def onward(value: ir.Value) -> list[ir.Value]:
+        return [node.outputs[0] for node in readers(value) if node.op_type in _AROUND - {"Softmax"}]
+
+    nodes = (node for value in nearest_first(weights, onward, _DEPTH) for node in readers(value))
     return list(dict.fromkeys(node for node in nodes if node.op_type in PRODUCTS))
 
 

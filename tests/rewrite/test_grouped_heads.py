@@ -180,3 +180,28 @@ def test_a_fault_stays_a_fault() -> None:
     agrees(model, proto)
     with pytest.raises(AssertionError):
         agrees(model_of(STYLES["einsum"][0]), proto)
+
+
+def test_weights_that_a_branch_reads_too() -> None:
+    """A product of weights inside of an If is no part of the attention around it."""
+
+    def layer(g: Graph, x: str) -> str:
+        mixed = broadcast(g, x)
+        (weights,) = [node.output[0] for node in g.nodes if node.op_type == "Softmax"]
+        inner = Graph()
+        turned = inner.op("Transpose", weights, perm=[0, 1, 2, 4, 3], name="turned")
+        factor = inner.op("ReduceMax", inner.op("MatMul", turned, weights), keepdims=0, name="factor")
+        other = helper.make_node("Constant", [], ["other"], value_float=1.0)
+        branches = [
+            helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(out, TensorProto.FLOAT, [])])
+            for nodes, name, out in ((inner.nodes, "then", factor), ([other], "else", "other"))
+        ]
+        many = g.op("Greater", g.op("Squeeze", g.length(x, 1)), g.constant(1))
+        return g.op("Mul", mixed, g.op("If", many, then_branch=branches[0], else_branch=branches[1]))
+
+    model = model_of(layer)
+    done, proto = rewritten_model(model, form="native", target="ort")
+    (site,) = done.sites
+    assert isinstance(site.attention, Attention)
+    assert (site.attention.num_heads, site.attention.num_kv_heads) == (HEADS, KEY_HEADS)
+    agrees(model, proto)

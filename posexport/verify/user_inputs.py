@@ -55,6 +55,9 @@ def fit_inputs(
 def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq: int) -> None:
     """RequestError where positions lie beyond those that there are; the input `of_tokens` has `seq` tokens."""
     if "position_ids" in ready:
+        first = int(ready["position_ids"].max())
+        if spec.consecutive and first > np.iinfo(np.int64).max - seq:
+            raise RequestError(f"'position_ids' begin at {first}, and {seq} tokens go beyond int64: give smaller ones.")
         limits = spec.position_limits() or ()
         for axis, rows in enumerate(limits):
             numbers = ready["position_ids"] if len(limits) == 1 else ready["position_ids"][..., axis]

@@ -62,6 +62,11 @@ def test_the_pages_are_of_the_committed_data(command: ModuleType) -> None:
         assert figures_of(results.RESULTS / f"{name}.md") == "\n".join(expected).strip("\n") + "\n", name
 
 
+def test_goals_are_counted_in_the_committed_ratios() -> None:
+    counts = [row.data() for row in positions._goal_rows(read("positions.json")["cells"])]
+    assert read("cpu.json")["positions"]["rows"] == counts
+
+
 def test_every_result_names_its_machine(command: ModuleType) -> None:
     recorded = results.record()["machine"]
     assert set(recorded) == set(results.MACHINE)

@@ -35,6 +35,7 @@ def loop(path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "command"),
     [

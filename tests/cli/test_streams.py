@@ -59,6 +59,7 @@ def check(arguments: str, end: str, folder: Path, code: int) -> None:
     assert stderr.count("\n") <= 1, stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_command_whose_streams_end(end: str, tmp_path: Path) -> None:
     check("list --json", end, tmp_path, ENDS[end][1])

@@ -253,7 +253,7 @@ BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", BAD)
 def test_inputs_that_do_not_fit_are_refused_in_one_sentence(name: str) -> None:
     spec, wrong, said = BAD[name]

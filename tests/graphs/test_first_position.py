@@ -66,7 +66,7 @@ def test_attention_is_causal_and_is_written_as_an_operator() -> None:
     assert site.evidence.cases >= 12
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("causal", "state"), [(False, FAILED), pytest.param(True, PASSED, marks=pytest.mark.slow)])
 def test_a_prompt_that_sees_what_comes_later_fails(causal: bool, state: str, tmp_path: Path) -> None:
     """As one token at a time, nothing is wrong with it."""

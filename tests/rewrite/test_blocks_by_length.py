@@ -104,6 +104,7 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("case", CASES)
 def test_more_blocks_than_the_probe_has(case: str, form: str) -> None:

@@ -56,7 +56,7 @@ def off(path: Path, feeds: dict[str, Array], model: onnx.ModelProto | None = Non
     return max(errors)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_far_positions_are_those_of_float64(tmp_path: Path, form: str) -> None:
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"

@@ -46,7 +46,7 @@ def check_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
             np.testing.assert_allclose(have[name], value, atol=2e-5)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     ("form", "repeated_first", "given"),
     [*itertools.product(["native", "contrib", "function"], [False, True], [False, True])],

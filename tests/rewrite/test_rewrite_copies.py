@@ -33,6 +33,7 @@ def squashed(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [

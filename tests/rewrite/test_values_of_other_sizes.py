@@ -75,7 +75,7 @@ def inputs_of(model: onnx.ModelProto, batch: int, seq: int, past: int) -> dict[s
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize(("size", "value_size"), [(8, 16), (16, 8)])

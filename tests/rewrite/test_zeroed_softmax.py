@@ -37,6 +37,7 @@ def expected(model: Any, given: Array, seen: Array) -> Array:
     return mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, HIDDEN)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("spelling", ZEROED)
 def test_a_mask_behind_the_exponentials_is_rewritten(spelling: str, form: str) -> None:

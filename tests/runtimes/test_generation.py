@@ -110,6 +110,7 @@ def sees_padding(model: onnx.ModelProto) -> None:
     model.graph.node.insert(0, node)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", [reads_the_other_cache, forgets_positions, sees_padding])
 def test_planted_faults_give_other_tokens(
     plant: Callable[[onnx.ModelProto], None], made: Callable[[str], Made], tmp_path: Path

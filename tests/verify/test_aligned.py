@@ -192,6 +192,7 @@ def test_each_layer_of_a_stack_has_large_numbers_in_its_cache(block: str, dtype:
             assert any(np.abs(case.arrays[name].astype(np.float64)).max(initial=0) > least for case in cases_of(spec))
 
 
+@pytest.mark.slow
 def test_outliers_are_smaller_in_half_precision_where_keys_grow() -> None:
     for name, most in (("xpos", 60.0), ("rope", np.inf)):
         cases = cases_of(small_spec(name, dtype="fp16", causal=True, kv_cache="concat"))

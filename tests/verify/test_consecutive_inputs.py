@@ -184,6 +184,7 @@ def test_own_inputs_give_the_first_position(tmp_path: Path) -> None:
     refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "'position_ids' has shape [2, 5]")
 
 
+@pytest.mark.slow
 @pytest.mark.few_inputs
 def test_own_inputs_have_no_more_tokens_than_there_are_positions(tmp_path: Path) -> None:
     path = write(tmp_path, "swin", small_spec("swin", positions="consecutive"))

@@ -211,7 +211,7 @@ def test_a_reach_is_bounded(asked: str) -> None:
         read_reach(asked)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> None:
     plain = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope", causal=True), seed)]

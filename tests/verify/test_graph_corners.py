@@ -114,7 +114,7 @@ def write(path: Path, text: str, parts: dict[str, str]) -> Path:
     return path
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("corner", CORNERS)
 def test_another_function_in_one_corner_fails(corner: str, tmp_path: Path) -> None:
     text, right, wrong = CORNERS[corner]

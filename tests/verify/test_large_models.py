@@ -83,6 +83,7 @@ def test_large_weights_in_float64_are_those_of_a_copy(model: Path, monkeypatch: 
             assert np.array_equal(array, read[name]), name
 
 
+@pytest.mark.slow
 def test_a_weight_is_converted_once_for_several_inputs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_module, "LARGE", 64)
     monkeypatch.setattr(torch_module, "_kept", {})

@@ -55,6 +55,7 @@ def test_steps_and_chunks_of_any_rows_meet_encoders_of_each_length(seed: int) ->
     assert {1, 4} <= {batch for batch, seq, keys in sizes if seq == 1 and keys > 1200}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cache", [None, "concat"])
 def test_texts_stand_as_far_along_every_axis(cache: str | None) -> None:
     cases = _made(small_spec("mrope", head_dim=16, causal=True, kv_cache=cache))
@@ -278,6 +279,7 @@ def test_hidden_states_are_unit_normal_but_for_large_scales_in_half_precision() 
             assert expected * 0.8 < values.std() < expected * 1.2, (name, more)
 
 
+@pytest.mark.slow
 def test_half_precision_has_room_for_a_feature_of_a_block_with_few() -> None:
     """Products of narrow blocks would pass 65,504."""
     largest = {}

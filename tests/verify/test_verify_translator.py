@@ -50,6 +50,7 @@ def test_both_files_make_the_tokens_of_transformers(name: str, bart: Path, tmp_p
     assert int(equal) > 0.95 * int(total)
 
 
+@pytest.mark.slow
 def test_a_wrong_encoder_beside_it_makes_other_tokens(bart: Path, tmp_path: Path) -> None:
     """The decoder alone is right."""
     folder = shutil.copytree(bart, tmp_path / "model")
@@ -80,6 +81,7 @@ def swaps_cross_caches(path: Path) -> None:
     path.with_name(f"{path.name}.json").unlink()
 
 
+@pytest.mark.slow
 def test_a_wrong_decoder_fails(bart: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(bart, tmp_path / "model")
     swaps_cross_caches(folder / "decoder_model.onnx")
@@ -88,6 +90,7 @@ def test_a_wrong_decoder_fails(bart: Path, tmp_path: Path) -> None:
     assert found["decoder", "generation"]["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_without_the_encoder_tokens_are_not_run(bart: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(bart, tmp_path / "model")
     (folder / "encoder_model.onnx").unlink()

@@ -95,7 +95,8 @@ class Artifact(GraphFile):
         bounds = bounds_of(graph_inputs(self.spec), inputs)
         fixed = {dim: low for dim, (low, high) in bounds.items() if low == high}
         shapes = {name: shape for name, (shape, _) in inputs.items()}
-        return profiles_of(shapes, requests, self.spec.token_limit(), fixed)
+        consecutive = self.spec.consecutive
+        return profiles_of(shapes, requests, self.spec.token_limit(), fixed, consecutive=consecutive)
 
     def weights(self) -> LazyWeights:
         """The weights by public name in the file's dtype, read on demand; RequestError for one missing or misshapen."""

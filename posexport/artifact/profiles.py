@@ -41,18 +41,25 @@ def profiles_of(
     requests: Iterable[str] = (),
     seq_limit: int | None = None,
     fixed: Mapping[str, int] | None = None,
+    *,
+    consecutive: bool = False,
 ) -> dict[str, dict[str, list[int]]]:
     """{input: {min, opt, max}} for every input; `shapes` hold a name where a dimension is dynamic.
 
     `seq_limit` caps the defaults of `seq` and of caches (the positions that a trained table holds), `fixed` holds the
-    sizes of dimensions that the graph fixes. Raises RequestError for a request that names nothing, isn't ordered
-    min <= opt <= max, or contradicts another one, a fixed dimension or a sum.
+    sizes of dimensions that the graph fixes. Where positions are consecutive, no request takes more tokens than
+    `seq_limit`. Raises RequestError for a request that names nothing, isn't ordered min <= opt <= max, or contradicts
+    another one, a fixed dimension, a sum or that limit.
     """
     ranges: dict[str, tuple[Range, str]] = {}
     dynamic = list(dict.fromkeys(dim for shape in shapes.values() for dim in shape if isinstance(dim, str)))
     for request in requests:
         with located(f"--profile {request!r}"):
             for dim, requested in _read_request(request, shapes, dynamic).items():
+                if consecutive and dim == "seq" and seq_limit is not None and requested[-1] > seq_limit:
+                    raise RequestError(
+                        f"seq reaches {requested[-1]}, and the file has {seq_limit} consecutive positions: give less."
+                    )
                 before, by = ranges.setdefault(dim, (requested, request))
                 if before != requested:
                     raise RequestError(

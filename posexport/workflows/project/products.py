@@ -120,7 +120,8 @@ def _check_profile(request: Request, plan: PlanOptions) -> None:
         name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
         for name, (shape, _) in graph_inputs(request.spec).items()
     }
-    profiles_of(shapes, plan.profile, request.spec.token_limit(), sizes)
+    spec = request.spec
+    profiles_of(shapes, plan.profile, spec.token_limit(), sizes, consecutive=spec.consecutive)
 
 
 def made_from(request: Request) -> dict[str, Any]:

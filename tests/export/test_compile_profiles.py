@@ -37,7 +37,7 @@ def test_a_trained_table_caps_the_default_sequence_and_no_request() -> None:
 def test_a_profile_has_no_more_tokens_than_there_are_consecutive_positions() -> None:
     assert profiles_of(SHAPES, ["seq=1:7:512"], 512, consecutive=True)["hidden_states"]["max"][1] == 512
     for request in ("seq=1:7:513", "position_ids=1x1,1x7,8x513"):
-        with pytest.raises(RequestError, match="seq reaches 513, and the file has 512 consecutive positions: give less"):
+        with pytest.raises(RequestError, match="reaches 513, and the file has 512 consecutive positions: give less"):
             profiles_of(SHAPES, [request], 512, consecutive=True)
     assert profiles_of(SHAPES, ["seq=1:7:513"], consecutive=True)["hidden_states"]["max"][1] == 513
 

@@ -130,8 +130,8 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     """
     roles = rewritten.roles
     buffers = [name for name, role in roles.items() if role.kind == "past" and SLOTS not in role.axes]
-    done = [site for site in rewritten.sites if site.state == REWRITTEN and site.view is not None]
-    operators = [operator_of(site.view, site.attention.name) for site in done if site.view is not None]
+    views = [(site.view, site.attention.name) for site in rewritten.sites if site.state == REWRITTEN]
+    operators = [operator_of(view, name) for view, name in views if view is not None]
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
     own = without_keys(roles) if told else ()

@@ -132,14 +132,20 @@ def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
         left = budget
         long = [number for number, draft in enumerate(drafts) if draft.name in names]
         for number in sorted(long, key=lambda number: names.index(drafts[number].name)):
-            draft = drafts[number]
-            for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
-                fewer_rows = attrs.evolve(draft, batch=rows)
-                if (numbers := _cached_numbers(spec, fewer_rows)) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
-                    kept[number] = fewer_rows
-                    left -= numbers
-                    break
+            if (draft := _with_rows_that_fit(spec, drafts[number], left)) is not None:
+                kept[number] = draft
+                left -= _cached_numbers(spec, draft)
     return kept
+
+
+def _with_rows_that_fit(spec: Spec, draft: Draft, left: int) -> Draft | None:
+    """A draft with all of its rows, else with a few, whose cache has at most `left` numbers; None where none fits. One
+    of many rows keeps two."""
+    for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
+        fewer_rows = attrs.evolve(draft, batch=rows)
+        if _cached_numbers(spec, fewer_rows) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
+            return fewer_rows
+    return None
 
 
 def _cached_numbers(spec: Spec, draft: Draft) -> int:

@@ -128,8 +128,7 @@ def matmul_integer_to_float(
     bias: Tensor | None = None,
 ) -> Tensor:
     """MatMulInteger in units of both scales, those of B for all or for each column."""
-    product = torch.matmul(_centred(a, a_zero, False), _centred(b, b_zero, True)).to(a_scale.dtype)
-    product = product * (a_scale * b_scale)
+    product = matmul_integer(call, a, b, a_zero, b_zero).to(a_scale.dtype) * (a_scale * b_scale)
     return product if bias is None else product + bias
 
 

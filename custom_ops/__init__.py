@@ -57,12 +57,12 @@ __all__ = [
 
 # fmt: off
 _FILES = (
-    "angles", "attention", "bias", "cache", "contextual", "difference_disentangled", "difference_relative",
-    "difference_scores", "difference_values", "differences", "disentangled", "frequencies", "linear_attention", "norm",
-    "relative", "rotary", "scores", "windows",
+    "angles", "attention", "attention_by_head", "bias", "cache", "contextual", "difference_disentangled",
+    "difference_relative", "difference_scores", "difference_values", "differences", "disentangled", "frequencies",
+    "linear_attention", "norm", "relative", "rotary", "scores", "windows",
 )
 # fmt: on
-"""The files that define operators."""
+"""The files that define operators, and bodies of them."""
 
 
 def __getattr__(name: str) -> Any:

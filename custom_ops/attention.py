@@ -297,33 +297,49 @@ def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.V
     return op.Mul(op.Tanh(op.Div(logits, cap)), cap)
 
 
+def caches_onnx(call: Call, write: Callable[..., ir.Value]) -> tuple[list[ir.Value], Lengths]:
+    """The present keys and values, none without a cache, and the numbers of queries and keys; `write` is how new keys
+    get into a shared cache."""
+    if call.write_indices is None:
+        return call.present(), call.lengths()
+    lengths, indices, kv_heads = call.lengths(), call.write_indices, call.heads.num_kv_heads
+    return call.present(lambda past, new: write(call.op, past, new, indices, lengths, kv_heads)), lengths
+
+
+def values_onnx(call: Call, present: list[ir.Value]) -> ir.Value:
+    """[B, N, T, head_dim]."""
+    if present:
+        return repeated_onnx(call.op, present[1], call.heads, call.value_dim)
+    return call.op.Transpose(split_onnx(call.op, call.v, call.heads), perm=[0, 2, 1, 3])
+
+
+def attended_onnx(call: Call, present: list[ir.Value], lengths: Lengths) -> tuple[ir.Value, ir.Value | None]:
+    """[B, N, S, head_dim], and the visible keys."""
+    op, v = call.op, values_onnx(call, present)
+    keys = keys_onnx(op, call.q, present[0] if present else call.k, call.heads)
+    added = Added(call.bias, call.mask, call.sinks)
+    weights, seen = weights_onnx(op, call.q, keys, added, call.heads, lengths, call.write_indices)
+    if call.sinks is not None:  # their key has the value zero
+        v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
+    return op.MatMul(weights, v), seen
+
+
+def finished_onnx(call: Call, out: ir.Value, seen: ir.Value | None) -> ir.Value:
+    """[B, S, N*head_dim], with zeros for queries that see no key."""
+    if call.mask is not None and call.sinks is None:
+        assert seen is not None
+        out = call.op.Mul(out, cast(call.op, keyed_onnx(call.op, seen, call.dtype), call.dtype))
+    return call.flat(out)
+
+
 def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, ...]:
-    """Attention in standard operators; `write` is how new keys get into a shared cache.
+    """Attention in standard operators.
 
     TensorRT fuses all of it into one kernel in half precision; it doesn't with tanh, or with the sinks concatenated to
     the logits.
     """
-    op, heads = call.op, call.heads
-    if call.write_indices is None:
-        present = call.present()
-        lengths = call.lengths()
-    else:
-        lengths = call.lengths()
-        indices, kv_heads = call.write_indices, heads.num_kv_heads
-        present = call.present(lambda past, new: write(op, past, new, indices, lengths, kv_heads))
-    if present:
-        keys, v = (keys_onnx(op, call.q, present[0], heads), repeated_onnx(op, present[1], heads, call.value_dim))
-    else:
-        keys, v = (keys_onnx(op, call.q, call.k, heads), op.Transpose(split_onnx(op, call.v, heads), perm=[0, 2, 1, 3]))
-    added = Added(call.bias, call.mask, call.sinks)
-    weights, seen = weights_onnx(op, call.q, keys, added, heads, lengths, call.write_indices)
-    if call.sinks is not None:  # their key has the value zero
-        v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
-    out = op.MatMul(weights, v)
-    if call.mask is not None and call.sinks is None:
-        assert seen is not None
-        out = op.Mul(out, cast(op, keyed_onnx(op, seen, call.dtype), call.dtype))
-    return call.flat(out), *present
+    present, lengths = caches_onnx(call, write)
+    return finished_onnx(call, *attended_onnx(call, present, lengths)), *present
 
 
 for _kind in (attend, attend_cached, attend_shared):

@@ -11,7 +11,7 @@ without any key is NaN, a mean or the unmasked result, so such rows see every ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -317,14 +317,18 @@ def _contrib(call: Call, ort: bool) -> Results:
     return _grouped(call) if ort and grouped else _multi_head(call, ort)
 
 
+def call_of(operator: Operator[..., Any], op: Ops, args: Sequence[Any]) -> Call:
+    """The call of an attention operator from the arguments of its body."""
+    return Call(op, CappedHeads(*args[len(operator.inputs) :]), **dict(zip(operator.inputs, args, strict=False)))
+
+
 def add_bodies(operator: Operator[..., Any], decomposed: Callable[..., Results]) -> None:
     """Give an attention operator its bodies in all forms; `decomposed` is the one in standard operators."""
     cache = "shared" if "write_indices" in operator.inputs else "concat" if "past_key" in operator.inputs else None
-    count = len(operator.inputs)
 
     def body(attend: Callable[[Call], Results], form: str = "decomposed", target: str = "") -> Callable[..., Results]:
         def make(op: Ops, *args: Any) -> Results:
-            call = Call(op, CappedHeads(*args[count:]), **dict(zip(operator.inputs, args, strict=False)))
+            call = call_of(operator, op, args)
             features = AttentionCall(cache, call.heads.softcap > 0, call.head_dim, call.even)
             reason = unsupported_reason(form, target, features)
             if reason is not None:

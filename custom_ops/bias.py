@@ -7,6 +7,7 @@ logarithms differently.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
-from posexport.custom_ops.by_head import scan_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head, scan_onnx
 from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
 
 
@@ -79,16 +80,35 @@ def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: 
     return past * -slopes.view(-1, 1, 1) + future * -ahead.view(-1, 1, 1)
 
 
-@alibi_bias.onnx
-def _alibi_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, ahead: ir.Value | None) -> ir.Value:
-    distance = distances_onnx(op, positions)
+def rated(op: Ops, queries: ir.Value, rates: Sequence[ir.Value], shared: Callable[[Ops], Sequence[ir.Value]]) -> ByHead:
+    """The sum of numbers that all heads share, each [B, 1, S, T], times a rate of each head, [N]; `queries` are
+    [B, S, ...]."""
+    factors = [op.Unsqueeze(rate, [0, 2, 3]) for rate in rates]
 
-    def falling(part: ir.Value, rates: ir.Value) -> ir.Value:
-        return op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=ir.DataType.FLOAT), op.Neg(op.Unsqueeze(rates, [1, 2])))
+    def summed(op: Ops, count: int, *parts: ir.Value) -> ir.Value:
+        half = len(parts) // 2
+        terms = [op.Mul(numbers, factor) for numbers, factor in zip(parts[:half], parts[half:], strict=True)]
+        return terms[0] if half == 1 else op.Add(*terms)
 
-    if ahead is None:
-        return falling(op.Abs(distance), slopes)
-    return op.Add(falling(op.Max(distance, 0), slopes), falling(op.Max(op.Neg(distance), 0), ahead))
+    def parts(op: Ops) -> list[ir.Value]:
+        return [*shared(op), *factors]
+
+    return by_head(op, factors[0], parts, summed, queries=op.Shape(queries, start=1, end=2))
+
+
+def _alibi(
+    op: Ops, positions: Positions[ir.Value], slopes: ir.Value, ahead: ir.Value | None, ort: bool = False
+) -> ByHead:
+    def apart(op: Ops) -> list[ir.Value]:
+        distance = op.Unsqueeze(distances_onnx(op, positions), [1])
+        parts = [op.Abs(distance)] if ahead is None else [op.Max(distance, 0), op.Max(op.Neg(distance), 0)]
+        return [op.Cast(part, to=ir.DataType.FLOAT) for part in parts]
+
+    rates = [op.Neg(rate) for rate in (slopes, ahead) if rate is not None]
+    return rated(op, positions.q_positions, rates, apart)
+
+
+add_by_head(alibi_bias, _alibi, scans=False)
 
 
 @operator("GridBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
@@ -115,16 +135,20 @@ def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidea
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
 
 
-@grid_bias.onnx
-def _grid_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: bool) -> ir.Value:
-    def along(axis: int) -> ir.Value:
-        q_side, k_side = (op.Gather(side, axis, axis=2) for side in (positions.q_positions, positions.k_positions))
-        offset = distances_onnx(op, Positions(q_side, k_side))
-        return op.Mul(offset, offset) if euclidean else op.Abs(offset)
+def _grid(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: bool, ort: bool = False) -> ByHead:
+    def apart(op: Ops) -> list[ir.Value]:
+        def along(axis: int) -> ir.Value:
+            q_side, k_side = (op.Gather(side, axis, axis=2) for side in (positions.q_positions, positions.k_positions))
+            offset = distances_onnx(op, Positions(q_side, k_side))
+            return op.Mul(offset, offset) if euclidean else op.Abs(offset)
 
-    distance = op.Cast(op.Add(along(0), along(1)), to=ir.DataType.FLOAT)
-    distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
-    return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
+        distance = op.Cast(op.Add(along(0), along(1)), to=ir.DataType.FLOAT)
+        return [op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])]
+
+    return rated(op, positions.q_positions, [op.Neg(slopes)], apart)
+
+
+add_by_head(grid_bias, _grid, scans=False)
 
 
 @operator("RelativeBias", "bias", fake=lambda call: fake_bias(call, call.table))
@@ -189,16 +213,25 @@ def kerple_bias(q_positions: Tensor, k_positions: Tensor, r1: Tensor, r2: Tensor
     return -r1 * grown
 
 
-@kerple_bias.onnx
-def _kerple_onnx(op: Ops, positions: Positions[ir.Value], r1: ir.Value, r2: ir.Value, power: bool) -> ir.Value:
-    distance = op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, positions)), [1]), to=ir.DataType.FLOAT)
+def _kerple(
+    op: Ops, positions: Positions[ir.Value], r1: ir.Value, r2: ir.Value, power: bool, ort: bool = False
+) -> ByHead:
     lowest = constant(op, MIN_PARAMETER)
-    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, ir.DataType.FLOAT), lowest), [1, 2]) for t in (r1, r2))
-    if power:
-        grown = op.Pow(distance, op.Min(r2, constant(op, MAX_POWER)))
-    else:
-        grown = op.Log(op.Add(op.Mul(r2, distance), constant(op, 1.0)))
-    return op.Mul(op.Neg(r1), grown)
+    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, ir.DataType.FLOAT), lowest), [0, 2, 3]) for t in (r1, r2))
+    rates = [op.Neg(r1), op.Min(r2, constant(op, MAX_POWER)) if power else r2]
+
+    def parts(op: Ops) -> list[ir.Value]:
+        return [op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, positions)), [1]), to=ir.DataType.FLOAT), *rates]
+
+    def made(op: Ops, count: int, distance: ir.Value, rate: ir.Value, inner: ir.Value) -> ir.Value:
+        if power:
+            return op.Mul(rate, op.Pow(distance, inner))
+        return op.Mul(rate, op.Log(op.Add(op.Mul(inner, distance), constant(op, 1.0))))
+
+    return by_head(op, rates[0], parts, made, queries=op.Shape(positions.q_positions, start=1, end=2))
+
+
+add_by_head(kerple_bias, _kerple, scans=False)
 
 
 @operator(
@@ -233,14 +266,19 @@ def cosine_bias(
     return product.unsqueeze(1) * rates.view(-1, 1, 1)
 
 
-@cosine_bias.onnx
-def _cosine_onnx(op: Ops, angles: Angles[ir.Value], rates: ir.Value, below_zero: bool) -> ir.Value:
+def _cosine(op: Ops, angles: Angles[ir.Value], rates: ir.Value, below_zero: bool, ort: bool = False) -> ByHead:
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
-    left, right = (op.Concat(angles.q_cos, angles.q_sin, axis=-1), op.Concat(angles.k_cos, angles.k_sin, axis=-1))
-    product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
-    if below_zero:
-        product = op.Sub(product, constant(op, float(size_of(angles.q_cos, -1))))
-    return op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
+    def product(op: Ops) -> list[ir.Value]:
+        left, right = (op.Concat(angles.q_cos, angles.q_sin, axis=-1), op.Concat(angles.k_cos, angles.k_sin, axis=-1))
+        sums = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
+        if below_zero:
+            sums = op.Sub(sums, constant(op, float(size_of(angles.q_cos, -1))))
+        return [op.Unsqueeze(sums, [1])]
+
+    return rated(op, angles.q_cos, [rates], product)
+
+
+add_by_head(cosine_bias, _cosine, scans=False)
 
 
 FIRE_EPS = 1e-6

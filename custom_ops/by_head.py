@@ -4,9 +4,13 @@ and takes the memory of one head."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+import attrs
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.operator import Ops, few_onnx, shape_of, size_of
+from posexport.custom_ops.operator import ORT_FORMS, Body, Operator, Ops, few_onnx, shape_of, size_of
 
 Make = Callable[..., "ir.Value"]
 """`make(op, N, *parts)`: numbers of N heads, [B, N, ...], from parts [B|1, N|1, ...], which may be None."""
@@ -15,27 +19,90 @@ Parts = Callable[[Ops], "Sequence[ir.Value | None]"]
 """What makes such parts."""
 
 
-def by_head_onnx(
+@attrs.frozen
+class ByHead:
+    """Logits [B, N, S, T] as `make(op, N, *parts(op))`, or, on ONNX Runtime, of one head after the other for many
+    queries and `few(op)` for a few. `like` is [B, N, ...], `queries` S, int64 [1].
+
+    In attention, `of_product(op, product, q)` adds them to the product [1, 1, S, T] of queries and keys in fp32, where
+    hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled.
+    """
+
+    like: ir.Value
+    queries: ir.Value
+    parts: Parts
+    make: Make
+    few: Callable[[Ops], ir.Value]
+    hide: Callable[[Ops, ir.Value], ByHead] | None = None
+    of_product: Callable[[Ops, ir.Value, ir.Value], ir.Value] | None = None
+    block: int = 1
+
+    def under(self, op: Ops, hidden: ir.Value | None) -> ByHead:
+        """The logits with a mask [B|1, 1, S, T] added to them, by `hide(op, hidden)` where it is one for all rows."""
+        if hidden is None:
+            return self
+        if self.hide is not None and shape_of(hidden)[0] == 1:
+            return self.hide(op, hidden)
+
+        def make(op: Ops, count: int, hidden: ir.Value, *parts: ir.Value) -> ir.Value:
+            return op.Add(self.make(op, count, *parts), hidden)
+
+        return attrs.evolve(self, parts=lambda op: [hidden, *self.parts(op)], make=make)
+
+    @property
+    def num_heads(self) -> int:
+        """N."""
+        return size_of(self.like, 1)
+
+    def onnx(self, op: Ops, ort: bool) -> ir.Value:
+        """The logits."""
+        if not ort:
+            return self.make(op, self.num_heads, *self.parts(op))
+        batch = op.Shape(self.like, start=0, end=1)
+
+        def many(op: Ops) -> ir.Value:
+            return each_head_onnx(op, batch, self.num_heads, self.parts(op), self.make)
+
+        out = few_onnx(op, True, self.queries, self.few, many)
+        # here, not in a branch, whose result ONNX Runtime would copy
+        return op.Reshape(out, op.Concat(batch, [self.num_heads], self.queries, [-1], axis=0))
+
+
+def by_head(
     op: Ops,
     like: ir.Value,
     parts: Sequence[ir.Value | None] | Parts,
     make: Make,
-    ort: bool,
     few: Callable[[Ops], ir.Value] | None = None,
-) -> ir.Value:
-    """`make(op, N, *parts)`, [B, N, S, T]; on ONNX Runtime of one head after the other for many queries, and `few(op)`,
-    by default the same, for a few. `like` is [B, N, S, ...]; `parts(op)` makes parts where they are needed."""
-    num_heads, made = size_of(like, 1), parts if callable(parts) else lambda op: parts
-    if not ort:
-        return make(op, num_heads, *made(op))
-    batch, queries = (op.Shape(like, start=axis, end=axis + 1) for axis in (0, 2))
+    queries: ir.Value | None = None,
+) -> ByHead:
+    """Logits by head; `few` is by default `make` for all heads, and `queries` are by default those of `like`."""
+    made = parts if callable(parts) else lambda op: parts
+    queries = op.Shape(like, start=2, end=3) if queries is None else queries
+    return ByHead(like, queries, made, make, few or (lambda op: make(op, size_of(like, 1), *made(op))))
 
-    def many(op: Ops) -> ir.Value:
-        return each_head_onnx(op, batch, num_heads, made(op), make)
 
-    out = few_onnx(op, True, queries, few or (lambda op: make(op, num_heads, *made(op))), many)
-    # here, not in a branch, whose result ONNX Runtime would copy
-    return op.Reshape(out, op.Concat(batch, [num_heads], queries, [-1], axis=0))
+def blocks_of(op: Ops, count: ir.Value, block: int) -> ir.Value:
+    """The next multiple of `block`, of a number int64 []."""
+    return op.Mul(op.Div(op.Add(count, block - 1), block), block)
+
+
+def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Value], scans: bool = True) -> None:
+    """Give an operator of logits its bodies: `body(..., ort=...)`, for ONNX Runtime or for all targets. It may give the
+    logits of all heads where those of one can't be made by themselves. Without `scans`, logits that are written are
+    made of all heads at once for ONNX Runtime too."""
+
+    def written(ort: bool) -> Body:
+        @wraps(body)
+        def write(*args: Any) -> ir.Value:
+            made = body(*args, ort=ort)
+            return made.onnx(args[0], ort and scans) if isinstance(made, ByHead) else made
+
+        return write
+
+    operator.onnx(written(False))
+    operator.form(*ORT_FORMS)(written(True))
+    operator.logits(partial(body, ort=True))
 
 
 def each_head_onnx(op: Ops, batch: ir.Value, num_heads: int, parts: Sequence[ir.Value | None], make: Make) -> ir.Value:
@@ -66,8 +133,57 @@ def each_head_onnx(op: Ops, batch: ir.Value, num_heads: int, parts: Sequence[ir.
     return scan_onnx(op, op.Squeeze(op.Mul(batch, num_heads)), one)
 
 
-def scan_onnx(op: Ops, count: ir.Value, make: Callable[[Ops, ir.Value], ir.Value]) -> ir.Value:
-    """`make(op, number)` of the numbers from 0 to below `count`, both int64 [], one after the other: [count, ...]."""
+def each_row_onnx(
+    op: Ops, num_heads: int, values: Sequence[ir.Value], parts: Sequence[ir.Value | None], make: Make
+) -> ir.Value:
+    """`make(op, *values, *parts)` of one row and one head after the other by two Scans, [B, N, ...]: of values
+    [B, N, ...], which it gets without these dimensions, and of parts, of which both are one.
+
+    A Scan hands on what it divides without a copy, and what its body reads from around it; so a part of many numbers
+    for all heads is copied once for each row at most.
+    """
+    of_rows, of_heads = ([part is not None and shape_of(part)[axis] != 1 for part in parts] for axis in (0, 1))
+    # reshaped here: in the body of a Scan, ONNX Runtime would copy all of it
+    before = [
+        part if part is None or not (rows or heads) else _opened_onnx(op, part, rows, heads)
+        for part, rows, heads in zip(parts, of_rows, of_heads, strict=True)
+    ]
+    last = [
+        op.Sub(op.Squeeze(op.Shape(part, start=0, end=1)), 1) if part is not None and rows else None
+        for part, rows in zip(before, of_rows, strict=True)
+    ]
+
+    def one_row(op: Ops, row: ir.Value, *values: ir.Value) -> ir.Value:
+        here = [
+            part if part is None or end is None else op.Gather(part, op.Min(row, end), axis=0)
+            for part, end in zip(before, last, strict=True)
+        ]
+
+        def one(op: Ops, _: ir.Value, *divided: ir.Value) -> ir.Value:
+            by_head = iter(divided[len(values) :])
+            own = [next(by_head) if heads else part for part, heads in zip(here, of_heads, strict=True)]
+            return make(op, *divided[: len(values)], *own)
+
+        sequences = [part for part, heads in zip(here, of_heads, strict=True) if part is not None and heads]
+        return scan_onnx(op, op.Constant(value_int=num_heads), one, [*values, *sequences])
+
+    return scan_onnx(op, op.Squeeze(op.Shape(values[0], start=0, end=1)), one_row, values)
+
+
+def _opened_onnx(op: Ops, part: ir.Value, rows: bool, heads: bool) -> ir.Value:
+    """[B|1, N|1, ...] as [(B,) (N,) 1, 1, ...]."""
+    front = [0] if rows else [size_of(part, 1)]
+    front = [*front, *([size_of(part, 1)] if rows and heads else []), 1, 1]
+    return op.Reshape(part, op.Concat(front, op.Shape(part, start=2), axis=0))
+
+
+def scan_onnx(op: Ops, count: ir.Value, make: Callable[..., ir.Value], sequences: Sequence[ir.Value] = ()) -> ir.Value:
+    """`make(op, number, *values)` of the numbers from 0 to below `count`, int64 [], and a value of each sequence
+    [count, ...], one after the other: [count, ...]."""
     number = ir.Value(name="number", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
-    body = op.builder.subgraph(make, [number], [ir.Value(name="made")], name="body")
-    return op.Scan(op.Range(0, count, 1), body=body, num_scan_inputs=1)
+    values = [
+        ir.Value(name=f"value_{index}", type=sequence.type, shape=ir.Shape(shape_of(sequence)[1:]))
+        for index, sequence in enumerate(sequences)
+    ]
+    body = op.builder.subgraph(make, [number, *values], [ir.Value(name="made")], name="body")
+    return op.Scan(op.Range(0, count, 1), *sequences, body=body, num_scan_inputs=1 + len(sequences))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
+import attrs
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import keys_onnx, logits_of
-from posexport.custom_ops.by_head import by_head_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head, blocks_of, by_head
 from posexport.custom_ops.heads import Heads, heads_onnx, to_heads
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, rank_of, size_of
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.relative import fake_score
 from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
 
@@ -63,7 +62,7 @@ def contextual_score(
     return scores.gather(-1, high.long()) * part + scores.gather(-1, low.long()) * (1 - part)
 
 
-def _contextual_onnx(
+def _contextual(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
@@ -71,48 +70,58 @@ def _contextual_onnx(
     write_indices: ir.Value | None,
     pos_emb: ir.Value,
     heads: Heads,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ByHead:
     lengths, rows = lengths_onnx(op, q, k), size_of(pos_emb, 1)
-    seen = visible_onnx(op, heads, lengths, mask, write_indices)
-    if seen is not None:
-        seen = op.Cast(seen if rank_of(seen) == 4 else op.Unsqueeze(seen, [0, 1]), to=ir.DataType.FLOAT)
+    queries = heads_onnx(op, q, heads.num_heads)
 
-    def make(op: Ops, count: int, q: ir.Value, scaled: ir.Value, k: ir.Value, seen: ir.Value | None) -> ir.Value:
-        logits = op.MatMul(scaled, k)
-        gates = op.Sigmoid(cast(op, logits, ir.DataType.FLOAT))
-        gates = gates if seen is None else op.Mul(gates, seen)
-        sums = _sums_onnx(op, gates, lengths[1]) if ort else op.CumSum(gates, -1, reverse=1)
-        places = op.Min(sums, constant(op, float(rows - 1)))
-        scores = cast(op, op.MatMul(q, pos_emb), ir.DataType.FLOAT)
-        above = op.Pad(op.Slice(scores, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # nothing stands above the last
+    def scores(op: Ops, gates: ir.Value, q: ir.Value) -> ir.Value:
+        """Of gates and queries in fp32; as many keys as there are gates."""
+        sums = _sums_onnx(op, gates) if ort else op.CumSum(gates, -1, reverse=1)
+        places = op.Clip(sums, constant(op, 0.0), constant(op, float(rows - 1)))
+        products = cast(op, op.MatMul(q, pos_emb), ir.DataType.FLOAT)
+        above = op.Pad(op.Slice(products, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # nothing stands above the last
         # a line through two rows of the table: its slope, and where it starts at place 0
-        slopes, steps = op.Sub(above, scores), op.Cast(op.Range(0, rows, 1), to=ir.DataType.FLOAT)
-        starts, index = op.Sub(scores, op.Mul(slopes, steps)), op.Cast(places, to=ir.DataType.INT32)
+        slopes, steps = op.Sub(above, products), op.Cast(op.Range(0, rows, 1), to=ir.DataType.FLOAT)
+        starts, index = op.Sub(products, op.Mul(slopes, steps)), op.Cast(places, to=ir.DataType.INT32)
         start, slope = (op.GatherElements(t, index, axis=-1) for t in (starts, slopes))
         return op.Add(start, op.Mul(places, slope))
 
-    # as a decomposed attention has them, so that ONNX Runtime makes one product of both
-    scaled = heads_onnx(op, op.Mul(q, constant(op, heads.scale, dtype_of(q))), heads.num_heads)
-    queries = heads_onnx(op, q, heads.num_heads)
-    return by_head_onnx(op, queries, (queries, scaled, keys_onnx(op, q, k, heads), seen), make, ort)
+    def make(op: Ops, count: int, q: ir.Value, scaled: ir.Value, k: ir.Value, seen: ir.Value | None) -> ir.Value:
+        gates = op.Sigmoid(cast(op, op.MatMul(scaled, k), ir.DataType.FLOAT))
+        gates = gates if seen is None else op.Mul(gates, seen)
+        if not ort:
+            return scores(op, gates, q)
+        spare = op.Sub(blocks_of(op, lengths[1], BLOCK), lengths[1])
+        padded = op.Pad(gates, op.Concat([0], op.Unsqueeze(spare, [0]), axis=0), None, [3])
+        return op.Slice(scores(op, padded, q), [0], op.Unsqueeze(lengths[1], [0]), [3])
+
+    def of_product(op: Ops, product: ir.Value, q: ir.Value) -> ir.Value:
+        return op.Add(product, scores(op, op.Sigmoid(product), q))
+
+    def parts(op: Ops) -> list[ir.Value | None]:
+        seen = visible_onnx(op, heads, lengths, mask, write_indices)
+        if seen is not None:
+            seen = op.Cast(seen if rank_of(seen) == 4 else op.Unsqueeze(seen, [0, 1]), to=ir.DataType.FLOAT)
+        # as a decomposed attention has them, so that ONNX Runtime makes one product of both
+        scaled = heads_onnx(op, op.Mul(q, constant(op, heads.scale, dtype_of(q))), heads.num_heads)
+        return [queries, scaled, keys_onnx(op, q, k, heads), seen]
+
+    made = by_head(op, queries, parts, make)
+    return attrs.evolve(made, of_product=of_product, block=BLOCK)
 
 
 BLOCK = 32
 """Keys whose gates are summed by one product."""
 
 
-def _sums_onnx(op: Ops, gates: ir.Value, keys: ir.Value) -> ir.Value:
-    """The sums from each key on, of [B, N, S, T], as CumSum gives them: that has one thread in ONNX Runtime 1.31."""
-    spare = op.Mod(op.Sub(0, keys), BLOCK)
-    blocks = op.Reshape(
-        op.Pad(gates, op.Concat([0], op.Unsqueeze(spare, [0]), axis=0), None, [3]), [0, 0, 0, -1, BLOCK]
-    )
+def _sums_onnx(op: Ops, gates: ir.Value) -> ir.Value:
+    """The sums from each key on, of [B, N, S, T], T a multiple of BLOCK, as CumSum gives them: that has one thread in
+    ONNX Runtime 1.31."""
+    blocks = op.Reshape(gates, [0, 0, 0, -1, BLOCK])
     within = op.MatMul(blocks, op.Trilu(op.Expand(constant(op, 1.0), [BLOCK, BLOCK]), upper=0))
     behind = op.CumSum(op.ReduceSum(blocks, [4]), 3, exclusive=1, reverse=1)
-    sums = op.Reshape(op.Add(within, behind), [0, 0, 0, -1])
-    return op.Slice(sums, [0], op.Unsqueeze(keys, [0]), [3])
+    return op.Reshape(op.Add(within, behind), [0, 0, 0, -1])
 
 
-contextual_score.onnx(_contextual_onnx)
-contextual_score.form(*ORT_FORMS)(partial(_contextual_onnx, ort=True))
+add_by_head(contextual_score, _contextual)

@@ -6,7 +6,6 @@ In the second term, a row of a table meets each key, so that rows of numbers bel
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,14 +14,14 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import fake_logits
-from posexport.custom_ops.by_head import by_head_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
 from posexport.custom_ops.cache import joined, joined_onnx, total_keys
-from posexport.custom_ops.difference_scores import difference_score_onnx, products_onnx
+from posexport.custom_ops.difference_scores import difference_score_by_head, products_onnx
 from posexport.custom_ops.differences import blocks_onnx
 from posexport.custom_ops.disentangled import disentangled
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.one_query import OneKey, counted_onnx, one_query_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, size_of
 from posexport.custom_ops.tables import dotted_onnx, rows_of_onnx
 
 
@@ -94,7 +93,7 @@ def _middle(distances: int, causal: bool) -> int:
     return 0 if causal else distances // 2
 
 
-def _score_onnx(
+def _score(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
@@ -107,8 +106,8 @@ def _score_onnx(
     scale: float,
     causal: bool,
     whole: bool,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ir.Value | ByHead:
     queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(q))
     distances, width = size_of(rows, 0), size_of(q, -1) // num_heads
     middle, last = _middle(distances, causal), op.Slice(rows, [-1], [2**31 - 1], [0])
@@ -119,7 +118,7 @@ def _score_onnx(
         """The row for p_i - p_j, int64 of any shape."""
         return op.Gather(rows, op.Min(op.Max(op.Add(behind, middle), 0), distances - 1))
 
-    def first_term(op: Ops, keys: ir.Value) -> ir.Value | None:
+    def first_term(op: Ops, keys: ir.Value) -> ByHead | None:
         if key_table is None:
             return None
         count = op.Add(keys, 1) if causal else op.Add(keys, queries)
@@ -127,12 +126,12 @@ def _score_onnx(
             op.Unsqueeze(keys, [1]) if write_indices is None else op.Add(op.Unsqueeze(write_indices, [1]), queries)
         )
         taken = rows_at(op, op.Sub(ahead_of, counted_onnx(op, count)))
-        return difference_score_onnx(op, q, key_table, taken, num_heads, scale, causal, ort)
+        return difference_score_by_head(op, q, key_table, taken, num_heads, scale, causal, ort)
 
     if causal and past is None:
         first = first_term(op, queries)
         taken = rows_of_onnx(op, query_table, op.Unsqueeze(rows_at(op, counted_onnx(op, op.Add(queries, 1))), [0]))
-        return _own_keys_onnx(op, op.Mul(heads_onnx(op, k, num_heads), factor), taken, first, queries, ort)
+        return _own_keys(op, op.Mul(heads_onnx(op, k, num_heads), factor), taken, first, queries, ort)
 
     def many(op: Ops) -> ir.Value:
         heads = joined_onnx(op, past, k, write_indices, num_heads, ort)
@@ -154,7 +153,7 @@ def _score_onnx(
         score = op.Slice(op.Reshape(by_query, op.Concat([0, 0], queries, [-1], axis=0)), [0], keys, [3])
         term = first_term(op, keys)
         score = cast(op, score, ir.DataType.FLOAT)
-        return score if term is None else op.Add(score, term)
+        return score if term is None else op.Add(score, term.onnx(op, ort))
 
     if past is None:
         return many(op)
@@ -190,28 +189,34 @@ def _score_onnx(
     return one_query_onnx(op, q, past, ort and not whole, one, many)
 
 
-difference_disentangled_score.onnx(_score_onnx)
-difference_disentangled_score.form(*ORT_FORMS)(partial(_score_onnx, ort=True))
+add_by_head(difference_disentangled_score, _score)
 
 
-def _own_keys_onnx(
-    op: Ops, heads: ir.Value, taken: ir.Value, first: ir.Value | None, queries: ir.Value, ort: bool
-) -> ir.Value:
+def _own_keys(op: Ops, heads: ir.Value, taken: ir.Value, first: ByHead | None, queries: ir.Value, ort: bool) -> ByHead:
     """The score of keys [B, N, S, head_dim] that are those of the queries, for queries behind them only, and another.
 
     Key j and query i are i - j apart: rows of S + 1 columns, of the rows [1, N, S + 1, head_dim] for the differences
     from 0 on, read as rows of S."""
 
-    def make(op: Ops, count: int, heads: ir.Value, taken: ir.Value, first: ir.Value | None) -> ir.Value:
+    def own(op: Ops, count: int, heads: ir.Value, taken: ir.Value) -> ir.Value:
         products = products_onnx(op, heads, taken)
         if ort:
             slid = blocks_onnx(op, products, queries, (0, queries))
         else:
             moved = op.Slice(op.Reshape(products, [0, 0, -1]), [0], op.Mul(queries, queries), [2])
             slid = op.Reshape(moved, op.Concat([0, 0], queries, [-1], axis=0))
-        score = cast(op, op.Transpose(slid, perm=[0, 1, 3, 2]), ir.DataType.FLOAT)
-        return score if first is None else op.Add(score, first)
+        return cast(op, op.Transpose(slid, perm=[0, 1, 3, 2]), ir.DataType.FLOAT)
 
-    if first is not None:  # of a known number of heads
-        first = op.Reshape(first, [0, size_of(heads, 1), 0, -1])
-    return by_head_onnx(op, heads, (heads, taken, first), make, ort)
+    if first is None:
+        return by_head(op, heads, (heads, taken), own)
+
+    def parts(op: Ops) -> list[ir.Value | None]:
+        return [heads, taken, *first.parts(op)]
+
+    def make(op: Ops, count: int, heads: ir.Value, taken: ir.Value, *of_first: ir.Value) -> ir.Value:
+        return op.Add(own(op, count, heads, taken), first.make(op, count, *of_first))
+
+    def few(op: Ops) -> ir.Value:
+        return op.Add(own(op, first.num_heads, heads, taken), first.few(op))
+
+    return by_head(op, heads, parts, make, few)

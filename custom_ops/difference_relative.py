@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
-from posexport.custom_ops.differences import fake_laid_out, laid_out, slid_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, dtype_of, operator, shape_of, size_of
+from posexport.custom_ops.by_head import ByHead, add_by_head
+from posexport.custom_ops.differences import fake_laid_out, laid_out, slid
+from posexport.custom_ops.operator import Ops, cast, dtype_of, operator, shape_of, size_of
 from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
 
 
@@ -86,7 +86,7 @@ def _table_onnx(op: Ops, turns: Turns[ir.Value], length: ir.Value, dtype: ir.Dat
     return side("Sub", (sin_r, cos_f), (cos_r, sin_f)), side("Add", (cos_r, cos_f), (sin_r, sin_f))
 
 
-def _relative_onnx(
+def _relative(
     op: Ops,
     q: ir.Value,
     ahead: ir.Value,
@@ -95,22 +95,19 @@ def _relative_onnx(
     r_proj: ir.Value,
     scale: float,
     causal: bool,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ByHead:
     heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
     queries, length = op.Shape(q, start=1, end=2), op.Shape(ahead, start=1, end=2)
 
     def few(op: Ops) -> ir.Value:
-        scores = turned_onnx(op, heads, turns, r_proj, shape)
-        return cast(op, op.Slice(scores, [0], length, [3]), dtype_of(heads))
+        return op.Slice(turned_onnx(op, heads, turns, r_proj, shape), [0], length, [3])
 
     def parts(op: Ops) -> list[ir.Value]:
         table = op.MatMul(r_proj, op.Concat(*_table_onnx(op, turns, length, dtype_of(heads)), axis=1))
         return [heads, op.Reshape(table, [0, *shape])]
 
-    made = slid_onnx(op, heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
-    return cast(op, made, ir.DataType.FLOAT)
+    return slid(heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
 
 
-difference_relative_score.onnx(_relative_onnx)
-difference_relative_score.form(*ORT_FORMS)(partial(_relative_onnx, ort=True))
+add_by_head(difference_relative_score, _relative)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import REQUIRED, SCALE
-from posexport.custom_ops.differences import fake_laid_out, places_of, slid_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head
+from posexport.custom_ops.differences import fake_laid_out, places_of, slid
 from posexport.custom_ops.heads import heads_onnx, to_heads
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of, wide
+from posexport.custom_ops.operator import Ops, constant, dtype_of, operator, size_of, wide
 from posexport.custom_ops.tables import picked, rows_of_onnx, turned_onnx
 
 
@@ -56,9 +56,9 @@ SMALL = 128
 """Rows of a table that are multiplied with queries before they are laid out, as fewer than differences."""
 
 
-def difference_score_onnx(
-    op: Ops, q: ir.Value, table: ir.Value, rows: ir.Value, num_heads: int, scale: float, causal: bool, ort: bool = False
-) -> ir.Value:
+def difference_score_by_head(
+    op: Ops, q: ir.Value, table: ir.Value, rows: ir.Value, num_heads: int, scale: float, causal: bool, ort: bool
+) -> ByHead:
     """The body of `difference_score`."""
     queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(q))
     heads = op.Mul(heads_onnx(op, q, num_heads), factor)
@@ -84,8 +84,7 @@ def difference_score_onnx(
         made = products_onnx(op, heads, rows)
         return made if index is None else op.GatherElements(made, index, axis=-1)
 
-    return cast(op, slid_onnx(op, heads, queries, causal, few, parts, many, ort), ir.DataType.FLOAT)
+    return slid(heads, queries, causal, few, parts, many, ort)
 
 
-difference_score.onnx(difference_score_onnx)
-difference_score.form(*ORT_FORMS)(partial(difference_score_onnx, ort=True))
+add_by_head(difference_score, difference_score_by_head)

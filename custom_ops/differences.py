@@ -13,17 +13,17 @@ hidden keys is any of the numbers: attention masks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.bias import fake_logits
-from posexport.custom_ops.by_head import Make, each_head_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, few_onnx, operator, size_of, wide
+from posexport.custom_ops.by_head import ByHead, Make, Parts, add_by_head
+from posexport.custom_ops.operator import Ops, cast, constant, operator, size_of, wide
 
 
 def columns(queries: int, keys: int, causal: bool) -> int:
@@ -53,39 +53,32 @@ def places_of(queries: int, length: int, causal: bool, device: torch.device) -> 
     return (steps - by_query + queries).clamp(max=length - 1)
 
 
-def slid_onnx(
-    op: Ops,
-    like: ir.Value,
-    queries: ir.Value,
-    causal: bool,
-    few: Callable[[Ops], ir.Value],
-    parts: Callable[[Ops], Sequence[ir.Value]],
-    many: Make,
-    ort: bool,
-) -> ir.Value:
-    """[B|1, N, S, T] from [B|1, N, S, L] with a number for each difference, which `many` makes of the parts; on ONNX
-    Runtime, `few` makes those of few queries. `like` is [B|1, N, ...], `queries` S, int64 [1]."""
-    batch, num_heads = op.Shape(like, start=0, end=1), size_of(like, 1)
+def slid(
+    like: ir.Value, queries: ir.Value, causal: bool, few: Callable[[Ops], ir.Value], parts: Parts, many: Make, ort: bool
+) -> ByHead:
+    """float32 [B|1, N, S, T] from [B|1, N, S, L] with a number for each difference, which `many` makes of the parts;
+    on ONNX Runtime, `few` makes those of few queries. `like` is [B|1, N, ...], `queries` S, int64 [1]."""
+
+    def slide(op: Ops, moved: ir.Value, count: int) -> ir.Value:
+        rows = op.Reshape(moved, op.Concat([0, count], queries, [-1], axis=0))
+        if not causal:
+            length = op.Shape(rows, start=3, end=4)
+            rows = op.Slice(rows, [0], op.Sub(op.Add(length, 1), queries), [3])
+        return cast(op, rows, ir.DataType.FLOAT)
 
     def of_few(op: Ops) -> ir.Value:
-        return op.Slice(op.Reshape(few(op), [0, 0, 1, -1]), queries, [2**63 - 1], [3])
+        numbers = op.Reshape(few(op), [0, 0, 1, -1])
+        return slide(op, op.Slice(numbers, queries, [2**63 - 1], [3]), size_of(like, 1))
 
-    def of_many(op: Ops) -> ir.Value:
-        return each_head_onnx(op, batch, num_heads, parts(op), of_head)
-
-    def of_head(op: Ops, count: int, *parts: ir.Value) -> ir.Value:
+    def make(op: Ops, count: int, *parts: ir.Value) -> ir.Value:
         numbers = many(op, *parts)
-        return blocks_onnx(op, numbers, queries, (1, op.Shape(numbers, start=3, end=4)))
+        if ort:
+            moved = blocks_onnx(op, numbers, queries, (1, op.Shape(numbers, start=3, end=4)))
+        else:
+            moved = op.Slice(op.Reshape(numbers, [0, 0, -1]), queries, [2**63 - 1], [2])
+        return slide(op, moved, count)
 
-    if ort:
-        moved = few_onnx(op, True, queries, of_few, of_many)
-    else:
-        moved = op.Slice(op.Reshape(many(op, *parts(op)), [0, 0, -1]), queries, [2**63 - 1], [2])
-    rows = op.Reshape(moved, op.Concat(batch, [num_heads], queries, [-1], axis=0))
-    if causal:
-        return rows
-    length = op.Shape(rows, start=3, end=4)
-    return op.Slice(rows, [0], op.Sub(op.Add(length, 1), queries), [3])
+    return ByHead(like, queries, parts, make, of_few)
 
 
 def blocks_onnx(op: Ops, numbers: ir.Value, size: ir.Value, part: tuple[Any, Any]) -> ir.Value:
@@ -135,7 +128,7 @@ def difference_bias(numbers: Tensor, tokens: Tensor, causal: bool = False) -> Te
     return numbers[:, :, 0, places_of(tokens.shape[1], numbers.shape[3], causal, numbers.device)]
 
 
-def _bias_onnx(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, ort: bool = False) -> ir.Value:
+def _bias_by_head(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, ort: bool) -> ByHead:
     queries = op.Shape(tokens, start=1, end=2)
 
     def few(op: Ops) -> ir.Value:
@@ -145,8 +138,19 @@ def _bias_onnx(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, ort: 
         # the same row for every query: Expand has one thread
         return op.Gather(numbers, op.Expand([0], queries), axis=2) if ort else few(op)
 
-    return slid_onnx(op, numbers, queries, causal, few, lambda op: [numbers], many, ort)
+    def hide(op: Ops, hidden: ir.Value) -> ByHead:
+        """A mask of all rows is added to the one row of all queries, where it stands before they move."""
+        flat = op.Concat(op.Expand(constant(op, 0.0), queries), op.Reshape(hidden, [-1]), axis=0)
+        before = op.Unsqueeze(op.Reshape(flat, op.Concat(queries, [-1], axis=0)), [0, 1])
+
+        def masked(op: Ops, numbers: ir.Value, before: ir.Value) -> ir.Value:
+            return op.Add(numbers, before)
+
+        return slid(numbers, queries, causal, few, lambda op: [numbers, before], masked, ort)
+
+    return attrs.evolve(
+        slid(numbers, queries, causal, few, lambda op: [numbers], many, ort), hide=hide if causal else None
+    )
 
 
-difference_bias.onnx(_bias_onnx)
-difference_bias.form(*ORT_FORMS)(partial(_bias_onnx, ort=True))
+add_by_head(difference_bias, _bias_by_head)

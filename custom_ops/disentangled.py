@@ -6,7 +6,6 @@ queries q + Q meet all keys at once, and the score is that of the rows' differen
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,11 +14,11 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx
-from posexport.custom_ops.by_head import by_head_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
 from posexport.custom_ops.cache import joined, joined_onnx
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.one_query import OneKey, one_query_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, operator, size_of, wide
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, size_of, wide
 from posexport.custom_ops.relative import fake_score
 from posexport.custom_ops.tables import dotted_onnx, index_onnx, picked, picked_onnx, rows_of_onnx
 
@@ -90,7 +89,7 @@ def disentangled_score(
     return disentangled(to_heads(q, num_heads) * scale, keys * scale, rows, tables[0], tables[1], last)
 
 
-def _disentangled_onnx(
+def _disentangled(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
@@ -103,8 +102,8 @@ def _disentangled_onnx(
     num_heads: int,
     scale: float,
     whole: bool,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ByHead:
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
     rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
     queries, by_query = heads_onnx(op, q, num_heads), index_onnx(op, rows, ort)
@@ -169,7 +168,7 @@ def _disentangled_onnx(
     def all_heads(op: Ops) -> ir.Value:
         return make(op, num_heads, *parts(op))
 
-    return by_head_onnx(op, queries, parts, make, ort, few)
+    return by_head(op, queries, parts, make, few)
 
 
 def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value, last: ir.Value) -> ir.Value:
@@ -193,5 +192,4 @@ def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value,
     return cache.ended(op, every, mine)
 
 
-disentangled_score.onnx(_disentangled_onnx)
-disentangled_score.form(*ORT_FORMS)(partial(_disentangled_onnx, ort=True))
+add_by_head(disentangled_score, _disentangled)

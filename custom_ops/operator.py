@@ -108,7 +108,8 @@ class Operator(Generic[P, R]):
 
     `inputs` and `outputs` are tensors by name; the parameters of the torch body after the inputs are attributes.
     `body` is the operator in standard ONNX, in which a parameter that is a dataclass stands for its fields. `forms`
-    holds better bodies: under "form" for all targets, and under "form:target" for one that supports more.
+    holds better bodies: under "form" for all targets, and under "form:target" for one that supports more. `logits_body`
+    and `joined_body` are the bodies of an operator of logits and of attention where both become one function.
     """
 
     body: Body
@@ -119,6 +120,8 @@ class Operator(Generic[P, R]):
         self.name, self.function, self.outputs = torch_body.__name__, function, outputs
         self.eager: Callable[..., R] = torch_body
         self.forms: dict[str, Body] = {}
+        self.logits_body: Body | None = None
+        self.joined_body: Body | None = None
         self._fake = fake
         self._arguments = Arguments(torch_body)
         self.inputs, self.names = self._arguments.tensors, self._arguments.names
@@ -164,6 +167,17 @@ class Operator(Generic[P, R]):
             return body
 
         return add
+
+    def logits(self, body: B) -> B:
+        """Decorator of a body that makes logits of one head after the other (posexport.custom_ops.by_head.ByHead), in
+        decomposed attention on ONNX Runtime where they are its bias."""
+        self.logits_body = body
+        return body
+
+    def joined(self, body: B) -> B:
+        """Decorator of the body of such an attention: `body(op, logits, *inputs, *attributes)`."""
+        self.joined_body = body
+        return body
 
     def body_for(self, form: str, target: str) -> Body:
         """The body of a form for a target: the target's own, or else the form's, or else the standard one."""

@@ -13,7 +13,7 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions, exact_onnx, exact_sinusoids, sinusoids, sinusoids_onnx
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
-from posexport.custom_ops.by_head import by_head_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
 from posexport.custom_ops.operator import (
     ORT_FORMS,
     Ops,
@@ -238,7 +238,7 @@ def relative_table_score(
     return picked(scores, index).to(wide(q.dtype))
 
 
-def _relative_table_onnx(
+def _relative_table(
     op: Ops,
     q: ir.Value,
     positions: Positions[ir.Value],
@@ -246,8 +246,8 @@ def _relative_table_onnx(
     r_proj: ir.Value,
     table: ir.Value,
     scale: float,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ByHead:
     # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
     index = index_onnx(op, clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2), ort)
@@ -256,11 +256,10 @@ def _relative_table_onnx(
     def make(op: Ops, count: int, heads: ir.Value, rows: ir.Value, index: ir.Value) -> ir.Value:
         return cast(op, picked_onnx(op, op.MatMul(heads, rows), index, count), ir.DataType.FLOAT)
 
-    return by_head_onnx(op, heads, (heads, op.Unsqueeze(rows, [0]), index), make, ort)
+    return by_head(op, heads, (heads, op.Unsqueeze(rows, [0]), index), make)
 
 
-relative_table_score.onnx(_relative_table_onnx)
-relative_table_score.form(*ORT_FORMS)(partial(_relative_table_onnx, ort=True))
+add_by_head(relative_table_score, _relative_table)
 
 
 @operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))

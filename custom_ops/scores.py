@@ -13,7 +13,7 @@ from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights_onnx
 from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances
-from posexport.custom_ops.by_head import by_head_onnx, scan_onnx
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head, scan_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
 from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, few_onnx, operator, size_of, wide
 from posexport.custom_ops.relative import fake_score
@@ -50,7 +50,7 @@ def offset_score(
     return picked(scores, index).to(wide(q.dtype))
 
 
-def _offset_score_onnx(
+def _offset_score(
     op: Ops,
     q: ir.Value,
     positions: Positions[ir.Value],
@@ -58,8 +58,8 @@ def _offset_score_onnx(
     behind: int,
     ahead: int,
     scale: float,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ByHead:
     heads = op.Mul(heads_onnx(op, q, size_of(q, -1) // size_of(table, 1)), constant(op, scale, dtype_of(q)))
 
     def make(op: Ops, count: int, heads: ir.Value, index: ir.Value) -> ir.Value:
@@ -67,11 +67,10 @@ def _offset_score_onnx(
         return cast(op, picked_onnx(op, scores, index, count), ir.DataType.FLOAT)
 
     index = index_onnx(op, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), ort)
-    return by_head_onnx(op, heads, (heads, index), make, ort)
+    return by_head(op, heads, (heads, index), make)
 
 
-offset_score.onnx(_offset_score_onnx)
-offset_score.form(*ORT_FORMS)(partial(_offset_score_onnx, ort=True))
+add_by_head(offset_score, _offset_score)
 
 
 @operator("OffsetValues", "added", fake=lambda call: torch.empty_like(call.q))

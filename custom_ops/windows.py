@@ -4,7 +4,6 @@ and the cosine attention of the models that have them."""
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, either_onnx, operator, size_of, wide
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, either_onnx, operator, size_of, wide
 
 
 @operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
@@ -89,13 +89,14 @@ def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
     return bias
 
 
-def _order_onnx(op: Ops, table: ir.Value, q: ir.Value, size: int, ort: bool = False) -> ir.Value:
-    # biases of two rows of cells, [N, (2M - 1) M, M]: by their distance and the query's column, of each key's column
-    by_head = op.Transpose(cast(op, table, ir.DataType.FLOAT), perm=[1, 0])
+def _order(op: Ops, table: ir.Value, q: ir.Value, size: int, ort: bool) -> ByHead:
+    # biases of two rows of cells, [1, N, (2M - 1) M, M]: by their distance and the query's column, of each key's column
+    num_heads = size_of(table, 1)
+    turned = op.Transpose(cast(op, table, ir.DataType.FLOAT), perm=[1, 0])
     columns, width = op.Range(0, size, 1), 2 * size - 1
     across = op.Add(op.Sub(op.Unsqueeze(columns, [1]), columns), size - 1)
-    pairs = op.Gather(op.Reshape(by_head, [0, width, width]), across, axis=2)
-    pairs = op.Reshape(pairs, [0, width * size, size])
+    pairs = op.Gather(op.Reshape(turned, [0, width, width]), across, axis=2)
+    pairs = op.Reshape(pairs, [1, num_heads, width * size, size])
     # blocks of M numbers, one for each row of keys
     tokens = op.Shape(q, start=1, end=2)
     count = op.Div(op.Add(tokens, size - 1), size)
@@ -103,19 +104,21 @@ def _order_onnx(op: Ops, table: ir.Value, q: ir.Value, size: int, ort: bool = Fa
     down = op.Add(op.Sub(op.Unsqueeze(rows, [1, 2]), rows), size - 1)
     index, cells = op.Add(op.Mul(down, size), op.Unsqueeze(columns, [1])), op.Mul(count, size)
 
-    def whole(op: Ops) -> ir.Value:
-        return op.Gather(pairs, index, axis=1)  # [N, rows, M, rows, M]
+    def made(op: Ops, heads: int, pairs: ir.Value) -> ir.Value:
+        def whole(op: Ops) -> ir.Value:
+            return op.Gather(pairs, index, axis=2)  # [1, N, rows, M, rows, M]
 
-    def cut(op: Ops) -> ir.Value:
-        square = op.Reshape(whole(op), op.Concat([0], cells, [-1], axis=0))
-        return op.Slice(square, [0, 0], op.Concat(tokens, tokens, axis=0), [1, 2])
+        def cut(op: Ops) -> ir.Value:
+            square = op.Reshape(whole(op), op.Concat([1, heads], cells, [-1], axis=0))
+            return op.Slice(square, [0, 0], op.Concat(tokens, tokens, axis=0), [2, 3])
 
-    made = either_onnx(op, op.Squeeze(op.Equal(tokens, cells)), whole, cut) if ort else cut(op)
-    return op.Reshape(made, op.Concat([1, size_of(table, 1)], tokens, [-1], axis=0))
+        square = either_onnx(op, op.Squeeze(op.Equal(tokens, cells)), whole, cut) if ort else cut(op)
+        return op.Reshape(square, op.Concat([1, heads], tokens, [-1], axis=0))
+
+    return by_head(op, pairs, [pairs], made, queries=tokens)
 
 
-window_order_bias.onnx(_order_onnx)
-window_order_bias.form(*ORT_FORMS)(partial(_order_onnx, ort=True))
+add_by_head(window_order_bias, _order, scans=False)
 
 
 MAX_BIAS = 16.0

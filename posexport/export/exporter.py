@@ -25,7 +25,7 @@ from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.custom_ops import operators
 from posexport.errors import RequestError
-from posexport.export import layer_copies, support, torchlib_cache
+from posexport.export import joined_attention, layer_copies, support, torchlib_cache
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.export.sizes_of_inputs import read_from_inputs
 from posexport.graphs.function_bodies import DOMAIN as DOMAIN
@@ -75,6 +75,8 @@ def export(
     initializers = Initializers(spec, weights)
     if spec.layers > 1:
         layer_copies.instantiate(model, spec, initializers.names, initializers.tensor)
+    if (form, target) == ("decomposed", "ort"):
+        joined_attention.join(model, functions)
     name_initializers(model, spec, initializers)
     finish(model, form)
     read_from_inputs(model)

@@ -7,15 +7,32 @@ import itertools
 from collections.abc import Callable, Collection
 from typing import Any
 
+import attrs
 import onnx.defs
 import onnx_ir as ir
 import onnxscript
 from onnxscript.values import Op, Opset
 
-from posexport.custom_ops.operator import Body, Operator
+from posexport.custom_ops.by_head import ByHead
+from posexport.custom_ops.operator import Body, Operator, flat
 from posexport.errors import RequestError
 
 DOMAIN = "posexport"
+
+
+@attrs.frozen
+class Call:
+    """What a function was built for: inputs have a name, a dtype and a shape, and are None where absent."""
+
+    operator: Operator[..., Any]
+    inputs: list[ir.Value | None]
+    attributes: dict[str, Any]
+
+    def by_name(self, node: ir.Node) -> dict[str, ir.Value | None]:
+        """The inputs of a node of the function by the names that they have in the operator."""
+        given = iter(node.inputs)
+        names = zip(self.operator.inputs, self.inputs, strict=True)
+        return {name: None if absent is None else next(given) for name, absent in names}
 
 
 class Functions:
@@ -30,6 +47,7 @@ class Functions:
         self.for_target_only = False
         self._calls: dict[tuple[object, ...], ir.Function] = {}
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
+        self._built_for: dict[str, Call] = {}
 
     def translation(self, operator: Operator[..., Any]) -> Callable[..., Any]:
         """The function that torch's exporter calls for `operator`: it emits a node and keeps the body of that node."""
@@ -62,12 +80,47 @@ class Functions:
             common = operator.body_for(self.form, "portable")
             if chosen is not common and not self.for_target_only:
                 self.for_target_only = _differ(function, lambda: self._build(operator, common, values, attributes))
-            body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))
-            if body not in self._bodies:  # queries and keys of different widths may share one body
-                function.name = self._name(operator.function)
-                self._bodies[body] = function
-            self._calls[key] = self._bodies[body]
+            self._calls[key] = self._kept(function)
+            self._built_for.setdefault(self._calls[key].name, Call(operator, values, attributes))
         return self._calls[key]
+
+    def call_of(self, node: ir.Node) -> Call | None:
+        """What the function of a node was built for; None for a node of anything else."""
+        return self._built_for.get(node.op_type) if node.domain == DOMAIN else None
+
+    def joined(self, attention: Call, logits: Call) -> ir.Function | None:
+        """One function for attention and the logits that are its bias: its inputs are those of the logits, then those
+        of attention but for the bias. None where they can't be one."""
+        count, at = len(logits.inputs), attention.operator.inputs.index("bias")
+        by_head, join = logits.operator.logits_body, attention.operator.joined_body
+        if by_head is None or join is None:
+            return None
+        of_logits = [
+            value if value is None else ir.Value(name=f"logits_{value.name}", type=value.type, shape=value.shape)
+            for value in logits.inputs
+        ]
+
+        def chosen(op: Any, *args: Any) -> Any:
+            made = flat(by_head)(op, *args[:count], *logits.attributes.values())
+            if not isinstance(made, ByHead):
+                raise RequestError("These logits are computed for all heads at once.")
+            return join(op, made, *args[count : count + at], None, *args[count + at :])
+
+        others = [value for place, value in enumerate(attention.inputs) if place != at]
+        try:
+            function = self._build(attention.operator, chosen, [*of_logits, *others], attention.attributes)
+        except RequestError:
+            return None
+        self.for_target_only = True
+        return self._kept(function)
+
+    def _kept(self, function: ir.Function) -> ir.Function:
+        """The function, or an equal one that is there already: queries and keys of different widths may share one."""
+        body = (function.name, ir.to_proto(function).SerializeToString(deterministic=True))
+        if body not in self._bodies:
+            function.name = self._name(function.name)
+            self._bodies[body] = function
+        return self._bodies[body]
 
     def _name(self, name: str) -> str:
         """The name, or with a number from 2 on where it is taken."""

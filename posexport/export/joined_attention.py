@@ -1,0 +1,33 @@
+"""Decomposed attention for ONNX Runtime alone and the logits that are its bias, as one function."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from posexport.graphs.function_bodies import DOMAIN, Functions
+
+
+def join(model: ir.Model, functions: Functions) -> None:
+    """Join each attention with its bias where nothing else reads that: then both go one head after the other
+    (posexport.custom_ops.attention_by_head). A bias for several layers is computed once, before them."""
+    for node in [*model.graph]:
+        attention = functions.call_of(node)
+        if attention is None or attention.operator.joined_body is None:
+            continue
+        inputs = attention.by_name(node)
+        bias = inputs.pop("bias")
+        source = None if bias is None else bias.producer()
+        logits = None if source is None else functions.call_of(source)
+        if bias is None or source is None or logits is None or bias.is_graph_output() or len(bias.uses()) > 1:
+            continue
+        function = functions.joined(attention, logits)
+        if function is None:
+            continue
+        given = [*source.inputs, *(value for value in inputs.values() if value is not None)]
+        both = ir.Node(DOMAIN, function.name, given, num_outputs=len(node.outputs), name=node.name)
+        for new, old in zip(both.outputs, node.outputs, strict=True):
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+        model.graph.insert_before(node, both)
+        ir.convenience.replace_all_uses_with(node.outputs, both.outputs, replace_graph_outputs=True)
+        model.graph.remove([node, source], safe=True)
+        model.functions[function.identifier()] = function

@@ -31,6 +31,14 @@ CASES = {
         "y = Attention<q_num_heads = 4, kv_num_heads = 4>(x, x, x, mask)",
         ("input", [], ["mask"]),
     ),
+    "of the positions of few tokens": (
+        "int64[3] input_pos, float[batch, 8, 32] past_values",
+        "keys = Constant<value_ints = [0, 1, 2, 3, 4, 5, 6, 7]>() one = Constant<value_ints = [1]>() "
+        "two = Constant<value_ints = [0, 1]>() queries = Unsqueeze(input_pos, one) seen = LessOrEqual(keys, queries) "
+        "mask = Unsqueeze(seen, two) "
+        "y = Attention<q_num_heads = 4, kv_num_heads = 4>(x, past_values, past_values, mask)",
+        ("input", [], ["input_pos"]),
+    ),
     "that hides nothing": (
         "float[batch, 1, seq, seq] mask",
         "zero = Constant<value_float = 0.0>() none = Mul(mask, zero) "
@@ -43,8 +51,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_for_each_query_is_named(name: str) -> None:
     mask, made, (kind, padding, inputs) = CASES[name]
+    seq = 3 if "[3]" in mask else "seq"
     text = f"""<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
-      g (float[batch, seq, 32] x, {mask}) => (float[batch, seq, 32] y) {{ {made} }}"""
+      g (float[batch, {seq}, 32] x, {mask}) => (float[batch, {seq}, 32] y) {{ {made} }}"""
     model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
     sites = call_sites(model)
     view = view_of(model)

@@ -17,7 +17,7 @@ import numpy as np
 from posexport.errors import RequestError
 from posexport.graphs.attention.logits import AddedToScores, Logits
 from posexport.graphs.attention.measure import POSITIONS, Measure
-from posexport.graphs.axes import PAST
+from posexport.graphs.axes import PAST, SEQ
 from posexport.graphs.input_facts import is_of_tokens
 from posexport.graphs.roles import Role
 
@@ -186,9 +186,9 @@ def _hide_by_query(added: AddedToScores, kind: str, size: int | None, names: lis
 
 def _follows_positions(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool:
     """Whether positions that begin anew, or go back, let queries see other keys."""
-    axes = measure.axes_of(added.values) or 1
+    axes, length = measure.axes_of(added.values) or 1, measure.sizes(9)[SEQ]
     with contextlib.suppress(RequestError):
-        one = added.at(seq=9, positions=[[place] * axes for place in (0, 1, 2, 0, 1, 4, 3, 2, 3)])
+        one = added.at(seq=length, positions=[[place] * axes for place in (0, 1, 2, 0, 1, 4, 3, 2, 3)[-length:]])
         return not _fits(one, kind, size)
     return False
 

@@ -3,7 +3,10 @@
     scores [B, K, G, S, T] = queries [B, K, G, S, D] keys [B, K, 1, D, T],   heads of query k*G + g
 
 MatMul with five axes, and Einsum whose result has five, become a product of four axes between two reshapes. Attention
-is then recognised in one way. Windows of an image that stand before the heads are folded into them likewise.
+is then recognised in one way. Windows of an image that stand before the heads are folded into them likewise. Einsum of
+four axes whose keys or values are one head for all queries, without an axis for it, becomes MatMul:
+
+    scores [B, N, S, T] = queries [B, N, S, D] keys [B, T, D]
 """
 
 from __future__ import annotations
@@ -37,6 +40,22 @@ def around_softmaxes(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node],
 def may_have_five(scores: ir.Value) -> bool:
     """Whether scores may have five axes; flattened ones may, for Softmax had two before opset 13."""
     return scores.shape is None or len(scores.shape) not in (3, 4)
+
+
+def may_be_grouped(node: ir.Node, scores: ir.Value) -> bool:
+    """Whether a product around these scores may have heads in two axes, or keys and values of one head without an
+    axis."""
+    if node.op_type != "Einsum" or may_have_five(scores):
+        return may_have_five(scores)
+    *parts, result = _equation(node)
+    return (sorted(map(len, parts)), len(result)) == ([3, 4], 4)
+
+
+def _equation(node: ir.Node) -> list[str]:
+    """The axes of the operands of an Einsum and of its result, none where it leaves that out."""
+    attribute = node.attributes.get("equation")
+    operands, _, result = ("" if attribute is None else attribute.as_string().replace(" ", "")).partition("->")
+    return [*operands.split(","), result]
 
 
 def _before(scores: ir.Value) -> list[ir.Node]:
@@ -79,12 +98,12 @@ def matmul(call: Call) -> Sequence[ir.Value]:
 
 
 def einsum(call: Call) -> Sequence[ir.Value]:
-    """Einsum of two operands whose result has five axes: rows, heads, groups, and those of the product."""
-    attribute = call.node.attributes.get("equation")
-    operands, _, result = ("" if attribute is None else attribute.as_string().replace(" ", "")).partition("->")
-    parts, values = operands.split(","), [value for value in call.node.inputs if value is not None]
-    if len(result) != 5 or len(parts) != 2 or len(values) != 2 or not (operands.replace(",", "") + result).isalpha():
-        raise Unexpanded("its result doesn't have five axes")
+    """Einsum of two operands whose result has five axes: rows, heads, groups, and those of the product; or four, the
+    second of which one operand lacks."""
+    *parts, result = _equation(call.node)
+    values, axes = [value for value in call.node.inputs if value is not None], len(result)
+    if axes not in (4, 5) or len(parts) != 2 or len(values) != 2 or not "".join((*parts, result)).isalpha():
+        raise Unexpanded("its result doesn't have five axes, nor four")
     if any(len(set(part)) != len(part) for part in (*parts, result)):
         raise Unexpanded("it takes a diagonal")
     sizes: dict[str, int] = {}
@@ -93,9 +112,9 @@ def einsum(call: Call) -> Sequence[ir.Value]:
     shared = [letter for letter in result if all(letter in part for part in parts)]
     summed = [letter for letter in parts[0] if letter in parts[1] and letter not in result]
     own = [[letter for letter in result if letter in part and letter not in shared] for part in parts]
-    if (len(shared), sorted(map(len, own)), len(summed)) not in ((2, [1, 2], 1), (3, [1, 1], 1)):
+    if (len(shared), sorted(map(len, own)), len(summed)) not in ((axes - 3, [1, 2], 1), (axes - 2, [1, 1], 1)):
         raise Unexpanded("it is no product of matrices")
-    if {*operands} - {",", *shared, *summed, *result}:
+    if {*parts[0], *parts[1]} - {*shared, *summed, *result}:
         raise Unexpanded("it sums over more than one axis")
     group = next((_group(two, sizes, [*one, *summed]) for two, one in (own, own[::-1]) if len(two) == 2), None)
     heads = [letter for letter in result if letter in shared or letter == group]
@@ -106,7 +125,8 @@ def einsum(call: Call) -> Sequence[ir.Value]:
         _turned(call, value, part, [*heads, *last], sizes)
         for value, part, last in zip(values, parts, ([*rows, *summed], [*summed, *columns]), strict=True)
     )
-    product, letters = _product(call, left, right), [*heads, *rows, *columns]
+    product = _product(call, left, right) if axes == 5 else call.nodes.one("MatMul", left[0], right[0])
+    letters = [*heads, *rows, *columns]
     perm = [letters.index(letter) for letter in result]
     return [product if perm == sorted(perm) else call.nodes.one("Transpose", product, perm=perm)]
 

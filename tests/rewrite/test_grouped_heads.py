@@ -1,4 +1,5 @@
 """Heads in two axes, those of keys and the query heads that share each: by MatMul that broadcasts, and by Einsum.
+Einsum of one key head without an axis, too.
 
 The oracle is ONNX Runtime on the graph as it was.
 """
@@ -56,8 +57,9 @@ def merged(g: Graph, mixed: str, perm: tuple[int, ...]) -> str:
     return g.op("MatMul", tokens, g.random(f"o_{len(g.weights)}", HEADS * SIZE, HIDDEN))
 
 
-def weights_of(g: Graph, scores: str, *, per_head: bool = False, cap: bool = False) -> str:
-    """Softmax of causal scores [B, K, G, S, T], padding hidden; with a slope for each head, or capped."""
+def weights_of(g: Graph, scores: str, *, per_head: bool = False, cap: bool = False, axes: int = 2) -> str:
+    """Softmax of causal scores [B, K, G, S, T], padding hidden; with a slope for each head, or capped. Heads have this
+    number of `axes`."""
     scores = g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32))
     if cap:
         five = g.constant(5.0, np.float32)
@@ -69,7 +71,7 @@ def weights_of(g: Graph, scores: str, *, per_head: bool = False, cap: bool = Fal
         slopes = np.linspace(0.1, 0.6, HEADS, dtype=np.float32).reshape(1, KEY_HEADS, GROUPS, 1, 1)
         distance = g.op("Cast", g.op("Sub", places, queries), to=TensorProto.FLOAT)
         scores = g.op("Add", scores, g.op("Mul", distance, g.weight(f"slopes_{len(g.weights)}", slopes)))
-    valid = g.op("Cast", g.op("Unsqueeze", "attention_mask", g.constant([1, 2, 3])), to=TensorProto.BOOL)
+    valid = g.op("Cast", g.op("Unsqueeze", "attention_mask", g.constant([*range(1, axes + 2)])), to=TensorProto.BOOL)
     seen = g.op("And", g.op("LessOrEqual", places, queries), valid)
     return g.op("Softmax", g.op("Where", seen, scores, g.constant(-1e9, np.float32)), axis=-1)
 
@@ -91,6 +93,19 @@ def einsum(g: Graph, x: str, *, scores: str, mixed: str, perm: tuple[int, ...], 
     k, v = projected(g, x, "k", KEY_HEADS), projected(g, x, "v", KEY_HEADS)
     weights = weights_of(g, g.op("Einsum", q, k, equation=scores), per_head=per_head)
     return merged(g, g.op("Einsum", weights, v, equation=mixed), perm)
+
+
+def one_key_head(g: Graph, x: str, *, scores: str, mixed: str, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
+    """Einsum of queries [B, N, S, D] with keys and values [B, T, D], as lucidrains writes multi-query attention."""
+    q = g.op("Transpose", projected(g, x, "q", HEADS), perm=[0, 2, 1, 3])
+    k, v = (g.op("Squeeze", projected(g, x, name, 1), g.constant([2])) for name in "kv")
+    weights = weights_of(g, g.op("Einsum", *((k, q) if scores.startswith("bt") else (q, k)), equation=scores), axes=1)
+    tokens = g.op("Transpose", g.op("Einsum", weights, v, equation=mixed), perm=list(perm))
+    return g.op(
+        "MatMul",
+        g.op("Reshape", tokens, g.constant([0, 0, HEADS * SIZE])),
+        g.random(f"o_{len(g.weights)}", HEADS * SIZE, HIDDEN),
+    )
 
 
 STYLES: dict[str, tuple[Layer, int]] = {
@@ -116,6 +131,11 @@ STYLES: dict[str, tuple[Layer, int]] = {
     "einsum, groups first": (
         lambda g, x: einsum(g, x, scores="bskgd,btkd->bgkst", mixed="bgkst,btkd->bgksd", perm=(0, 3, 2, 1, 4)),
         HEADS,
+    ),
+    "one key head": (lambda g, x: one_key_head(g, x, scores="bhsd,btd->bhst", mixed="bhst,btd->bhsd"), 1),
+    "one key head, keys first": (
+        lambda g, x: one_key_head(g, x, scores="btd, bhsd -> bhst", mixed="bhst,btd->bshd", perm=(0, 1, 2, 3)),
+        1,
     ),
 }
 """Each style, and how many key heads are found: those of groups that stand first are repeated by other nodes."""

@@ -55,6 +55,44 @@ def becoming_halves(frequencies: Array, start: int = 0) -> Callable[[Writer, str
     return turned
 
 
+def assigned(frequencies: Array, *, zeros: bool = True, reduction: str = "none") -> Rotate:
+    """Pairs (2i, 2i + 1), put at even and odd places of zeros, or of the heads themselves, as torch exports
+    `out[..., 0::2] = ...`."""
+
+    def rotate(g: Writer, heads: str, queries: bool) -> str:
+        size = 2 * len(frequencies)
+        even, odd = sliced(g, heads, 0, size, 2), sliced(g, heads, 1, size, 2)
+        out = g.op("Expand", g.floats(0.0), g.op("Shape", heads)) if zeros else heads
+        for start, turned in enumerate(halves(even, odd, *angles(g, frequencies), g)):
+            places = g.op("Range", g.const(start), g.const(size), g.const(2))
+            first, features = (g.op("Transpose", one, perm=[3, 1, 2, 0]) for one in (out, turned))
+            index = g.op("Unsqueeze", places, g.const([1]))
+            put = g.op("ScatterND", first, index, features, reduction=reduction)
+            out = g.op("Transpose", put, perm=[3, 1, 2, 0])
+        return out
+
+    return rotate
+
+
+def cut_table(frequencies: Array, rows: int = 64) -> Rotate:
+    """Pairs (2i, 2i + 1) by tables that are cut to the tokens and repeat columns; Reshape names the tokens again."""
+
+    def rotate(g: Writer, heads: str, queries: bool) -> str:
+        size, tokens = 2 * len(frequencies), g.op("Shape", heads, start=2, end=3)
+        shape, last = g.op("Concat", g.const([1, 1]), tokens, g.const([size]), axis=0), g.const([-1])
+        both = []
+        for values in (np.cos, np.sin):
+            table = g.floats(values(np.arange(rows)[:, None] * frequencies))
+            column = g.op("Unsqueeze", g.op("Slice", table, g.const([0]), tokens, g.const([0])), last)
+            both.append(g.op("Reshape", g.op("Concat", column, column, axis=-1), shape))
+        pairs = [g.op("Unsqueeze", sliced(g, heads, start, size, 2), last) for start in (1, 0)]
+        other = g.op("Concat", g.op("Neg", pairs[0]), pairs[1], axis=-1)
+        turned = g.op("Reshape", other, g.op("Shape", heads))
+        return g.op("Add", g.op("Mul", heads, both[0]), g.op("Mul", turned, both[1]))
+
+    return rotate
+
+
 def part(first: int, last: int, frequencies: Array) -> Callable[[Writer, str], str]:
     """The features `first` to `last` of heads, turned by their halves with angles of their own."""
     middle = (first + last) // 2

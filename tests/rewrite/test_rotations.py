@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from attention_graphs import HEADS, SIZE, Rotate, Writer, attention, rotation, visible
-from rotation_graphs import becoming_halves, by_partners, by_parts, normed, part, sliced
+from rotation_graphs import assigned, becoming_halves, by_partners, by_parts, cut_table, normed, part, sliced
 
 from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.view import view_of
@@ -62,6 +62,8 @@ WHOLE = {
         by_parts(becoming_halves(EIGHT)),
         Pairs(interleaved=False, runs=(8,), sorted=True),
     ),
+    "a table that is cut": (cut_table(EIGHT), Pairs(interleaved=True, runs=(8,))),
+    "features that are assigned": (assigned(EIGHT), Pairs(interleaved=True, runs=(8,))),
 }
 """Rotations that begin at whole queries and keys, with their pairs."""
 
@@ -93,7 +95,7 @@ def outputs(model: onnx.ModelProto, past: int = 0) -> Array:
         cache = rng.standard_normal((2, 3, HEADS, past, SIZE)).astype(np.float32)
         inputs |= dict(zip(("past_key", "past_value"), cache, strict=True))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (output,) = session.run(["output"], inputs)
+    (output,) = session.run(["output"], {one.name: inputs[one.name] for one in session.get_inputs()})
     return np.asarray(output)
 
 
@@ -149,6 +151,7 @@ WRONG = {
     "mirrored": by_partners([1, 0, *range(2, SIZE)], np.r_[0.5, 0.5, np.zeros(SIZE - 2)], np.ones(SIZE)),
     "another frequency in a pair": by_partners([1, 0, *range(2, SIZE)], np.r_[0.5, 0.4, np.zeros(SIZE - 2)]),
     "three in a ring": not_mutual,
+    "features that are added": assigned(EIGHT, zeros=False, reduction="add"),
 }
 """What is no rotation of pairs."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import accumulate, product
 from operator import mul
 
@@ -17,6 +18,7 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.uniform import number_of
 from posexport.graphs.symbolic_sizes import ONE, Size
 
 
@@ -33,7 +35,21 @@ def keeps_numbers(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
     if node.op_type in ("Mul", "Div"):
         scaled = node.op_type == "Mul" or node.inputs[0] in flow.content
         return scaled and len(content) == 1 and all(value in probe.fixed for value in others)
-    return False
+    return node.op_type == "ScatterND" and _places_alike(flow, probe, node)
+
+
+def _places_alike(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
+    """Whether a ScatterND puts content at fixed places of an axis of fixed length, among other content or zeros, as
+    torch writes an assignment to slices."""
+    data, indices, updates = node.inputs
+    reduction = node.attributes.get_string("reduction", "none")
+    if data is None or indices is None or indices not in probe.fixed or updates not in flow.content:
+        return False
+    if reduction != "none" or (data not in flow.content and number_of(probe, data) != 0.0):
+        return False
+    places = probe.get(indices)
+    length = probe.shapes.of(data)[0]
+    return places.dim() == 2 and places.shape[1] == 1 and length.is_fixed and len(places) == len(places.unique(dim=0))
 
 
 def lays_out(probe: Probe, node: ir.Node) -> bool:
@@ -127,15 +143,24 @@ def _groups_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _possible_shapes(probe: Probe, node: ir.Node) -> Iterator[tuple[Size, ...]]:
-    """The shape of what a Reshape reads. Where lengths meet in an axis, it may be any of these with as many elements as
-    the Reshape gives: on inputs on which it is another one, the Reshape fails."""
-    source, _ = _ends(node)
-    shape = probe.shapes.of(source)
+    """The shape of what a Reshape reads. Where lengths meet in an axis, it may be any of these, and where one axis is
+    as long as a table that was cut, what is left for it, with as many elements as the Reshape gives: on inputs on which
+    it is another one, the Reshape fails."""
+    source, result = _ends(node)
+    shape, symbols = probe.shapes.of(source), probe.shapes.symbols
     yield shape
     numbers = probe.shapes.numbers(node.inputs[1])
-    if numbers is not None and Size(-1) not in numbers:
-        meeting = [probe.shapes.symbols.broadcast_of(size) or (size,) for size in shape]
-        yield from product(*meeting) if math.prod(map(len, meeting)) <= _MOST_SHAPES else ()
+    if numbers is None or Size(-1) in numbers:
+        return
+    meeting = [symbols.broadcast_of(size) or (size,) for size in shape]
+    yield from product(*meeting) if math.prod(map(len, meeting)) <= _MOST_SHAPES else ()
+    whole = reduce(mul, probe.shapes.of(result), ONE)
+    for axis, size in enumerate(shape):
+        length = (
+            None if size.is_fixed else symbols.quotient(whole, reduce(mul, (*shape[:axis], *shape[axis + 1 :]), ONE))
+        )
+        if length is not None:
+            yield *shape[:axis], length, *shape[axis + 1 :]
 
 
 _MOST_SHAPES = 64

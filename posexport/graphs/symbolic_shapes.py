@@ -16,7 +16,7 @@ import torch
 from posexport.artifact.onnx_limits import RANDOM
 from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
-from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, numbers_read, values_read
+from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, is_sequence, numbers_read, values_read
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
 from posexport.graphs.forced_sizes import forced
 from posexport.graphs.node_arguments import input_of
@@ -231,8 +231,8 @@ class SymbolicShapes:
             return tuple(Size(int(size)) for size in tensor.shape.numpy())
         shape = shape_rules.of_output(self, node, at)
         if value in self._flow.constant:
-            known = shape is not None and all(size.is_fixed for size in shape)
-            return shape if known and shape is not None else tuple(Size(dim) for dim in self._constant(value).shape)
+            known = is_sequence(value) or (shape is not None and all(size.is_fixed for size in shape))
+            return shape or () if known else tuple(Size(dim) for dim in self._constant(value).shape)
         actual = self._values.get(value.name or "")
         if value in self.fixed and isinstance(actual, torch.Tensor):
             return tuple(Size(dim) for dim in actual.shape)

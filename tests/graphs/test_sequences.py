@@ -12,6 +12,7 @@ import torch
 
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.sequences import without_sequences
+from posexport.graphs.view import view_of
 
 X = np.random.default_rng(0).standard_normal((2, 7, 3)).astype(np.float32)
 
@@ -92,3 +93,16 @@ def test_a_sequence_that_is_read_otherwise_stays_too() -> None:
     kinds = [node.op_type for node in model.graph]
     assert "SplitToSequence" in kinds
     assert "SequenceAt" not in kinds
+
+
+def test_a_sequence_of_constants_is_no_bar() -> None:
+    """The halves of a table, whose sizes are computed, as TorchScript writes tensor_split in timm's rotations."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (float[a, 7, 4] features) => (float[a, 7, 4] y)
+        <float[2, 4] table = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        one = Constant<value_ints = [1]>() at = Constant<value_int = 1>() sizes = Concat<axis = 0>(one, one)
+        parts = SplitToSequence<axis = 0>(table, sizes) row = SequenceAt(parts, at)
+        q = Mul(features, row) k = Transpose<perm = [0, 2, 1]>(features) scores = MatMul(q, k)
+        weights = Softmax<axis = -1>(scores) y = MatMul(weights, features)
+    }"""
+    (found,) = view_of(ir.serde.deserialize_model(onnx.parser.parse_model(text))).attentions
+    assert found.state == "recognised"

@@ -104,7 +104,7 @@ class Dataflow:
                 return
             frontier = frontier - {last} | set(sources)
             (one, *others) = frontier
-            if not others and not _is_sequence(one):
+            if not others and not is_sequence(one):
                 yield one
 
     def between(self, source: ir.Value, target: ir.Value) -> list[ir.Node]:
@@ -159,7 +159,8 @@ _SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "Sequenc
 """Operators that give a sequence of tensors."""
 
 
-def _is_sequence(value: ir.Value) -> bool:
+def is_sequence(value: ir.Value) -> bool:
+    """Whether a value is a sequence of tensors."""
     node = value.producer()
     return node is not None and node.op_type in _SEQUENCES
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from posexport.errors import shown
 from posexport.graphs.expansions import EXPANSIONS
 from posexport.graphs.folded_heads import folds_of, values_above
-from posexport.graphs.grouped import PRODUCTS, around_softmaxes, may_be_grouped
+from posexport.graphs.grouped import PRODUCTS, around_softmaxes, may_be_written_out
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.operators import Call, Shapes, Unexpanded
 
@@ -50,7 +50,7 @@ def expandable(model: ir.Model) -> list[ir.Node]:
     """The nodes of the main graph for which there is an expansion, but for products with folded heads."""
     around = around_softmaxes(model.graph)
     pairs = ((node, scores) for scores, before, behind in around for node in (*before, *behind))
-    products = {node for node, scores in pairs if may_be_grouped(node, scores)}
+    products = {node for node, scores in pairs if may_be_written_out(node, scores)}
     return [
         node
         for node in model.graph

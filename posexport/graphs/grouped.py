@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from posexport.graphs import folded_heads
 from posexport.graphs.attention.softmaxes import softmax_of
+from posexport.graphs.equations import ELLIPSIS, equation_of, letters_of
 from posexport.graphs.nearest import nearest_first
 from posexport.graphs.operators import Call, Unexpanded
 
@@ -42,20 +43,13 @@ def may_have_five(scores: ir.Value) -> bool:
     return scores.shape is None or len(scores.shape) not in (3, 4)
 
 
-def may_be_grouped(node: ir.Node, scores: ir.Value) -> bool:
-    """Whether a product around these scores may have heads in two axes, or keys and values of one head without an
-    axis."""
+def may_be_written_out(node: ir.Node, scores: ir.Value) -> bool:
+    """Whether a product around these scores may have heads in two axes, keys and values of one head without an axis, or
+    axes without letters."""
     if node.op_type != "Einsum" or may_have_five(scores):
         return may_have_five(scores)
-    *parts, result = _equation(node)
-    return (sorted(map(len, parts)), len(result)) == ([3, 4], 4)
-
-
-def _equation(node: ir.Node) -> list[str]:
-    """The axes of the operands of an Einsum and of its result, none where it leaves that out."""
-    attribute = node.attributes.get("equation")
-    operands, _, result = ("" if attribute is None else attribute.as_string().replace(" ", "")).partition("->")
-    return [*operands.split(","), result]
+    operands, _, result = equation_of(node).partition("->")
+    return ELLIPSIS in operands or (sorted(map(len, operands.split(","))), len(result)) == ([3, 4], 4)
 
 
 def _before(scores: ir.Value) -> list[ir.Node]:
@@ -99,11 +93,15 @@ def matmul(call: Call) -> Sequence[ir.Value]:
 
 def einsum(call: Call) -> Sequence[ir.Value]:
     """Einsum of two operands whose result has five axes: rows, heads, groups, and those of the product; or four, the
-    second of which one operand lacks."""
-    *parts, result = _equation(call.node)
-    values, axes = [value for value in call.node.inputs if value is not None], len(result)
-    if axes not in (4, 5) or len(parts) != 2 or len(values) != 2 or not "".join((*parts, result)).isalpha():
-        raise Unexpanded("its result doesn't have five axes, nor four")
+    second of which one operand lacks. Others get letters in place of an ellipsis."""
+    values = [value for value in call.node.inputs if value is not None]
+    letters = letters_of(call.node, [len(call.shape(value)) for value in values])
+    if letters is None or len(values) != 2:
+        raise Unexpanded("its axes are not known")
+    parts, result = letters
+    axes = len(result)
+    if axes != 5 and (sorted(map(len, parts)), axes) != ([3, 4], 4):
+        return [call.nodes.one("Einsum", *values, equation=f"{','.join(parts)}->{result}")]
     if any(len(set(part)) != len(part) for part in (*parts, result)):
         raise Unexpanded("it takes a diagonal")
     sizes: dict[str, int] = {}
@@ -120,14 +118,14 @@ def einsum(call: Call) -> Sequence[ir.Value]:
     heads = [letter for letter in result if letter in shared or letter == group]
     for part, value in zip(parts, values, strict=True):
         call.check_fixed(value, *(part.index(letter) for letter in heads[1:] if letter in part))
-    rows, columns = ([letter for letter in letters if letter != group] for letters in own)
+    rows, columns = ([letter for letter in one if letter != group] for one in own)
     left, right = (
         _turned(call, value, part, [*heads, *last], sizes)
         for value, part, last in zip(values, parts, ([*rows, *summed], [*summed, *columns]), strict=True)
     )
     product = _product(call, left, right) if axes == 5 else call.nodes.one("MatMul", left[0], right[0])
-    letters = [*heads, *rows, *columns]
-    perm = [letters.index(letter) for letter in result]
+    order = [*heads, *rows, *columns]
+    perm = [order.index(letter) for letter in result]
     return [product if perm == sorted(perm) else call.nodes.one("Transpose", product, perm=perm)]
 
 

@@ -222,11 +222,10 @@ def _multiplied(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 def _summed(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     letters = shapes.letters(node)
-    _, arrow, result = node.attributes.get_string("equation", "").replace(" ", "").partition("->")
-    if letters is None or not arrow:
+    if letters is None:
         return None
-    lengths = {letter: next((one for one in sizes if one != ONE), ONE) for letter, sizes in letters.items()}
-    return tuple(lengths[letter] for letter in result)
+    lengths = {letter: next((one for one in sizes if one != ONE), ONE) for letter, sizes in letters[0].items()}
+    return tuple(lengths[letter] for letter in letters[1])
 
 
 def _reduced(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:

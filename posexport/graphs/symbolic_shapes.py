@@ -18,6 +18,7 @@ from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
 from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, is_sequence, numbers_read, values_read
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
+from posexport.graphs.equations import letters_of
 from posexport.graphs.forced_sizes import forced
 from posexport.graphs.node_arguments import input_of
 from posexport.graphs.roles import Role, shape_of_value
@@ -282,18 +283,18 @@ class SymbolicShapes:
             if -len(shape) <= axis < len(shape)
         }
 
-    def letters(self, node: ir.Node) -> dict[str, list[Size]] | None:
-        """The lengths by letter of an Einsum, as its operands have them; None for one with an ellipsis."""
-        equation = node.attributes.get_string("equation", "").replace(" ", "")
-        parts = equation.partition("->")[0].split(",")
+    def letters(self, node: ir.Node) -> tuple[dict[str, list[Size]], str] | None:
+        """The lengths by letter of an Einsum, as its operands have them, and the letters of its result; None where they
+        aren't known."""
         shapes = [self.of(value) for value in node.inputs if value is not None]
-        if not equation.replace(",", "").replace("->", "").isalpha() or [*map(len, parts)] != [*map(len, shapes)]:
+        letters = letters_of(node, [*map(len, shapes)])
+        if letters is None:
             return None
         found: dict[str, list[Size]] = {}
-        for part, shape in zip(parts, shapes, strict=True):
+        for part, shape in zip(letters[0], shapes, strict=True):
             for letter, size in zip(part, shape, strict=True):
                 found.setdefault(letter, []).append(size)
-        return found
+        return found, letters[1]
 
 
 def _dimensions(value: ir.Value, rank: int, role: Role | None) -> list[Hashable]:

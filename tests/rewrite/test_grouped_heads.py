@@ -95,17 +95,20 @@ def einsum(g: Graph, x: str, *, scores: str, mixed: str, perm: tuple[int, ...], 
     return merged(g, g.op("Einsum", weights, v, equation=mixed), perm)
 
 
-def one_key_head(g: Graph, x: str, *, scores: str, mixed: str, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
-    """Einsum of queries [B, N, S, D] with keys and values [B, T, D], as lucidrains writes multi-query attention."""
+def of_heads(
+    g: Graph, x: str, *, scores: str, mixed: str, perm: tuple[int, ...] = (0, 2, 1, 3), key_heads: int = 1
+) -> str:
+    """Einsum of queries [B, N, S, D] with keys and values [B, T, D] of one head, or [B, N, T, D]."""
     q = g.op("Transpose", projected(g, x, "q", HEADS), perm=[0, 2, 1, 3])
-    k, v = (g.op("Squeeze", projected(g, x, name, 1), g.constant([2])) for name in "kv")
+    k, v = (projected(g, x, name, key_heads) for name in "kv")
+    if key_heads == 1:
+        k, v = (g.op("Squeeze", one, g.constant([2])) for one in (k, v))
+    else:
+        k, v = (g.op("Transpose", one, perm=[0, 2, 1, 3]) for one in (k, v))
     weights = weights_of(g, g.op("Einsum", *((k, q) if scores.startswith("bt") else (q, k)), equation=scores), axes=1)
     tokens = g.op("Transpose", g.op("Einsum", weights, v, equation=mixed), perm=list(perm))
-    return g.op(
-        "MatMul",
-        g.op("Reshape", tokens, g.constant([0, 0, HEADS * SIZE])),
-        g.random(f"o_{len(g.weights)}", HEADS * SIZE, HIDDEN),
-    )
+    whole = g.op("Reshape", tokens, g.constant([0, 0, HEADS * SIZE]))
+    return g.op("MatMul", whole, g.random(f"o_{len(g.weights)}", HEADS * SIZE, HIDDEN))
 
 
 STYLES: dict[str, tuple[Layer, int]] = {
@@ -132,10 +135,20 @@ STYLES: dict[str, tuple[Layer, int]] = {
         lambda g, x: einsum(g, x, scores="bskgd,btkd->bgkst", mixed="bgkst,btkd->bgksd", perm=(0, 3, 2, 1, 4)),
         HEADS,
     ),
-    "one key head": (lambda g, x: one_key_head(g, x, scores="bhsd,btd->bhst", mixed="bhst,btd->bhsd"), 1),
+    "one key head": (lambda g, x: of_heads(g, x, scores="bhsd,btd->bhst", mixed="bhst,btd->bhsd"), 1),
     "one key head, keys first": (
-        lambda g, x: one_key_head(g, x, scores="btd, bhsd -> bhst", mixed="bhst,btd->bshd", perm=(0, 1, 2, 3)),
+        lambda g, x: of_heads(g, x, scores="btd, bhsd -> bhst", mixed="bhst,btd->bshd", perm=(0, 1, 2, 3)),
         1,
+    ),
+    "an ellipsis": (
+        lambda g, x: of_heads(g, x, scores="... s d, ... t d -> ... s t", mixed="...st,...td->...sd", key_heads=HEADS),
+        HEADS,
+    ),
+    "an ellipsis for rows": (
+        lambda g, x: einsum(
+            g, x, scores="...skgd,...tkd->...kgst", mixed="...kgst,...tkd->...skgd", perm=(0, 1, 2, 3, 4)
+        ),
+        KEY_HEADS,
     ),
 }
 """Each style, and how many key heads are found: those of groups that stand first are repeated by other nodes."""

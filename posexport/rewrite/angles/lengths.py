@@ -202,8 +202,7 @@ def summed_sizes(shapes: SymbolicShapes, node: ir.Node) -> list[Size] | None:
     """The lengths of the axes that a MatMul or an Einsum sums over; None where they aren't known, and of others."""
     if node.op_type == "Einsum":
         letters = shapes.letters(node)
-        result = node.attributes["equation"].as_string().partition("->")[2]
-        return None if letters is None else [letters[one][0] for one in letters if one not in result]
+        return None if letters is None else [letters[0][one][0] for one in letters[0] if one not in letters[1]]
     if node.op_type != "MatMul":
         return None
     operands = (shapes.of(one) for one in node.inputs if one is not None)

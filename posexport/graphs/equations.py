@@ -1,0 +1,35 @@
+"""The equation of an Einsum by the letters of its axes, those that an ellipsis stands for too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+
+import onnx_ir as ir
+
+ELLIPSIS = "..."
+
+
+def equation_of(node: ir.Node) -> str:
+    """The equation without spaces; empty where there is none."""
+    return node.attributes.get_string("equation", "").replace(" ", "")
+
+
+def letters_of(node: ir.Node, ranks: Sequence[int]) -> tuple[list[str], str] | None:
+    """The axes of the operands, which have these ranks, and of the result, a letter each; None where the equation
+    leaves its result out, or fits no operands of these ranks."""
+    operands, arrow, result = equation_of(node).partition("->")
+    parts = operands.split(",")
+    if not arrow or len(parts) != len(ranks):
+        return None
+    counts = [rank - len(part.replace(ELLIPSIS, "")) for part, rank in zip(parts, ranks, strict=True)]
+    if any(count < 0 or (count and ELLIPSIS not in part) for part, count in zip(parts, counts, strict=True)):
+        return None
+    free = [letter for letter in ascii_uppercase if letter not in operands]
+    most = max(counts, default=0)
+    if most > len(free):
+        return None
+    dots = "".join(free[:most])
+    named = [part.replace(ELLIPSIS, dots[most - count :]) for part, count in zip(parts, counts, strict=True)]
+    result = result.replace(ELLIPSIS, dots)
+    return (named, result) if "".join((*named, result)).isalpha() else None

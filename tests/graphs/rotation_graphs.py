@@ -93,6 +93,23 @@ def cut_table(frequencies: Array, rows: int = 64) -> Rotate:
     return rotate
 
 
+def still_at_first(frequencies: Array) -> Rotate:
+    """Pairs (2i, 2i + 1), the first of which turns from position 1,000,000 on; products of positions by Einsum."""
+
+    def rotate(g: Writer, heads: str, queries: bool) -> str:
+        positions = g.op("Cast", g.input("position_ids", TensorProto.INT64, "batch", "seq"), to=g.type)
+        late = g.op("Max", g.op("Sub", positions, g.floats(1e6)), g.floats(0.0))
+        parts = [(late, frequencies[:1]), (positions, frequencies[1:])]
+        turns = [g.op("Einsum", one, g.floats(own), equation="..., f -> ... f") for one, own in parts]
+        whole = g.op("Unsqueeze", g.op("Concat", *turns, axis=-1), g.const([1]))
+        even, odd = (sliced(g, heads, start, 2 * len(frequencies), 2) for start in (0, 1))
+        turned = halves(even, odd, g.op("Cos", whole), g.op("Sin", whole), g)
+        both = g.op("Concat", *(g.op("Unsqueeze", one, g.const([-1])) for one in turned), axis=-1)
+        return g.op("Reshape", both, g.op("Shape", heads))
+
+    return rotate
+
+
 def part(first: int, last: int, frequencies: Array) -> Callable[[Writer, str], str]:
     """The features `first` to `last` of heads, turned by their halves with angles of their own."""
     middle = (first + last) // 2

@@ -11,7 +11,17 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from attention_graphs import HEADS, SIZE, Rotate, Writer, attention, rotation, visible
-from rotation_graphs import assigned, becoming_halves, by_partners, by_parts, cut_table, normed, part, sliced
+from rotation_graphs import (
+    assigned,
+    becoming_halves,
+    by_partners,
+    by_parts,
+    cut_table,
+    normed,
+    part,
+    sliced,
+    still_at_first,
+)
 
 from posexport.graphs.attention.pairings import Pairs
 from posexport.graphs.view import view_of
@@ -63,6 +73,7 @@ WHOLE = {
         Pairs(interleaved=False, runs=(8,), sorted=True),
     ),
     "a table that is cut": (cut_table(EIGHT), Pairs(interleaved=True, runs=(8,))),
+    "a pair that stands still on short rows": (still_at_first(EIGHT), Pairs(interleaved=True, runs=(8,))),
     "features that are assigned": (assigned(EIGHT), Pairs(interleaved=True, runs=(8,))),
 }
 """Rotations that begin at whole queries and keys, with their pairs."""

@@ -78,7 +78,10 @@ def pairings(still: list[torch.Tensor], moved: list[torch.Tensor], run: Run) -> 
     partners = _partners(run, size)
     found = None if partners is None else _pairs(partners)
     if found is not None and found not in tried:
+        tried.add(found)
         yield found
+    # features that stand still here may turn on other inputs, as those of an axis whose positions are all zero
+    yield from (pairs for pairs in _usual(0, size) if pairs not in tried)
 
 
 def _usual(start: int, width: int) -> Iterator[Pairs]:

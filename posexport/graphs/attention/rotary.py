@@ -160,6 +160,7 @@ def rotation_of(
     """
     draws = [probe.random_like(source) for _ in range(2)]
     moved = [layout.to_heads(probe.through(source, [target], draw)[0], sizes) for draw in draws]
+    rotates = False
     for source_layout in layouts_of(tuple(draws[0].shape), sizes):
         if source_layout.groups == FLAT:
             continue
@@ -176,8 +177,9 @@ def rotation_of(
                 continue
             fixed = _fixed_tokens(*solved)
             angles = [_find(flow, probe, source, target, one, sizes, fixed) for one in solved]
+            rotates = True
             if angles[0] is None or angles[1] is None:
-                return None, True
+                continue
             found = Rotary(
                 source=source,
                 target=target,
@@ -187,8 +189,9 @@ def rotation_of(
                 sin=angles[1],
                 solved=solved,
             )
-            return found if _turns_always(flow, probe, found, layout, sizes) else None, True
-    return None, False
+            if _turns_always(flow, probe, found, layout, sizes):
+                return found, True
+    return None, rotates
 
 
 def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, sizes: Sizes) -> bool:

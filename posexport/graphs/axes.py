@@ -285,6 +285,14 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
         return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(len(shape)))
     if kind == "position_ids" and len(shape) == 3 and isinstance(shape[2], int) and not isinstance(shape[0], int):
         return (BATCH, SEQ, AXES)
+    if (
+        kind == "position_ids"
+        and len(shape) == 3
+        and shape[0] == 1
+        and isinstance(shape[1], str)
+        and shape[2] in (2, 3)
+    ):
+        return (None, SEQ, AXES)  # those of all rows
     if kind == "position_ids" and len(shape) == 3 and all(isinstance(dim, int) for dim in shape):
         return (AXES, BATCH, SEQ) if int(shape[0]) <= 4 < int(shape[2]) else (BATCH, SEQ, AXES)
     if kind == "features" and len(shape) == 2 and not isinstance(shape[1], int):

@@ -163,6 +163,8 @@ def _positions(draw: _Draw) -> Array:
         made = make(draw.rng, places, limit)
         return made if len(draw.shape) == 2 else made[0]
     at = draw.role.axes.index(AXES)
+    if BATCH not in draw.role.axes:  # those of all rows are those of the first
+        places = places[:1]
     if draw.kinds.positions == "consecutive":  # a picture among text stands on a grid
         grid = [places, *(places // (2 + axis) for axis in range(1, draw.shape[at]))]
         return np.stack([axis % limit for axis in grid], at if at == 0 else -1)

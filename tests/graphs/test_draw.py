@@ -342,3 +342,10 @@ def test_one_more_case_hides_all_tokens_of_an_encoder(tmp_path: Path) -> None:
     hidden = [not case.arrays["encoder_attention_mask"].any(1).all() for case in more]
     assert hidden == [False] * len(usual) + [True] and more[-1].tokens.all()
     assert without_keys(roles(tmp_path, DECODER)) == ()
+
+
+def test_positions_of_all_rows_are_those_of_the_first(tmp_path: Path) -> None:
+    signature: Signature = {"hidden_states": (["batch", "image", 8], "fp32"), "img_ids": ([1, "image", 3], "fp32")}
+    ids = drawn(roles(tmp_path, signature), {"batch": 3, "seq": 5})["img_ids"]
+    assert ids.shape == (1, 5, 3)
+    np.testing.assert_array_equal(ids[0, :, 0], np.arange(5))

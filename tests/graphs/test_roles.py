@@ -36,8 +36,23 @@ GROUPED: Signature = {
     "total_sequence_length": ([], "int32"),
     "past_key_0": (["b", 1, "p", 4], "fp16"),
 }
+FLUX: Signature = {
+    "hidden_states": (["batch", "image", 8], "fp32"),
+    "encoder_hidden_states": (["batch", "text", 8], "fp32"),
+    "img_ids": ([1, "image", 3], "fp32"),
+    "txt_ids": ([1, "text", 3], "fp32"),
+    "start_pos": ([], "int64"),
+}
 
 KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = {
+    "flux": (
+        FLUX,
+        {
+            "img_ids": ("position_ids", (1, "seq", "axes")),
+            "txt_ids": ("position_ids", (1, "encoder", "axes")),
+            "start_pos": ("past_length", ()),
+        },
+    ),
     "optimum": (
         OPTIMUM,
         {

@@ -101,6 +101,9 @@ class BiasWriter:
         own, level = shapes.of(term.value), shapes.actual(term.level)
         if term.axes:
             return self._folded(value, own, term.axes, heads)
+        on_grid = self._of_grid(value, own, shapes.of(term.level), heads)
+        if on_grid is not None:
+            return on_grid
         if len(level) == 3 and len(own) == 3:  # rows and heads are one axis
             value = nodes.one("Unsqueeze", value, nodes.constant([1]))
             if own[0] == ONE:
@@ -154,6 +157,32 @@ class BiasWriter:
         if letters != "bhst":
             value = nodes.one("Transpose", value, perm=[letters.index(letter) for letter in "bhst"])
         return value, _extent(*(sizes[letter] for letter in "bhst"))
+
+    def _of_grid(self, value: ir.Value, own: tuple[Size, ...], level: tuple[Size, ...], heads: int) -> Added | None:
+        """A term of scores whose queries and keys are on grids of fixed sides, [B*N, height, width, height, width] or
+        [B, N, height, width, height, width] as in SAM and MViT; None for others."""
+        nodes, (queries, keys) = self.writing.nodes, (self.sizes.q.tokens, self.sizes.keys())
+        if len(level) < 5 or level[-2:] == (queries, keys) or not (queries.is_fixed and keys.is_fixed):
+            return None
+        for first in (1, 2):
+            sides = [size.number for size in level[first:] if size.is_fixed]
+            if len(sides) < len(level) - first or (first == 2 and level[1] != Size(heads)):
+                continue
+            ends = [at for at in range(1, len(sides)) if math.prod(sides[:at]) == queries.number]
+            if not any(math.prod(sides[at:]) == keys.number for at in ends):
+                continue
+            missing = len(level) - len(own)
+            if missing:
+                value = nodes.one("Unsqueeze", value, nodes.constant([*range(missing)]))
+            own = (*[ONE] * missing, *own)
+            rows = own[0] if first == 2 or own[0] == ONE else self.sizes.shapes.symbols.quotient(own[0], Size(heads))
+            if rows is None:
+                raise LengthsApart("lengths decide how many rows its mask or bias has.")
+            of_heads = own[1] if first == 2 else ONE if own[0] == ONE else Size(heads)
+            whole = nodes.one("Expand", value, nodes.constant([*[1] * first, *sides]))
+            result = nodes.shaped(whole, -1, of_heads.number, queries.number, keys.number)
+            return result, _extent(rows, of_heads, queries, keys)
+        return None
 
     def _of_windows(self, value: ir.Value, own: tuple[Size, ...], term: Term, q: ir.Value) -> Added:
         """A term [images or 1, windows or 1, ...] of scores whose rows are two axes, such as images and windows."""

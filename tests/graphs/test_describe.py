@@ -24,7 +24,8 @@ from attention_graphs import (
     visible,
 )
 from descriptions import described
-from onnx import helper
+from onnx import TensorProto, helper
+from rotation_graphs import halves, sliced
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.describe import Describer
@@ -118,6 +119,19 @@ def test_rope_by_inputs_by_places_and_by_tables(pairs: int, interleaved: bool, o
     width = {} if 2 * pairs == SIZE else {"rotary_dim": 2 * pairs}
     layout = "interleaved" if interleaved else "half"
     assert found == {"name": "rope", "layout": layout, **width, "theta": 500_000.0}
+
+
+def test_positions_of_all_rows() -> None:
+    """An input with one position per token, as in gpt-fast and LitGPT."""
+
+    def rotate(g: Writer, heads: str, queries: bool) -> str:
+        positions = g.op("Cast", g.input("input_pos", TensorProto.INT64, "seq"), to=g.type)
+        turns = g.op("Mul", g.op("Unsqueeze", positions, g.const([1])), g.floats(PLAIN))
+        cos, sin = g.op("Cos", turns), g.op("Sin", turns)
+        first, last = sliced(g, heads, 0, SIZE // 2), sliced(g, heads, SIZE // 2, SIZE)
+        return g.op("Concat", *halves(first, last, cos, sin, g), axis=-1)
+
+    assert encoding(attention(rotate=rotate)) == {"name": "rope", "layout": "half", "theta": 10_000.0}
 
 
 def test_two_axes_that_are_inputs() -> None:

@@ -115,8 +115,10 @@ class AngleProbe:
         return self._turns(*self._measure.run(self._values, seq=seq, past=past, sides=sides)[0])
 
     def check_rows(self) -> None:
-        """Raise OtherRows unless each row of several turns by its own positions."""
+        """Raise OtherRows unless each row of several turns by its own positions, where rows have their own."""
         assert self.axes is not None
+        if self._measure.shares_positions(self._values):
+            return
         seq = self._room(4)
         rows = [[[(3 * row + place + 1) % self.limit] * self.axes for place in range(seq)] for row in range(3)]
         if self._measure.sizes(seq, batch=len(rows))[BATCH] != len(rows):

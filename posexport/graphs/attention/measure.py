@@ -60,6 +60,11 @@ class Measure:
         """Whether an input takes the positions of all tokens: those of first ones are, where rows have one."""
         return role.kind == POSITIONS and (not role.is_first_position or self.sizes(2)[SEQ] == 1)
 
+    def shares_positions(self, values: Iterable[ir.Value]) -> bool:
+        """Whether the positions among the inputs that values are computed from are those of all rows."""
+        roles = [self._view.roles[name] for name in self.inputs_of(values)]
+        return all(BATCH not in role.axes for role in roles if self._has_chosen_positions(role))
+
     def position_limit(self, values: Iterable[ir.Value]) -> int | None:
         """The rows of the smallest table that positions are looked up in."""
         rows = [self._view.roles[name].rows for name in self.inputs_of(values)]

@@ -217,13 +217,14 @@ def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module
     shared = [] if seed is not None or isinstance(user, UserModule) else list(_shared(user.module, dtype))
     with user.running("copying"):
         module = copy.deepcopy(user.module, {id(weight): weight for weight in shared})
-    if seed is not None:
+    kept = user.constants if dtype != torch.float64 else frozenset()
+    module = module if dtype is None else _in_dtype(module, dtype, kept, shared)
+    if seed is not None:  # of the dtype that it has now: last bits of another one would be rounded away
         generator = torch.Generator().manual_seed(seed)
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 tensor.data = last_bits_changed(tensor.data, generator)
-    kept = user.constants if dtype != torch.float64 else frozenset()
-    return attrs.evolve(user, module=module if dtype is None else _in_dtype(module, dtype, kept, shared))
+    return attrs.evolve(user, module=module)
 
 
 def _shared(module: torch.nn.Module, dtype: torch.dtype | None) -> Iterator[torch.nn.Parameter]:

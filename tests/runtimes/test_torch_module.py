@@ -105,6 +105,12 @@ def test_last_bits_of_weights(tmp_path: Path) -> None:
     np.testing.assert_array_equal(changed[0], changed[1])
 
 
+def test_last_bits_are_those_of_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
+    ones, options = np.ones(4, np.float32), {"wide": False, "dtype": "fp16", "last_bits": 0}
+    made = run(tmp_path, "return x * self.w", {"x": ones}, **options)["y"]
+    assert {*made} == {np.nextafter(np.float16(0.1), np.float16(end)) for end in (-1, 1)}
+
+
 def test_inputs_and_outputs_of_other_names_are_taken_in_order(tmp_path: Path) -> None:
     body = "return {'twice': 2 * x, 'thrice': 3 * x}"
     by_name = run(tmp_path, body, {"x": X}, "float[n] thrice, float[n] twice", wide=False)

@@ -144,7 +144,7 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
     generation = tokens.read_config(path.with_name("generation_config.json")) or {}
     caches = _caches(path, served)
     numbers = {name: _number(path, values, name) for name in _NAMES}
-    ends = tokens.stop_tokens(path.parent)
+    ends = tokens.some_stop_tokens(path.parent)
     if not ends:
         raise RequestError(
             f"{str(path.with_name('config.json'))!r} has no eos_token_id, the token that ends a text, which "

@@ -15,7 +15,7 @@ import attrs
 
 from posexport.errors import RequestError, shown
 from posexport.jsondata import is_whole
-from posexport.runtimes.tokens import MOST_TOKENS, settings_in, stop_tokens, text_part
+from posexport.runtimes.tokens import MOST_TOKENS, generation_part, stop_tokens
 
 _WITHOUT_EFFECT: Mapping[str, object] = {
     "guidance_scale": 1,
@@ -55,13 +55,8 @@ def generation_settings(folder: Path) -> GenerationSettings:
 
     RequestError for a file that can't be read, and for a list of tokens that is none.
     """
-    for name in ("generation_config.json", "config.json"):
-        config = settings_in(folder / name)
-        if config is not None and name == "config.json":  # whose part for text counts where it says nothing itself
-            config = {**text_part(config), **{key: value for key, value in config.items() if value is not None}}
-        if config is not None:
-            return _settings(folder, name, config)
-    return GenerationSettings()
+    name, settings = generation_part(folder)
+    return _settings(folder, name, settings) if name else GenerationSettings()
 
 
 def _settings(folder: Path, name: str, config: Mapping[str, Any]) -> GenerationSettings:

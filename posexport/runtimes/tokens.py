@@ -126,22 +126,39 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, of generation_config.json or config.json in a folder or of the part of it for text; none
-    where nothing says one, as negative numbers don't. RequestError for a file that can't be read, and for what is no
-    token."""
-    for name in ("generation_config.json", "config.json"):
-        config = settings_in(folder / name) or {}
-        for part in (config, text_part(config)):
-            found = part.get("eos_token_id")
-            ids = found if isinstance(found, list) else [] if found is None else [found]
-            if wrong := [one for one in ids if not is_whole(one) or one >= MOST_TOKENS]:
-                raise RequestError(
-                    f"{str(folder / name)!r} has the eos_token_id {shown(wrong[0])}: give the id of a token, or "
-                    "several."
-                )
-            if ids := [one for one in ids if one >= 0]:
-                return tuple(ids)
-    return ()
+    """The ids that end a text, by what transformers goes by in a folder; none where nothing says one, as negative
+    numbers don't. RequestError for a file that can't be read, and for what is no token."""
+    name, settings = generation_part(folder)
+    return _ends(folder / name, settings)
+
+
+def some_stop_tokens(folder: Path) -> tuple[int, ...]:
+    """As `stop_tokens`, for those who must know one: where generation_config.json has none, those of config.json."""
+    config = folder / "config.json"
+    return stop_tokens(folder) or _ends(config, _with_text_part(settings_in(config) or {}))
+
+
+def _ends(path: Path, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    found = settings.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if wrong := [one for one in ids if not is_whole(one) or one >= MOST_TOKENS]:
+        raise RequestError(f"{str(path)!r} has the eos_token_id {shown(wrong[0])}: give the id of a token, or several.")
+    return tuple(one for one in ids if one >= 0)
+
+
+def generation_part(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The file that says how transformers chooses tokens, and its settings: generation_config.json in a folder, or
+    config.json where that isn't there; "" where neither is. RequestError for one that can't be read."""
+    settings = settings_in(folder / "generation_config.json")
+    if settings is not None:
+        return "generation_config.json", settings
+    config = settings_in(folder / "config.json")
+    return ("", {}) if config is None else ("config.json", _with_text_part(config))
+
+
+def _with_text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config.json, whose part for text counts where it says nothing itself."""
+    return {**text_part(config), **{key: value for key, value in config.items() if value is not None}}
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:

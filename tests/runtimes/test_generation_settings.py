@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_decoders import small_checkpoint
 
 from posexport.errors import RequestError
 from posexport.runtimes.generation_settings import generation_settings
@@ -30,6 +31,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"generator": {"begin_suppress_tokens": [9], "eos_token_id": 5}},
     {"suppress_tokens": None, "text_config": {"suppress_tokens": [7]}},
     {"suppress_tokens": [6], "text_config": {"suppress_tokens": [7], "begin_suppress_tokens": [8]}},
+    {"eos_token_id": None, "text_config": {"eos_token_id": 3}},
 )
 
 
@@ -46,3 +48,15 @@ def test_a_part_for_text_in_generation_config_is_none(tmp_path: Path) -> None:
     data = {"text_config": {"suppress_tokens": [7]}}
     (tmp_path / "generation_config.json").write_text(json.dumps(data))
     assert generation_settings(tmp_path).suppressed == ()
+
+
+def test_what_ends_a_text_is_said_where_transformers_reads_it(tmp_path: Path) -> None:
+    """A token of config.json ended texts where generation_config.json has none."""
+    small_checkpoint(tmp_path, eos_token_id=2)
+    for said, ends in ((None, (2,)), ({}, ()), ({"eos_token_id": None}, ()), ({"eos_token_id": [4, 5]}, (4, 5))):
+        (tmp_path / "generation_config.json").unlink(missing_ok=True)
+        if said is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(said))
+        wanted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id
+        assert stop_tokens(tmp_path) == (() if wanted is None else (wanted,) if isinstance(wanted, int) else (*wanted,))
+        assert stop_tokens(tmp_path) == ends

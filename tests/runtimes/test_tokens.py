@@ -115,8 +115,9 @@ def test_no_library(folder: Path) -> None:
 STOPS: dict[str, tuple[str | None, str | None, tuple[int, ...] | str]] = {
     "one": ('{"eos_token_id": 7}', '{"eos_token_id": 3}', (7,)),
     "several": ('{"eos_token_id": [7, 9]}', None, (7, 9)),
-    "none in the first": ('{"eos_token_id": null}', '{"eos_token_id": 3}', (3,)),
-    "a negative number is none": ('{"eos_token_id": -1}', '{"eos_token_id": 3}', (3,)),
+    "none in the first": ('{"eos_token_id": null}', '{"eos_token_id": 3}', ()),
+    "a negative number is none": ('{"eos_token_id": -1}', '{"eos_token_id": 3}', ()),
+    "in the second alone": (None, '{"eos_token_id": 3}', (3,)),
     "no files": (None, None, ()),
     "cut short": ('{"eos_token_id": [128001, 12', '{"eos_token_id": 3}', "can't be read as a JSON object"),
     "a list": ("[]", '{"eos_token_id": 3}', "can't be read as a JSON object"),

@@ -341,5 +341,11 @@ def is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
 
 
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:
-    """The comparison that fails most, or comes nearest to its limit."""
-    return max(comparisons, key=lambda comparison: (comparison.state == FAILED, comparison.severity))
+    """The comparison that fails most, of those on which torch itself is within the limit where there are such, since
+    others may say nothing; or the one that comes nearest to its limit."""
+
+    def rank(each: Comparison) -> tuple[bool, bool, float]:
+        beyond = each.torch_error is not None and each.limit is not None and each.torch_error > each.limit
+        return each.state == FAILED, not (each.state == FAILED and beyond), each.severity
+
+    return max(comparisons, key=rank)

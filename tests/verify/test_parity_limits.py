@@ -304,3 +304,12 @@ def test_inputs_on_which_torch_is_near_the_ceiling_are_set_aside_unless_they_are
     assert [each for each in kept if each.state == FAILED] == unclear[:left]
     assert len(kept) == len(sound) + left
     assert len(clauses) == len(errors) - left
+
+
+def test_the_worst_failure_is_one_on_which_torch_is_within_the_limit() -> None:
+    """A clear failure was reported as inconclusive beside one that rounding explains."""
+    hidden, clear, passed = _compared("a", 0.5, 0.2), _compared("b", 0.07, 0.01), _compared("c", 0.05, 0.2)
+    assert [each.state for each in (hidden, clear, passed)] == [FAILED, FAILED, PASSED]
+    assert worst_of([hidden, clear, passed]) is clear
+    assert worst_of([hidden, passed]) is hidden
+    assert worst_of([passed, _compared("d", 0.01, 0.01)]) is passed

@@ -117,11 +117,10 @@ def _hidden_onnx(call: Call, lengths: Lengths) -> ir.Value | None:
     """What hides keys where it is added to logits, [B|1, 1, S, T]; None where every query sees every key."""
     op, heads, lowest = call.op, call.heads, constant(call.op, MASKED)
     if heads.causal and not heads.local and call.mask is None and call.write_indices is None:
-        # in numbers: ONNX Runtime's Where has one thread
-        (seq, total), steps = lengths, (lambda count: op.Cast(op.Range(0, count, 1), to=ir.DataType.FLOAT))
-        behind = op.Sub(
-            op.Unsqueeze(op.Add(steps(seq), op.Cast(op.Sub(total, seq), to=ir.DataType.FLOAT)), [1]), steps(total)
-        )
+        # in fp32: ONNX Runtime's Where has one thread
+        seq, total = lengths
+        queries, keys = (op.Cast(op.Range(first, total, 1), to=ir.DataType.FLOAT) for first in (op.Sub(total, seq), 0))
+        behind = op.Sub(op.Unsqueeze(queries, [1]), keys)
         hidden = op.Mul(op.Clip(behind, constant(op, -1.0), constant(op, 0.0)), op.Neg(lowest))
     else:
         seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices)

@@ -139,10 +139,11 @@ def _grid(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: 
     def apart(op: Ops) -> list[ir.Value]:
         def along(axis: int) -> ir.Value:
             q_side, k_side = (op.Gather(side, axis, axis=2) for side in (positions.q_positions, positions.k_positions))
-            offset = distances_onnx(op, Positions(q_side, k_side))
+            # whole numbers until they are near: of large ones, fp32 loses the difference
+            offset = op.Cast(distances_onnx(op, Positions(q_side, k_side)), to=ir.DataType.FLOAT)
             return op.Mul(offset, offset) if euclidean else op.Abs(offset)
 
-        distance = op.Cast(op.Add(along(0), along(1)), to=ir.DataType.FLOAT)
+        distance = op.Add(along(0), along(1))
         return [op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])]
 
     return rated(op, positions.q_positions, [op.Neg(slopes)], apart)

@@ -23,6 +23,30 @@ def has_branches(model: ir.Model) -> bool:
     return _choice(model) is not None
 
 
+def with_few_queries(model: ir.Model) -> None:
+    """Put the way of few queries in place of each choice of an artifact for ONNX Runtime alone, which has attention in
+    both of its bodies: many queries go one head after the other there, in a Scan (posexport.custom_ops.by_head)."""
+    if model.metadata_props.get("posexport.target") != "ort":
+        return
+    for node in [*model.graph]:
+        if node.op_type == "If" and all(_has_softmax(_body(node, name)) for name in BRANCHES):
+            body = _body(node, BRANCHES[0])
+            outputs, nodes, weights = [*body.outputs], [*body], [*body.initializers.values()]
+            body.outputs.clear()
+            body.remove(nodes)
+            body.initializers.clear()
+            for weight in weights:
+                model.graph.register_initializer(weight)
+            _detach(_body(node, BRANCHES[1]))
+            model.graph.insert_before(node, nodes)
+            ir.convenience.replace_all_uses_with(node.outputs, outputs, replace_graph_outputs=True)
+            model.graph.remove(node, safe=True)
+
+
+def _has_softmax(graph: ir.Graph) -> bool:
+    return any(node.op_type == "Softmax" for node in graph.all_nodes())
+
+
 def of_branch(given: Mapping[str, str], branch: ir.Model) -> dict[str, str]:
     """Of roles by name, those of the inputs that a body reads."""
     return {name: role for name, role in given.items() if name in {value.name for value in branch.graph.inputs}}

@@ -104,12 +104,13 @@ def inspected(
 ) -> Inspection:
     """`inspect_graph` in this process."""
     from posexport.graphs.axes import HEIGHT, WIDTH
-    from posexport.graphs.branches import branches_of, of_branch
+    from posexport.graphs.branches import branches_of, of_branch, with_few_queries
     from posexport.graphs.load import inlined, model_of
     from posexport.graphs.roles import GivenRoleError, guessed_roles, roles_of
     from posexport.graphs.sizes import side_of
 
     model = model_of(graph)
+    with_few_queries(model)
     holds = attention and _may_hold_attention(model)
     plain = inlined(model.clone()) if model.functions else model
     kinds = guessed_roles(plain, given)

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from onnxscript import version_converter
 
 from posexport.errors import RequestError, shown
+from posexport.graphs.branches import with_few_queries
 from posexport.graphs.load import inlined
 from posexport.spec.forms import FORM_OPSETS, unsupported_opset
 
@@ -38,6 +39,7 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     if wanted < own:
         raise RequestError(f"opset is {wanted}: the file is of opset {own}, so give {own} or more, or none.")
     copy = model.clone()
+    with_few_queries(copy)
     if wanted == own:
         return copy
     inlined(copy)  # which tells functions of another opset whose operators are the same; the converter refuses all

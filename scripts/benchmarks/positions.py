@@ -1,9 +1,9 @@
 """What encodings cost beyond a block without one, with positions as data and with consecutive positions.
 
-One block on ONNX Runtime's CPU provider, one process, two threads, denormal numbers taken as zeros. A first session
-over forms, targets and caches finds the fastest file of an encoding in each mode; new sessions then time it beside the
-fastest file of `none`, and for `relative` beside Transformer-XL's block with its shift, in plain torch, as torch
-exports it. Results: docs/results/positions.json and positions.md.
+One block on ONNX Runtime's CPU provider, one process, two threads, denormal numbers taken as zeros. First sessions
+over forms, targets and caches find the fastest file of an encoding in each mode; new sessions then time it beside the
+fastest file of `none`, and `relative`, `shaw` and `deberta` beside the paper's block with Transformer-XL's shift, in
+plain torch, as torch exports it. Results: docs/results/positions.json and positions.md.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ LONGER: Mapping[str, Mapping[str, int]] = {
 }
 """What `TOKENS` tokens need of an encoding."""
 
-SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {DECODE: 7}
-SESSION_SECONDS, ROUNDS = 2.5, (5, 20)
+CHOOSING, SESSIONS, CONFIDENCE, BURSTS = 2, 4, 0.99, {DECODE: 7}
+SESSION_SECONDS, ROUNDS = 1.5, (5, 20)
 
 Rounds = Callable[[float], int]
 """The seconds of a round to the rounds of a session."""
@@ -154,8 +154,9 @@ def rounds_of(seconds: float) -> int:
 
 
 def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], rounds: Rounds, burst: int) -> dict[str, str]:
-    """The name of the fastest contender of each kind, in one session; names are `kind: form`."""
-    times, reference = timing.time_sessions(contenders, 1, rounds, burst, 99), next(iter(contenders))
+    """The name of the fastest contender of each kind, in sessions of their own; names are `kind: form`."""
+    sessions, reference = timing.time_sessions(contenders, CHOOSING, rounds, burst, 99), next(iter(contenders))
+    times = {name: [[*itertools.chain(*values)]] for name, values in sessions.items()}
     names = {kind: [name for name in contenders if name.startswith(f"{kind}: ")] for kind in kinds}
     return {kind: timing.ranking(times, each, reference)[0] for kind, each in names.items()}
 
@@ -177,7 +178,7 @@ def _measure(
 
     modes = modes_of(encoding)
     kinds = {NONE: plain, **{mode: _files(encoding, mode, scenario, folder) for mode in modes}}
-    if encoding == "relative" and scenario == PREFILL:
+    if encoding in textbook.TEXTBOOKS and scenario == PREFILL:
         spec = spec_of(encoding, "consecutive", None)
         inputs = seeded_inputs(spec, SIZES[scenario], 0)
         kinds[TEXTBOOK] = {

@@ -1,4 +1,4 @@
-"""Transformer-XL's attention with its shift (Dai et al. 2019, arXiv:1901.02860, appendix B), in plain torch.
+"""Attention with the shift of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, appendix B), in plain torch.
 
 What a user writes from the paper for consecutive positions and hands to torch.onnx.export: no operator of posexport.
 """
@@ -18,7 +18,13 @@ from posexport.models.weights import seeded_weights
 from posexport.spec.spec import Spec
 
 
-class TransformerXL(nn.Module):
+def shifted(rows: Tensor) -> Tensor:
+    """[..., S, S], by distance from S - 1 to 0, as [..., S, S] by key, for keys behind their query (appendix B)."""
+    seq = rows.shape[-1]
+    return nn.functional.pad(rows, (1, 0)).reshape(*rows.shape[:2], seq + 1, seq)[:, :, 1:]
+
+
+class Textbook(nn.Module):
     """One causal block [B, S, D] to [B, S, D], weights named as in a file of posexport."""
 
     def __init__(self, spec: Spec, weights: Mapping[str, Tensor]) -> None:
@@ -27,34 +33,86 @@ class TransformerXL(nn.Module):
         self.weights = nn.ParameterDict({name.replace(".", "/"): value for name, value in weights.items()})
         self.frequencies = nn.Buffer(10000.0 ** -(torch.arange(0, spec.hidden_size, 2) / spec.hidden_size))
 
+    def weight(self, name: str) -> Tensor:
+        """Of the encoding."""
+        made: Tensor = self.weights[f"encoding/{name}"]
+        return made
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """[B, S, D] as [B, N, S, head_dim]."""
+        return x.reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
+
+    def logits(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        """[B, N, S, S], not scaled, for keys behind their query; distances are S - 1 to 0."""
+        raise NotImplementedError
+
+    def values(self, probabilities: Tensor, v: Tensor, distances: Tensor) -> Tensor:
+        """[B, N, S, head_dim]."""
+        return probabilities @ v
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         batch, seq, _ = hidden_states.shape
-
-        def heads(name: str, x: Tensor) -> Tensor:
-            made: Tensor = (x @ self.weights[name].T).reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads)
-            return made
-
-        q, k, v = (heads(f"{name}_proj/weight", hidden_states) for name in "qkv")
+        q, k, v = (self.by_head(hidden_states @ self.weights[f"{name}_proj/weight"].T) for name in "qkv")
         distances = torch.arange(seq - 1, -1, -1, device=q.device)
-        angles = distances.unsqueeze(1) * self.frequencies
-        r = heads("encoding/r_proj/weight", torch.cat([angles.sin(), angles.cos()], -1).unsqueeze(0))
-        content = (q + self.weights["encoding/content_bias"]).transpose(1, 2) @ k.permute(0, 2, 3, 1)
-        position = (q + self.weights["encoding/position_bias"]).transpose(1, 2) @ r.permute(0, 2, 3, 1)
-        padded = nn.functional.pad(position, (1, 0)).reshape(batch, self.heads, seq + 1, seq)
-        shifted = padded[:, :, 1:].reshape(batch, self.heads, seq, seq)
-        logits = (content + shifted) * self.scale
+        logits = self.logits(q, k, distances) * self.scale
         ahead = torch.ones(seq, seq, dtype=torch.bool, device=q.device).triu(1)
         probabilities = logits.masked_fill(ahead, -torch.inf).softmax(-1)
-        mixed = (probabilities @ v.transpose(1, 2)).transpose(1, 2).reshape(batch, seq, -1)
+        mixed = self.values(probabilities, v, distances).transpose(1, 2).reshape(batch, seq, -1)
         output: Tensor = mixed @ self.weights["o_proj/weight"].T
         return output
+
+
+class TransformerXL(Textbook):
+    """Dai et al. 2019, arXiv:1901.02860, section 3.3."""
+
+    def logits(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        angles = distances.unsqueeze(1) * self.frequencies
+        r = self.by_head((torch.cat([angles.sin(), angles.cos()], -1) @ self.weight("r_proj/weight").T).unsqueeze(0))
+        content = (q + self.weight("content_bias").unsqueeze(1)) @ k.transpose(2, 3)
+        return content + shifted((q + self.weight("position_bias").unsqueeze(1)) @ r.transpose(2, 3))
+
+
+class Shaw(Textbook):
+    """Shaw et al. 2018, arXiv:1803.02155, with the shift; that of the values is its inverse."""
+
+    def rows(self, name: str, distances: Tensor) -> Tensor:
+        """[S, head_dim], of a table in which the row in the middle is that of distance 0."""
+        table = self.weight(f"{name}/weight")
+        return table[table.shape[0] // 2 - distances.clamp(max=table.shape[0] // 2)]
+
+    def logits(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        return q @ k.transpose(2, 3) + shifted(q @ self.rows("keys", distances).T)
+
+    def values(self, probabilities: Tensor, v: Tensor, distances: Tensor) -> Tensor:
+        batch, heads, seq, _ = probabilities.shape
+        flat = nn.functional.pad(probabilities.reshape(batch, heads, -1), (seq, 0))
+        by_distance = flat.reshape(batch, heads, seq, seq + 1)[..., 1:]
+        return probabilities @ v + by_distance @ self.rows("values", distances)
+
+
+class Deberta(Textbook):
+    """He et al. 2021, arXiv:2006.03654, section 3.1: both terms with the shift, the second of keys and transposed."""
+
+    def logits(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        table = self.weight("weight")
+        rows = table[(distances + table.shape[0] // 2).clamp(max=table.shape[0] - 1)]
+        keys, queries = (
+            self.by_head((rows @ self.weight(f"pos_{name}_proj/weight").T).unsqueeze(0)).transpose(2, 3)
+            for name in ("key", "query")
+        )
+        # keys from the last on: as far from it as a key is, queries are behind that key
+        second = shifted((k @ queries).flip(2)).flip(2, 3).transpose(2, 3)
+        return q @ k.transpose(2, 3) + shifted(q @ keys) + second
+
+
+TEXTBOOKS = {"relative": TransformerXL, "shaw": Shaw, "deberta": Deberta}
 
 
 def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray], **options: Any) -> Contender:
     """The block with the spec's seeded weights, as torch exports it for any length, in a session with `options`."""
     x = torch.from_numpy(inputs["hidden_states"])
     shapes = {"hidden_states": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}}
-    block = TransformerXL(spec, seeded_weights(spec, 0)).eval()
+    block = TEXTBOOKS[spec.encoding.name](spec, seeded_weights(spec, 0)).eval()
     program = torch.onnx.export(
         block,
         (torch.cat([x[:, :64]] * 2),),

@@ -5,6 +5,7 @@ Exports of a block that was traced before get a copy of its graph; those in anot
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +22,7 @@ from posexport.spec.spec import Spec
 
 Strategy: Any = _capture_strategies.TorchExportNonStrictStrategy
 
-GRAPHS: dict[tuple[object, ...], tuple[ir.Model, bool]] = {}
+GRAPHS: dict[tuple[object, ...], tuple[ir.Model, dict[str, Any]]] = {}
 PROGRAMS: dict[tuple[object, ...] | None, torch.export.ExportedProgram] = {}
 program_key: ContextVar[tuple[object, ...] | None] = ContextVar("program_key", default=None)
 trace, prepare = exporter._trace, _core._prepare_exported_program_for_export
@@ -43,9 +44,14 @@ def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions
     key = (*block, functions.form, functions.target)
     if key not in GRAPHS:
         with same_program(*block):
-            GRAPHS[key] = trace(spec, fixed, functions), functions.for_target_only
-    model, functions.for_target_only = GRAPHS[key]
+            GRAPHS[key] = trace(spec, fixed, functions), _copied(vars(functions))
+    model, built = GRAPHS[key]
+    vars(functions).update(_copied(built))  # what bodies there are, and for which calls
     return model.clone()
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copy.copy(value) for name, value in values.items()}
 
 
 def capture_once(self: Any, *arguments: Any, **options: Any) -> torch.export.ExportedProgram:

@@ -1,0 +1,145 @@
+"""Attention for ONNX Runtime alone, one head after the other with the logits that are its bias, against the same block
+in the graph for all targets, where all heads are there at once; and what is in its graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from posexport.artifact.graph_file import read_graph
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.export import export
+from posexport.graphs.inspection import inspect_graph
+from posexport.models import read_spec
+from posexport.models.weights import seeded_weights
+from posexport.rewrite.rewriter import rewrite_model
+from posexport.runtimes import ort
+from posexport.spec.spec import Spec
+
+JOINED = [
+    ("alibi", "data"),
+    ("alibi", "consecutive"),
+    ("alibi2d", "data"),
+    ("kerple", "data"),
+    ("sandwich", "data"),
+    ("t5", "consecutive"),
+    ("swin", "consecutive"),
+    ("relative", "consecutive"),
+    ("deberta", "data"),
+    ("deberta", "consecutive"),
+    ("cope", "data"),
+]
+"""Encodings whose logits can be made of one head after the other, by their positions."""
+
+FEW, MANY = 5, 45
+
+
+def block(encoding: str, positions: str = "data", **fields: Any) -> Spec:
+    """A small block with an encoding."""
+    grid = encoding in ("alibi2d", "swin")
+    sizes = {"hidden_size": 32, "num_heads": 4, "causal": not grid, "positions": positions}
+    return read_spec({"encoding": {"name": encoding}, **sizes, **fields})
+
+
+def graphs(model: ir.Model) -> list[ir.Node]:
+    return [*model.graph.all_nodes()]
+
+
+def both(spec: Spec, folder: Path) -> list[Path]:
+    """The file for all targets and the one for ONNX Runtime alone."""
+    paths = []
+    for target in ("portable", "ort"):
+        model = export(spec, seeded_weights(spec, 0), form="decomposed", target=target)
+        assert ("Scan" in {node.op_type for node in graphs(model)}) == (target == "ort")
+        paths.append(folder / f"{target}.onnx")
+        write_onnx(model, paths[-1])
+    return paths
+
+
+def compared(spec: Spec, folder: Path, sizes: list[Sizes]) -> None:
+    runners = [ort.load(path, {"threads": 1}) for path in both(spec, folder)]
+    for each in sizes:
+        inputs = seeded_inputs(spec, each, 0)
+        if "attention_mask" in inputs:  # the first keys of the last row, then all keys of a query
+            inputs["attention_mask"][-1, :3] = 0
+        expected, found = (runner.run(inputs) for runner in runners)
+        for name, array in expected.items():
+            wide, limit = array.astype(np.float64), 1e-2 if spec.dtype == "fp16" else 2e-6
+            assert found[name].shape == array.shape
+            np.testing.assert_allclose(found[name], wide, atol=limit * max(1.0, float(np.abs(wide).max())), rtol=0)
+
+
+@pytest.mark.parametrize(("encoding", "positions"), JOINED)
+def test_one_head_after_the_other_is_the_same_as_all_at_once(encoding: str, positions: str, tmp_path: Path) -> None:
+    lengths = [Sizes(batch=batch, seq=seq) for batch, seq in ((1, MANY), (3, 35), (2, FEW))]
+    compared(block(encoding, positions), tmp_path, lengths)
+
+
+@pytest.mark.parametrize("cache", ["concat", "shared"])
+@pytest.mark.parametrize("encoding", ["alibi", "cope", "deberta"])
+def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) -> None:
+    spec = block(encoding, kv_cache=cache, padding_mask=True)
+    slots = {"max_seq": 64} if cache == "shared" else {}
+    compared(spec, tmp_path, [Sizes(batch=2, seq=seq, past_seq=past, **slots) for seq, past in ((MANY, 7), (1, 20))])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"window": 9}, {"attention_chunk_size": 16}, {"num_kv_heads": 2}, {"dtype": "fp16"}]
+)
+@pytest.mark.parametrize("encoding", ["alibi", "cope"])
+def test_other_masks_key_heads_and_dtypes(encoding: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    compared(block(encoding, **fields), tmp_path, [Sizes(batch=2, seq=MANY)])
+
+
+def test_a_query_without_keys_gets_zeros(tmp_path: Path) -> None:
+    spec = block("alibi", padding_mask=True)
+    _, path = both(spec, tmp_path)
+    inputs = seeded_inputs(spec, Sizes(batch=2, seq=MANY), 0)
+    inputs["attention_mask"][1, :4] = 0
+    output = ort.load(path, {"threads": 1}).run(inputs)["output"]
+    assert not output[1, :4].any()
+    assert output[1, 4:].any(-1).all()
+    assert np.isfinite(output).all()
+
+
+@pytest.mark.parametrize(("encoding", "positions"), JOINED)
+def test_no_array_has_the_logits_of_all_heads_for_many_queries(encoding: str, positions: str) -> None:
+    """All softmaxes stand in a body: that of few queries, or that of one head."""
+    spec = block(encoding, positions)
+    model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
+    softmaxes = [node for node in graphs(model) if node.op_type == "Softmax"]
+    assert len(softmaxes) == 2
+    assert all(node.graph is not model.graph for node in softmaxes)
+
+
+@pytest.mark.parametrize("fields", [{"softcap": 30.0}, {"sinks": True}, {"layers": 2}])
+def test_what_needs_all_heads_keeps_them(fields: dict[str, Any]) -> None:
+    """Caps and sinks, and a bias that is computed once for several layers."""
+    spec = block("alibi", **fields)
+    model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
+    assert {node.graph for node in graphs(model) if node.op_type == "Softmax"} == {model.graph}
+
+
+def test_layers_with_logits_of_their_own_are_joined() -> None:
+    spec = block("cope", layers=2)
+    model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
+    assert sum(node.op_type == "If" for node in model.graph) == 2
+    assert all(node.graph is not model.graph for node in graphs(model) if node.op_type == "Softmax")
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "t5"])
+def test_inspect_reads_the_way_of_few_queries(encoding: str, tmp_path: Path) -> None:
+    _, path = both(block(encoding, "consecutive"), tmp_path)
+    (found,) = inspect_graph(read_graph(path)).attentions
+    assert found["encoding"]["name"] == encoding
+
+
+def test_rewrite_reads_the_way_of_few_queries(tmp_path: Path) -> None:
+    _, path = both(block("alibi"), tmp_path)
+    (site,) = rewrite_model(ir.load(path), form="native").sites
+    assert site.state == "rewritten"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         sinusoids,
     )
     from posexport.custom_ops.attention import attend, attend_cached, attend_shared
-    from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
+    from posexport.custom_ops.bias import alibi_bias, cosine_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import cached_keys, key_positions
     from posexport.custom_ops.contextual import contextual_score
     from posexport.custom_ops.difference_disentangled import difference_disentangled_score
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from posexport.custom_ops.difference_values import difference_values
     from posexport.custom_ops.differences import difference_bias
     from posexport.custom_ops.disentangled import disentangled_score
+    from posexport.custom_ops.fire import fire_bias
     from posexport.custom_ops.frequencies import length_frequencies, ntk_frequencies, position_temperature
     from posexport.custom_ops.linear_attention import linear_attention
     from posexport.custom_ops.norm import head_norm
@@ -58,8 +59,8 @@ __all__ = [
 # fmt: off
 _FILES = (
     "angles", "attention", "attention_by_head", "bias", "cache", "contextual", "difference_disentangled",
-    "difference_relative", "difference_scores", "difference_values", "differences", "disentangled", "frequencies",
-    "linear_attention", "norm", "relative", "rotary", "scores", "windows",
+    "difference_relative", "difference_scores", "difference_values", "differences", "disentangled", "fire",
+    "frequencies", "linear_attention", "norm", "relative", "rotary", "scores", "windows",
 )
 # fmt: on
 """The files that define operators, and bodies of them."""

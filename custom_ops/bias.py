@@ -8,17 +8,15 @@ logarithms differently.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
-from posexport.custom_ops.by_head import ByHead, add_by_head, by_head, scan_onnx
-from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
+from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
+from posexport.custom_ops.operator import Ops, cast, constant, operator, size_of, wide
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -280,129 +278,3 @@ def _cosine(op: Ops, angles: Angles[ir.Value], rates: ir.Value, below_zero: bool
 
 
 add_by_head(cosine_bias, _cosine, scans=False)
-
-
-FIRE_EPS = 1e-6
-
-
-@dataclass(frozen=True)
-class Mlp(Generic[T]):
-    """FIRE's MLP with H hidden features: w1 [H, 1], b1 [H], w2 [N, H], b2 [N]."""
-
-    w1: T
-    b1: T
-    w2: T
-    b2: T
-
-
-@operator("FireBias", "bias", fake=lambda call: fake_bias(call, call.b2))
-def fire_bias(
-    q_positions: Tensor,
-    k_positions: Tensor,
-    c: Tensor,
-    multiplier: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    init_l: float = 512.0,
-) -> Tensor:
-    """MLP(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)), L = multiplier * init_l, with one hidden layer of relu
-    (FIRE: Li et al. 2024, arXiv:2310.04418, section 3).
-
-    Args:
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
-        c, multiplier: [], trained.
-        w1: [H, 1], weights of the hidden layer.
-        b1: [H].
-        w2: [num_heads, H], weights of the output.
-        b2: [num_heads].
-        init_l: the threshold that `multiplier` multiplies.
-
-    Returns:
-        The bias, float32 [B, num_heads, S, T].
-
-    Example:
-        >>> one, w1, w2 = torch.tensor(1.0), torch.ones(1, 1), torch.ones(1, 1)
-        >>> at = torch.tensor([[0, 4]])
-        >>> fire_bias(at, at, one, one, w1, torch.zeros(1), w2, torch.zeros(1), init_l=2.0)
-        tensor([[[[0.0000, 1.4650],
-                  [1.0000, 0.0000]]]])
-    """
-    dtype = wide(c.dtype)
-    c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, w1, b1, w2, b2))
-    distance = distances(q_positions, k_positions).to(dtype)
-    norm = torch.maximum(q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
-    x = torch.log((c * distance).abs() + 1) / (torch.log((c * norm).abs() + 1) + FIRE_EPS)
-    hidden = torch.relu(x.unsqueeze(-1) * w1[:, 0] + b1)
-    return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
-
-
-def _fire_onnx(
-    op: Ops,
-    positions: Positions[ir.Value],
-    c: ir.Value,
-    multiplier: ir.Value,
-    mlp: Mlp[ir.Value],
-    init_l: float,
-    ort: bool = False,
-) -> ir.Value:
-    one = constant(op, 1.0)
-    c, multiplier, w1, b1, w2, b2 = (
-        cast(op, t, ir.DataType.FLOAT) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2)
-    )
-    distance = op.Cast(distances_onnx(op, positions), to=ir.DataType.FLOAT)
-    threshold = op.Abs(op.Mul(multiplier, constant(op, init_l)))
-    norm = op.Unsqueeze(op.Max(op.Cast(positions.q_positions, to=ir.DataType.FLOAT), threshold), [-1])
-
-    def logs(t: ir.Value) -> ir.Value:
-        return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
-
-    x = op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS)))
-    if ort:
-        return _features_first_onnx(op, x, Mlp(w1, b1, w2, b2))
-    hidden = op.Relu(op.Add(op.Mul(op.Unsqueeze(x, [-1]), op.Squeeze(w1, [1])), b1))
-    return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
-
-
-ROWS = 16
-"""Queries whose hidden features are computed at a time, so that they take little memory."""
-
-
-def _features_first_onnx(op: Ops, x: ir.Value, mlp: Mlp[ir.Value]) -> ir.Value:
-    """The MLP of x [B, S, T], [B, N, S, T], by two products with biases in them: no pass over [B, S, T, H] but relu."""
-    zero, one = (op.Unsqueeze(constant(op, value), [0, 1]) for value in (0.0, 1.0))
-    hidden = op.Concat(mlp.w1, op.Unsqueeze(mlp.b1, [1]), axis=1)
-    first = op.Concat(hidden, op.Concat(zero, one, axis=1), axis=0)  # and a feature that is always one
-    second = op.Concat(mlp.w2, op.Unsqueeze(mlp.b2, [1]), axis=1)
-    batch, queries, keys = (op.Shape(x, start=axis, end=axis + 1) for axis in range(3))
-    num_heads = size_of(mlp.b2, 0)
-
-    def features(op: Ops, flat: ir.Value) -> ir.Value:
-        """[..., 1, numbers] to [..., N, numbers]."""
-        inputs = op.Concat(flat, op.Expand(one, op.Shape(flat)), axis=-2)  # a row of x, a row of ones
-        return op.MatMul(second, op.Relu(op.MatMul(first, inputs)))
-
-    def few(op: Ops) -> ir.Value:
-        return op.Reshape(features(op, op.Reshape(x, [0, 1, -1])), op.Concat(batch, [-1], queries, keys, axis=0))
-
-    def many(op: Ops) -> ir.Value:
-        blocks = op.Div(op.Add(queries, ROWS - 1), ROWS)
-        padded = op.Pad(x, op.Concat([0], op.Sub(op.Mul(blocks, ROWS), queries), axis=0), None, [1])
-        parts = op.Reshape(padded, op.Concat(op.Mul(batch, blocks), [1, -1], axis=0))
-        made = scan_onnx(
-            op, op.Squeeze(op.Mul(batch, blocks)), lambda op, number: features(op, op.Gather(parts, number, axis=0))
-        )
-        # [B blocks, N, ROWS T]: rows of T numbers, in the order of batch, head and query
-        steps = op.Range(0, op.Squeeze(queries), 1)
-        block = op.Add(op.Mul(op.Unsqueeze(op.Range(0, op.Squeeze(batch), 1), [1, 2]), blocks), op.Div(steps, ROWS))
-        head = op.Unsqueeze(op.Range(0, num_heads, 1), [1])
-        index = op.Add(op.Mul(op.Add(op.Mul(block, num_heads), head), ROWS), op.Mod(steps, ROWS))
-        return op.Gather(op.Reshape(made, op.Concat([-1], keys, axis=0)), index, axis=0)
-
-    return few_onnx(op, True, queries, few, many)
-
-
-fire_bias.onnx(_fire_onnx)
-fire_bias.form(*ORT_FORMS)(partial(_fire_onnx, ort=True))

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
+from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import fake_logits
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
 from posexport.custom_ops.cache import joined, joined_onnx, total_keys
 from posexport.custom_ops.difference_scores import difference_score_by_head, products_onnx
 from posexport.custom_ops.differences import blocks_onnx
-from posexport.custom_ops.disentangled import disentangled
+from posexport.custom_ops.disentangled import disentangled, disentangled_by_head
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.one_query import OneKey, counted_onnx, one_query_onnx
-from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, size_of
+from posexport.custom_ops.operator import TENSORRT_FORMS, Ops, cast, constant, dtype_of, operator, size_of
 from posexport.custom_ops.tables import dotted_onnx, rows_of_onnx
 
 
@@ -190,6 +191,54 @@ def _score(
 
 
 add_by_head(difference_disentangled_score, _score)
+
+
+def _looked_up(
+    op: Ops,
+    q: ir.Value,
+    k: ir.Value,
+    rows: ir.Value,
+    query_table: ir.Value,
+    key_table: ir.Value | None,
+    past: ir.Value | None,
+    write_indices: ir.Value | None,
+    num_heads: int,
+    scale: float,
+    causal: bool,
+    whole: bool,
+) -> ir.Value:
+    """As `disentangled_score` of the positions, in which TensorRT fuses attention: a slide of keys is many kernels."""
+    batch, queries = (op.Shape(q, start=axis, end=axis + 1) for axis in (0, 1))
+    total = op.Shape(k, start=1, end=2)
+    if past is not None:
+        cached = op.Shape(past, start=2, end=3)
+        total = cached if write_indices is not None else op.Add(cached, total)
+    first = op.Sub(total, queries) if write_indices is None else op.Unsqueeze(write_indices, [1])
+    positions = Positions(
+        *(
+            op.Expand(steps, op.Concat(batch, count, axis=0))
+            for steps, count in (
+                (op.Add(first, counted_onnx(op, queries)), queries),
+                (op.Unsqueeze(counted_onnx(op, total), [0]), total),
+            )
+        )
+    )
+    if causal:  # rows for the keys ahead, which are not seen
+        ahead = op.Expand(op.Slice(rows, [0], [1], [0]), [size_of(rows, 0) - 1])
+        rows = op.Concat(ahead, rows, axis=0)
+
+    def features_first(table: ir.Value | None) -> ir.Value | None:
+        width = size_of(q, -1)
+        return None if table is None else op.Reshape(op.Transpose(table, perm=[0, 2, 1]), [width, -1])
+
+    tables = (features_first(table) for table in (key_table, query_table))
+    options = (num_heads, scale, whole)
+    return disentangled_by_head(op, q, k, positions, rows, *tables, past, write_indices, *options, ort=False).onnx(
+        op, ort=False
+    )
+
+
+difference_disentangled_score.form(*TENSORRT_FORMS)(_looked_up)
 
 
 def _own_keys(op: Ops, heads: ir.Value, taken: ir.Value, first: ByHead | None, queries: ir.Value, ort: bool) -> ByHead:

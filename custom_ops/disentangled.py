@@ -89,7 +89,7 @@ def disentangled_score(
     return disentangled(to_heads(q, num_heads) * scale, keys * scale, rows, tables[0], tables[1], last)
 
 
-def _disentangled(
+def disentangled_by_head(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
@@ -104,6 +104,7 @@ def _disentangled(
     whole: bool,
     ort: bool,
 ) -> ByHead:
+    """The body of `disentangled_score`."""
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
     rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
     queries, by_query = heads_onnx(op, q, num_heads), index_onnx(op, rows, ort)
@@ -192,4 +193,4 @@ def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value,
     return cache.ended(op, every, mine)
 
 
-add_by_head(disentangled_score, _disentangled)
+add_by_head(disentangled_score, disentangled_by_head)

@@ -70,6 +70,9 @@ MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
 ORT_FORMS = tuple(f"{form}:ort" for form in ("decomposed", "function", "native", "contrib"))
 """Every form for ONNX Runtime alone, for `Operator.form`."""
 
+TENSORRT_FORMS = tuple(f"{form}:tensorrt" for form in ("decomposed", "function", "native"))
+"""Every form for TensorRT alone."""
+
 _plain: list[bool] = []
 """Not empty inside `plain_torch`; no ContextVar, which torch.export can't read where it traces Python's bytecode."""
 

@@ -72,8 +72,8 @@ def _spec(name: str, **fields: object) -> Spec:
     return block_spec(name, 256, 4, dtype="fp16", **fields)
 
 
-def kernels_of(spec: Spec, form: str) -> PlanKernels:
+def kernels_of(spec: Spec, form: str, target: str = "portable") -> PlanKernels:
     with temporary.folder() as folder:
         path = Path(folder, "block.onnx")
-        write_block(spec, path, form=form)
+        write_block(spec, path, form=form, target=target)
         return build(read_onnx(path), BuildOptions(runtime="tensorrt-rtx")).kernels

@@ -237,19 +237,19 @@ def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
 
 
 def plans_of(encoding: str, mode: str) -> list[dict[str, Any]]:
-    """The kernels of a plan of each form that runs everywhere, and whether attention is one of them; or why there is
+    """The kernels of a plan of each form that TensorRT takes, and whether attention is one of them; or why there is
     none."""
     fields: dict[str, Any] = {"positions": mode, "causal": decodes(encoding), "dtype": "fp16"}
     spec, missing = timing.block_spec(encoding, 256, 4, **fields), api.can_build("tensorrt-rtx")
     rows = []
     for form in PLANS:
         row: dict[str, Any] = {"encoding": encoding, "mode": mode, "form": form}
-        reason = unsupported_reason(spec, form)
+        reason = unsupported_reason(spec, form, "tensorrt")
         why = missing if reason is None else reason.text
         if why is not None:
             rows.append({**row, "reason": why})
             continue
-        made = kernels.kernels_of(spec, form)
+        made = kernels.kernels_of(spec, form, "tensorrt")
         rows.append({**row, "kernels": len(made.rows), "fused": made.attention_kernels == 1})
     return rows
 

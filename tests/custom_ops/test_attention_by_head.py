@@ -50,10 +50,10 @@ def graphs(model: ir.Model) -> list[ir.Node]:
     return [*model.graph.all_nodes()]
 
 
-def both(spec: Spec, folder: Path) -> list[Path]:
-    """The file for all targets and the one for ONNX Runtime alone."""
+def both(spec: Spec, folder: Path, other: str = "ort") -> list[Path]:
+    """The file for all targets and the one for ONNX Runtime, or TensorRT, alone."""
     paths = []
-    for target in ("portable", "ort"):
+    for target in ("portable", other):
         model = export(spec, seeded_weights(spec, 0), form="decomposed", target=target)
         assert ("Scan" in {node.op_type for node in graphs(model)}) == (target == "ort")
         paths.append(folder / f"{target}.onnx")
@@ -61,8 +61,8 @@ def both(spec: Spec, folder: Path) -> list[Path]:
     return paths
 
 
-def compared(spec: Spec, folder: Path, sizes: list[Sizes]) -> None:
-    runners = [ort.load(path, {"threads": 1}) for path in both(spec, folder)]
+def compared(spec: Spec, folder: Path, sizes: list[Sizes], other: str = "ort") -> None:
+    runners = [ort.load(path, {"threads": 1}) for path in both(spec, folder, other)]
     for each in sizes:
         inputs = seeded_inputs(spec, each, 0)
         if "attention_mask" in inputs:  # the first keys of the last row, then all keys of a query
@@ -143,3 +143,11 @@ def test_rewrite_reads_the_way_of_few_queries(tmp_path: Path) -> None:
     _, path = both(block("alibi"), tmp_path)
     (site,) = rewrite_model(ir.load(path), form="native").sites
     assert site.state == "rewritten"
+
+
+@pytest.mark.parametrize("fields", [{}, {"causal": False}, {"kv_cache": "concat"}, {"kv_cache": "shared"}])
+def test_deberta_for_tensorrt_is_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
+    """There distances are looked up, not slid."""
+    slots = {"max_seq": 64} if fields.get("kv_cache") == "shared" else {}
+    past = {"past_seq": 7, **slots} if "kv_cache" in fields else {}
+    compared(block("deberta", "consecutive", **fields), tmp_path, [Sizes(batch=2, seq=MANY, **past)], "tensorrt")

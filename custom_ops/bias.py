@@ -133,12 +133,27 @@ def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidea
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
 
 
+STRIDE = 4096
+"""Positions are multiples of it and a rest, each of which fp32 holds."""
+
+
+def _offsets_onnx(op: Ops, queries: ir.Value, keys: ir.Value) -> ir.Value:
+    """p_i - p_j in fp32, [B, S, T], rounded once: ONNX Runtime's Cast of whole numbers has one thread."""
+
+    def parts(side: ir.Value, axis: int) -> list[ir.Value]:
+        rest = op.Mod(side, STRIDE)
+        both = (op.Div(op.Sub(side, rest), STRIDE), rest)
+        return [op.Unsqueeze(op.Cast(part, to=ir.DataType.FLOAT), [axis]) for part in both]
+
+    strides, rests = map(op.Sub, parts(queries, 2), parts(keys, 1))
+    return op.Add(op.Mul(strides, constant(op, float(STRIDE))), rests)
+
+
 def _grid(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: bool, ort: bool = False) -> ByHead:
     def apart(op: Ops) -> list[ir.Value]:
         def along(axis: int) -> ir.Value:
-            q_side, k_side = (op.Gather(side, axis, axis=2) for side in (positions.q_positions, positions.k_positions))
-            # whole numbers until they are near: of large ones, fp32 loses the difference
-            offset = op.Cast(distances_onnx(op, Positions(q_side, k_side)), to=ir.DataType.FLOAT)
+            sides = (op.Gather(side, axis, axis=2) for side in (positions.q_positions, positions.k_positions))
+            offset = _offsets_onnx(op, *sides)
             return op.Mul(offset, offset) if euclidean else op.Abs(offset)
 
         distance = op.Add(along(0), along(1))

@@ -84,7 +84,7 @@ def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[
             }
     positions.check_equal(contenders, f"{encoding}, {scenario}")
     burst = BURSTS.get(scenario, 1)
-    best = positions.fastest(contenders, files, rounds_of, burst)
+    best = positions.fastest(contenders, files, burst)
     cell = {"encoding": encoding, "scenario": scenario, **{side: best[side].partition(": ")[2] for side in files}}
     if _graph(files["before"][cell["before"]]) in map(_graph, files["now"].values()):
         return {**cell, "ratio": None}

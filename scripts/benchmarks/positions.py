@@ -65,7 +65,8 @@ LONGER: Mapping[str, Mapping[str, int]] = {
 }
 """What `TOKENS` tokens need of an encoding."""
 
-CHOOSING, SESSIONS, CONFIDENCE, BURSTS = 2, 4, 0.99, {DECODE: 7}
+CHOOSING, CHOOSING_ROUNDS = 2, 3
+SESSIONS, CONFIDENCE, BURSTS = 4, 0.99, {DECODE: 7}
 SESSION_SECONDS, ROUNDS = 1.5, (5, 20)
 
 Rounds = Callable[[float], int]
@@ -153,9 +154,12 @@ def rounds_of(seconds: float) -> int:
     return max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
 
 
-def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], rounds: Rounds, burst: int) -> dict[str, str]:
+def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], burst: int) -> dict[str, str]:
     """The name of the fastest contender of each kind, in sessions of their own; names are `kind: form`."""
-    sessions, reference = timing.time_sessions(contenders, CHOOSING, rounds, burst, 99), next(iter(contenders))
+    sessions, reference = (
+        timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS, burst, 99),
+        next(iter(contenders)),
+    )
     times = {name: [[*itertools.chain(*values)]] for name, values in sessions.items()}
     names = {kind: [name for name in contenders if name.startswith(f"{kind}: ")] for kind in kinds}
     return {kind: timing.ranking(times, each, reference)[0] for kind, each in names.items()}
@@ -186,7 +190,7 @@ def _measure(
         }
     labelled = {f"{kind}: {form}": one for kind, files in kinds.items() for form, one in files.items()}
     check_equal({name: one for name, one in labelled.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
-    best = fastest(labelled, kinds, rounds, burst)
+    best = fastest(labelled, kinds, burst)
     series = seconds_of({kind: labelled[name] for kind, name in best.items()}, rounds, burst)
     cells = []
     for mode in modes:

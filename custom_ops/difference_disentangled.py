@@ -208,34 +208,32 @@ def _looked_up(
     whole: bool,
 ) -> ir.Value:
     """As `disentangled_score` of the positions, in which TensorRT fuses attention: a slide of keys is many kernels."""
-    batch, queries = (op.Shape(q, start=axis, end=axis + 1) for axis in (0, 1))
-    total = op.Shape(k, start=1, end=2)
+    batch, queries, total = (op.Shape(t, start=axis, end=axis + 1) for t, axis in ((q, 0), (q, 1), (k, 1)))
     if past is not None:
         cached = op.Shape(past, start=2, end=3)
         total = cached if write_indices is not None else op.Add(cached, total)
     first = op.Sub(total, queries) if write_indices is None else op.Unsqueeze(write_indices, [1])
+
+    def each_row(steps: ir.Value, count: ir.Value) -> ir.Value:
+        made: ir.Value = op.Expand(steps, op.Concat(batch, count, axis=0))
+        return made
+
     positions = Positions(
-        *(
-            op.Expand(steps, op.Concat(batch, count, axis=0))
-            for steps, count in (
-                (op.Add(first, counted_onnx(op, queries)), queries),
-                (op.Unsqueeze(counted_onnx(op, total), [0]), total),
-            )
-        )
+        each_row(op.Add(first, counted_onnx(op, queries)), queries), each_row(counted_onnx(op, total), total)
     )
     if causal:  # rows for the keys ahead, which are not seen
         ahead = op.Expand(op.Slice(rows, [0], [1], [0]), [size_of(rows, 0) - 1])
         rows = op.Concat(ahead, rows, axis=0)
 
     def features_first(table: ir.Value | None) -> ir.Value | None:
-        width = size_of(q, -1)
-        return None if table is None else op.Reshape(op.Transpose(table, perm=[0, 2, 1]), [width, -1])
+        return None if table is None else op.Reshape(op.Transpose(table, perm=[0, 2, 1]), [size_of(q, -1), -1])
 
-    tables = (features_first(table) for table in (key_table, query_table))
-    options = (num_heads, scale, whole)
-    return disentangled_by_head(op, q, k, positions, rows, *tables, past, write_indices, *options, ort=False).onnx(
-        op, ort=False
+    of_keys, of_queries = features_first(key_table), features_first(query_table)
+    cache = past, write_indices
+    score = disentangled_by_head(
+        op, q, k, positions, rows, of_keys, of_queries, *cache, num_heads, scale, whole, ort=False
     )
+    return score.onnx(op, ort=False)
 
 
 difference_disentangled_score.form(*TENSORRT_FORMS)(_looked_up)

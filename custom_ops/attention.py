@@ -306,17 +306,17 @@ def caches_onnx(call: Call, write: Callable[..., ir.Value]) -> tuple[list[ir.Val
     return call.present(lambda past, new: write(call.op, past, new, indices, lengths, kv_heads)), lengths
 
 
-def values_onnx(call: Call, present: list[ir.Value]) -> ir.Value:
-    """[B, N, T, head_dim]."""
-    if present:
-        return repeated_onnx(call.op, present[1], call.heads, call.value_dim)
-    return call.op.Transpose(split_onnx(call.op, call.v, call.heads), perm=[0, 2, 1, 3])
+def by_heads_onnx(op: Ops, t: ir.Value, heads: Heads, width: int) -> ir.Value:
+    """Keys or values [B, N, T, width], from [B, T, K*width], or [B, K, T, width] of a cache."""
+    if rank_of(t) == 4:
+        return repeated_onnx(op, t, heads, width)
+    return op.Transpose(split_onnx(op, t, heads), perm=[0, 2, 1, 3])
 
 
 def attended_onnx(call: Call, present: list[ir.Value], lengths: Lengths) -> tuple[ir.Value, ir.Value | None]:
     """[B, N, S, head_dim], and the visible keys."""
-    op, v = call.op, values_onnx(call, present)
-    keys = keys_onnx(op, call.q, present[0] if present else call.k, call.heads)
+    op, (k, v) = call.op, present or (call.k, call.v)
+    keys, v = keys_onnx(op, call.q, k, call.heads), by_heads_onnx(op, v, call.heads, call.value_dim)
     added = Added(call.bias, call.mask, call.sinks)
     weights, seen = weights_onnx(op, call.q, keys, added, call.heads, lengths, call.write_indices)
     if call.sinks is not None:  # their key has the value zero

@@ -14,15 +14,15 @@ from posexport.custom_ops.attention import (
     attend_cached,
     attend_shared,
     attended_onnx,
+    by_heads_onnx,
     caches_onnx,
     finished_onnx,
-    values_onnx,
 )
 from posexport.custom_ops.attention_forms import Call, Results, call_of
-from posexport.custom_ops.by_head import ByHead, blocks_of, each_row_onnx
+from posexport.custom_ops.by_head import ByHead, blocks_of, each_row_onnx, padded_onnx
 from posexport.custom_ops.cache import scattered_onnx
-from posexport.custom_ops.heads import heads_onnx, repeated_onnx, split_onnx
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, few_onnx, rank_of, shape_of
+from posexport.custom_ops.heads import heads_onnx
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, few_onnx, rank_of
 from posexport.custom_ops.visibility import Lengths, visible_onnx
 from posexport.errors import RequestError
 
@@ -30,37 +30,29 @@ from posexport.errors import RequestError
 def _by_head(call: Call, logits: ByHead) -> Results:
     """Attention whose bias are these logits: of many queries one head after the other, of a few all at once."""
     (present, lengths), op, heads = caches_onnx(call, scattered_onnx), call.op, call.heads
-    queries = op.Shape(call.q, start=1, end=2)
-    keys = present[0] if present else call.k
+    queries, (keys, values) = op.Shape(call.q, start=1, end=2), present or (call.k, call.v)
+    # computed once for both uses: what padding hides is as large as all logits of a head
+    seen = None if call.mask is None else visible_onnx(op, heads, lengths, call.mask, call.write_indices)
 
     def few(op: Ops) -> ir.Value:
         return attended_onnx(replace(call, op=op, bias=logits.few(op)), present, lengths)[0]
 
     def many(op: Ops) -> ir.Value:
-        inner = replace(call, op=op)
-        if present:
-            k = repeated_onnx(op, keys, heads, call.head_dim)
-        else:
-            k = op.Transpose(split_onnx(op, keys, heads), perm=[0, 2, 1, 3])
-        q, v, hidden = (
-            heads_onnx(op, call.q, heads.num_heads),
-            values_onnx(inner, present),
-            _hidden_onnx(inner, lengths),
-        )
+        q, k = heads_onnx(op, call.q, heads.num_heads), by_heads_onnx(op, keys, heads, call.head_dim)
+        v, hidden = by_heads_onnx(op, values, heads, call.value_dim), _hidden_onnx(replace(call, op=op), lengths, seen)
         if logits.of_product is None:
             return each_row_onnx(op, heads.num_heads, (q, k, v), *_with_logits(op, logits, hidden, heads.scale))
         total = blocks_of(op, lengths[1], logits.block)
-        k, v = (_padded_onnx(op, t, total, 2, 0.0) for t in (k, v))
+        k, v = (padded_onnx(op, t, total, 2, 0.0) for t in (k, v))
         if hidden is None:
             hidden = op.Unsqueeze(
                 op.Mul(op.Cast(op.Range(0, lengths[1], 1), to=ir.DataType.FLOAT), constant(op, 0.0)), [0, 1, 2]
             )
-        hidden = _padded_onnx(op, hidden, total, 3, MASKED)
+        hidden = padded_onnx(op, hidden, total, 3, MASKED)
         return each_row_onnx(op, heads.num_heads, (q, k, v), [hidden], _with_product(logits.of_product, heads.scale))
 
     # of both the shape, which an If may hide
     out = op.Reshape(few_onnx(op, True, queries, few, many), op.Concat([0, heads.num_heads], queries, [-1], axis=0))
-    seen = None if call.mask is None else visible_onnx(op, heads, lengths, call.mask, call.write_indices)
     return finished_onnx(call, out, seen), *present
 
 
@@ -96,15 +88,6 @@ def _weighted_onnx(op: Ops, logits: ir.Value, v: ir.Value) -> ir.Value:
     return op.MatMul(cast(op, op.Softmax(logits, axis=-1), dtype_of(v)), v)
 
 
-def _padded_onnx(op: Ops, value: ir.Value, total: ir.Value, axis: int, number: float) -> ir.Value:
-    """The value with as many numbers behind it that the axis has `total`."""
-    spare = op.Sub(op.Unsqueeze(total, [0]), op.Shape(value, start=axis, end=axis + 1))
-    padded: ir.Value = op.Pad(value, op.Concat([0], spare, axis=0), constant(op, number, dtype_of(value)), [axis])
-    # sizes of other axes, which onnx doesn't infer here
-    padded.shape = ir.Shape([None if place == axis else size for place, size in enumerate(shape_of(value))])
-    return padded
-
-
 def _summed_onnx(op: Ops, q: ir.Value, k: ir.Value, added: ir.Value, scale: float) -> ir.Value:
     """scale * q k^T + added, float32 [S, T], of q [S, head_dim] and k [T, head_dim]."""
     if dtype_of(q) == ir.DataType.FLOAT:  # a product that is added to a matrix: no pass over it for a sum
@@ -113,8 +96,9 @@ def _summed_onnx(op: Ops, q: ir.Value, k: ir.Value, added: ir.Value, scale: floa
     return op.Add(cast(op, product, ir.DataType.FLOAT), added)
 
 
-def _hidden_onnx(call: Call, lengths: Lengths) -> ir.Value | None:
-    """What hides keys where it is added to logits, [B|1, 1, S, T]; None where every query sees every key."""
+def _hidden_onnx(call: Call, lengths: Lengths, seen: ir.Value | None) -> ir.Value | None:
+    """What hides keys where it is added to logits, [B|1, 1, S, T], with a mask those that are not `seen`; None where
+    every query sees every key."""
     op, heads, lowest = call.op, call.heads, constant(call.op, MASKED)
     if heads.causal and not heads.local and call.mask is None and call.write_indices is None:
         # in fp32: ONNX Runtime's Where has one thread
@@ -123,7 +107,8 @@ def _hidden_onnx(call: Call, lengths: Lengths) -> ir.Value | None:
         behind = op.Sub(op.Unsqueeze(queries, [1]), keys)
         hidden = op.Mul(op.Clip(behind, constant(op, -1.0), constant(op, 0.0)), op.Neg(lowest))
     else:
-        seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices)
+        if seen is None:
+            seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices)
         if seen is None:
             return None
         hidden = op.Mul(op.Cast(op.Not(seen), to=ir.DataType.FLOAT), lowest)

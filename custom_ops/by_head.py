@@ -10,7 +10,17 @@ from typing import Any
 import attrs
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.operator import ORT_FORMS, Body, Operator, Ops, few_onnx, shape_of, size_of
+from posexport.custom_ops.operator import (
+    ORT_FORMS,
+    Body,
+    Operator,
+    Ops,
+    constant,
+    dtype_of,
+    few_onnx,
+    shape_of,
+    size_of,
+)
 
 Make = Callable[..., "ir.Value"]
 """`make(op, N, *parts)`: numbers of N heads, [B, N, ...], from parts [B|1, N|1, ...], which may be None."""
@@ -85,6 +95,15 @@ def by_head(
 def blocks_of(op: Ops, count: ir.Value, block: int) -> ir.Value:
     """The next multiple of `block`, of a number int64 []."""
     return op.Mul(op.Div(op.Add(count, block - 1), block), block)
+
+
+def padded_onnx(op: Ops, value: ir.Value, total: ir.Value, axis: int, number: float) -> ir.Value:
+    """The value with as many numbers behind it that the axis has `total`."""
+    spare = op.Sub(op.Unsqueeze(total, [0]), op.Shape(value, start=axis, end=axis + 1))
+    padded: ir.Value = op.Pad(value, op.Concat([0], spare, axis=0), constant(op, number, dtype_of(value)), [axis])
+    # sizes of other axes, which onnx doesn't infer here
+    padded.shape = ir.Shape([None if place == axis else size for place, size in enumerate(shape_of(value))])
+    return padded
 
 
 def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Value], scans: bool = True) -> None:
@@ -172,8 +191,7 @@ def each_row_onnx(
 
 def _opened_onnx(op: Ops, part: ir.Value, rows: bool, heads: bool) -> ir.Value:
     """[B|1, N|1, ...] as [(B,) (N,) 1, 1, ...]."""
-    front = [0] if rows else [size_of(part, 1)]
-    front = [*front, *([size_of(part, 1)] if rows and heads else []), 1, 1]
+    front = [*([0] if rows else []), *([size_of(part, 1)] if heads else []), 1, 1]
     return op.Reshape(part, op.Concat(front, op.Shape(part, start=2), axis=0))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention import keys_onnx, logits_of
-from posexport.custom_ops.by_head import ByHead, add_by_head, blocks_of, by_head
+from posexport.custom_ops.by_head import ByHead, add_by_head, blocks_of, by_head, padded_onnx
 from posexport.custom_ops.heads import Heads, heads_onnx, to_heads
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.relative import fake_score
@@ -92,8 +92,7 @@ def _contextual(
         gates = gates if seen is None else op.Mul(gates, seen)
         if not ort:
             return scores(op, gates, q)
-        spare = op.Sub(blocks_of(op, lengths[1], BLOCK), lengths[1])
-        padded = op.Pad(gates, op.Concat([0], op.Unsqueeze(spare, [0]), axis=0), None, [3])
+        padded = padded_onnx(op, gates, blocks_of(op, lengths[1], BLOCK), 3, 0.0)
         return op.Slice(scores(op, padded, q), [0], op.Unsqueeze(lengths[1], [0]), [3])
 
     def of_product(op: Ops, product: ir.Value, q: ir.Value) -> ir.Value:

@@ -6,6 +6,7 @@ In the second term, a row of a table meets each key, so that rows of numbers bel
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,19 @@ def _score(
     causal: bool,
     whole: bool,
     ort: bool,
+    looked_up: bool = False,
 ) -> ir.Value | ByHead:
+    """The body of the operator. With `looked_up`, each distance is, as in `disentangled_score` of the positions, in
+    which TensorRT fuses attention: a slide of keys is many kernels."""
+    if looked_up:
+        if causal:  # rows for the keys ahead, which are not seen
+            rows = op.Concat(op.Expand(op.Slice(rows, [0], [1], [0]), [size_of(rows, 0) - 1]), rows, axis=0)
+        of_keys, of_queries = (  # features before rows
+            None if table is None else op.Reshape(op.Transpose(table, perm=[0, 2, 1]), [size_of(q, -1), -1])
+            for table in (key_table, query_table)
+        )
+        inputs = q, k, _positions_onnx(op, q, k, past, write_indices), rows, of_keys, of_queries, past, write_indices
+        return disentangled_by_head(op, *inputs, num_heads, scale, whole, ort=False).onnx(op, ort=False)
     queries, factor = op.Shape(q, start=1, end=2), constant(op, scale, dtype_of(q))
     distances, width = size_of(rows, 0), size_of(q, -1) // num_heads
     middle, last = _middle(distances, causal), op.Slice(rows, [-1], [2**31 - 1], [0])
@@ -191,23 +204,13 @@ def _score(
 
 
 add_by_head(difference_disentangled_score, _score)
+difference_disentangled_score.form(*TENSORRT_FORMS)(partial(_score, ort=False, looked_up=True))
 
 
-def _looked_up(
-    op: Ops,
-    q: ir.Value,
-    k: ir.Value,
-    rows: ir.Value,
-    query_table: ir.Value,
-    key_table: ir.Value | None,
-    past: ir.Value | None,
-    write_indices: ir.Value | None,
-    num_heads: int,
-    scale: float,
-    causal: bool,
-    whole: bool,
-) -> ir.Value:
-    """As `disentangled_score` of the positions, in which TensorRT fuses attention: a slide of keys is many kernels."""
+def _positions_onnx(
+    op: Ops, q: ir.Value, k: ir.Value, past: ir.Value | None, write_indices: ir.Value | None
+) -> Positions[ir.Value]:
+    """The consecutive positions of queries and keys, from 0 on, of each row."""
     batch, queries, total = (op.Shape(t, start=axis, end=axis + 1) for t, axis in ((q, 0), (q, 1), (k, 1)))
     if past is not None:
         cached = op.Shape(past, start=2, end=3)
@@ -218,25 +221,9 @@ def _looked_up(
         made: ir.Value = op.Expand(steps, op.Concat(batch, count, axis=0))
         return made
 
-    positions = Positions(
+    return Positions(
         each_row(op.Add(first, counted_onnx(op, queries)), queries), each_row(counted_onnx(op, total), total)
     )
-    if causal:  # rows for the keys ahead, which are not seen
-        ahead = op.Expand(op.Slice(rows, [0], [1], [0]), [size_of(rows, 0) - 1])
-        rows = op.Concat(ahead, rows, axis=0)
-
-    def features_first(table: ir.Value | None) -> ir.Value | None:
-        return None if table is None else op.Reshape(op.Transpose(table, perm=[0, 2, 1]), [size_of(q, -1), -1])
-
-    of_keys, of_queries = features_first(key_table), features_first(query_table)
-    cache = past, write_indices
-    score = disentangled_by_head(
-        op, q, k, positions, rows, of_keys, of_queries, *cache, num_heads, scale, whole, ort=False
-    )
-    return score.onnx(op, ort=False)
-
-
-difference_disentangled_score.form(*TENSORRT_FORMS)(_looked_up)
 
 
 def _own_keys(op: Ops, heads: ir.Value, taken: ir.Value, first: ByHead | None, queries: ir.Value, ort: bool) -> ByHead:

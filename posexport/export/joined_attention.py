@@ -30,4 +30,4 @@ def join(model: ir.Model, functions: Functions) -> None:
         model.graph.insert_before(node, both)
         ir.convenience.replace_all_uses_with(node.outputs, both.outputs, replace_graph_outputs=True)
         model.graph.remove([node, source], safe=True)
-        model.functions[function.identifier()] = function
+    functions.attach(model)

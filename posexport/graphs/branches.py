@@ -31,10 +31,7 @@ def with_few_queries(model: ir.Model) -> None:
     for node in [*model.graph]:
         if node.op_type == "If" and all(_has_softmax(_body(node, name)) for name in BRANCHES):
             body = _body(node, BRANCHES[0])
-            outputs, nodes, weights = [*body.outputs], [*body], [*body.initializers.values()]
-            body.outputs.clear()
-            body.remove(nodes)
-            body.initializers.clear()
+            outputs, nodes, weights = _emptied(body)
             for weight in weights:
                 model.graph.register_initializer(weight)
             _detach(_body(node, BRANCHES[1]))
@@ -81,10 +78,7 @@ def branch_of(model: ir.Model, name: str) -> ir.Model:
     for each in BRANCHES:
         if each != name:
             _detach(_body(node, each))
-    outputs, nodes, weights = [*body.outputs], [*body], [*body.initializers.values()]
-    body.outputs.clear()
-    body.remove(nodes)
-    body.initializers.clear()
+    outputs, nodes, weights = _emptied(body)
     graph.outputs.clear()
     graph.remove(node, safe=True)
     graph.extend(nodes)
@@ -113,16 +107,13 @@ def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
     graph, old = copy.graph, _body(node, name)
     names = [value.name for value in old.outputs]
     around = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    outputs, nodes, own = [*part.graph.outputs], [*part.graph], list[ir.Value]()
-    for value in (*part.graph.inputs, *part.graph.initializers.values()):
+    (outputs, nodes, weights), own = _emptied(part.graph), list[ir.Value]()
+    for value in (*part.graph.inputs, *weights):
         outer = around.get(value.name)
         if outer is not None and outer.const_value is value.const_value:
             value.replace_all_uses_with(outer)
         elif value.uses():
             own.append(value)
-    part.graph.outputs.clear()
-    part.graph.remove(nodes)
-    part.graph.initializers.clear()
     for value in own:
         if value.name in around:
             value.name = f"{name}/{value.name}"
@@ -138,6 +129,15 @@ def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
     copy.functions.update(part.functions)
     graph.opset_imports.update(part.opset_imports)
     return copy
+
+
+def _emptied(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node], list[ir.Value]]:
+    """The outputs, nodes and weights of a graph that gives them to another one."""
+    outputs, nodes, weights = [*graph.outputs], [*graph], [*graph.initializers.values()]
+    graph.outputs.clear()
+    graph.remove(nodes)
+    graph.initializers.clear()
+    return outputs, nodes, weights
 
 
 def _detach(graph: ir.Graph) -> None:

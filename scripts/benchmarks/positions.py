@@ -156,10 +156,8 @@ def rounds_of(seconds: float) -> int:
 
 def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], burst: int) -> dict[str, str]:
     """The name of the fastest contender of each kind, in sessions of their own; names are `kind: form`."""
-    sessions, reference = (
-        timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS, burst, 99),
-        next(iter(contenders)),
-    )
+    sessions = timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS, burst, 99)
+    reference = next(iter(contenders))
     times = {name: [[*itertools.chain(*values)]] for name, values in sessions.items()}
     names = {kind: [name for name in contenders if name.startswith(f"{kind}: ")] for kind in kinds}
     return {kind: timing.ranking(times, each, reference)[0] for kind, each in names.items()}

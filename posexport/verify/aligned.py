@@ -23,6 +23,9 @@ HEADS, LAYERS = 64, 4
 PER_HEAD = 6
 """Tokens of a row for each head that it has the directions of."""
 
+SPANNED = 1e-12
+"""Of the largest squared length along a direction, the part from which on rows span another direction."""
+
 KINDS, WEIGHTS = ("query", "key", "opposed", "alone", "mlp"), (0.3, 0.25, 0.15, 0.15, 0.15)
 """What a token lies along, and how often: what the queries of a head look for most, what its keys are found by, the
 opposite of that, what gives a token the largest or lowest logit of its own, or a row of the MLP."""
@@ -129,17 +132,34 @@ def _of_layer(
 
 
 def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:
-    """The directions of one head, of its projections [head_dim, hidden_size]."""
-    queries, keys = queries.astype(np.float64), keys.astype(np.float64)
-    of_q, within_q = np.linalg.qr(queries.T)
-    of_k, within_k = np.linalg.qr(keys.T)
-    left, values, right = np.linalg.svd(within_q @ within_k.T)
-    query, key = of_q @ left[:, 0], of_k @ right[0]
+    """The directions of one head, of its projections [head_dim, hidden_size].
+
+    Products of rows have as few numbers as heads have dimensions: what is asked of them takes no time beside a
+    decomposition of the projections themselves.
+    """
+    rows = np.concatenate((queries, keys)).astype(np.float64)
+    products, size = rows @ rows.T, len(queries)
+    root_q, basis_q = _roots(products[:size, :size])
+    root_k, basis_k = _roots(products[size:, size:])
+    left, values, right = np.linalg.svd(root_q.T @ root_k)
+    query, key = _unit(rows[:size].T @ (basis_q @ left[:, 0])), _unit(rows[size:].T @ (basis_k @ right[0]))
     lowest, highest = -query, query
     if not cross:  # of x^T Q^T K x, in the few dimensions where it is not 0
-        both, _ = np.linalg.qr(np.concatenate((queries, keys)).T)
-        inner = (queries @ both).T @ (keys @ both)
-        _, vectors = np.linalg.eigh(inner + inner.T)
-        lowest, highest = both @ vectors[:, 0], both @ vectors[:, -1]
+        root, basis = _roots(products)
+        _, vectors = np.linalg.eigh(root[:size].T @ root[size:] + root[size:].T @ root[:size])
+        lowest, highest = _unit(rows.T @ (basis @ vectors[:, 0])), _unit(rows.T @ (basis @ vectors[:, -1]))
     strength = abs(float(values[0])) * queries.shape[1] * scale
     return Head(query=query, key=key, lowest=lowest, highest=highest, strength=strength)
+
+
+def _roots(products: Array) -> tuple[Array, Array]:
+    """For the products R R^T of some rows R: a matrix S with S S^T = R R^T, and one B with which R^T B has orthogonal
+    columns of length 1, or 0 where the rows span fewer dimensions, and R = S (R^T B)^T."""
+    values, vectors = np.linalg.eigh(products)
+    kept = values > SPANNED * max(values[-1], 0.0)
+    roots = np.sqrt(np.where(kept, values, 0.0))
+    return vectors * roots, vectors * np.divide(1.0, roots, out=np.zeros_like(roots), where=kept)
+
+
+def _unit(vector: Array) -> Array:
+    return vector / max(float(np.linalg.norm(vector)), 1e-30)

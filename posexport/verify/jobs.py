@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import ForeignFileError, is_whole_model
 from posexport.errors import Reason, RequestError
@@ -16,9 +15,6 @@ from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool
 from posexport.verify import eligibility, submission
-from posexport.verify.graph.job import GraphJob
-from posexport.verify.graph.subject import read_file
-from posexport.verify.graph.submission import GraphRequest, make_graph_job
 from posexport.verify.judge import ArtifactJob
 from posexport.verify.property_runs import PropertyRuns
 from posexport.verify.result import VerifyOverrides
@@ -26,6 +22,7 @@ from posexport.verify.result import VerifyOverrides
 if TYPE_CHECKING:
     from posexport.artifact.original import Original
     from posexport.artifact.signing import TrustedKey
+    from posexport.verify.graph.job import GraphJob
 
 
 @attrs.frozen(kw_only=True)
@@ -49,12 +46,12 @@ class JobMaker:
     def make(self, file: Path, settings: VerifyOverrides) -> ArtifactJob | GraphJob:
         """The job of a file; RequestError where it can't be verified, MismatchError where it isn't what it must be."""
         if self.against is not None or self.module is not None:
-            return self._of_graph(read_file(file), settings)
+            return self._of_graph(file, settings)
         try:
             artifact = load_artifact(file, self.trusted)
         except ForeignFileError as error:
             if error.is_graph:
-                return self._of_graph(read_file(file), settings)  # without its weights
+                return self._of_graph(file, settings)
             raise
         if self.roles:
             raise RequestError(f"{str(file)!r} is posexport's own, so the roles of its inputs are known: drop --input.")
@@ -76,7 +73,12 @@ class JobMaker:
             property_runs=PropertyRuns.of(artifact, self.seed) if tried else None,
         )
 
-    def _of_graph(self, graph: GraphFile, settings: VerifyOverrides) -> GraphJob:
+    def _of_graph(self, file: Path, settings: VerifyOverrides) -> GraphJob:
+        # late: what reads any graph loads half a second long, and posexport's own artifacts need none of it
+        from posexport.verify.graph.subject import read_file
+        from posexport.verify.graph.submission import GraphRequest, make_graph_job
+
+        graph = read_file(file)  # without its weights
         module, original = self.module, self.original
         if original is not None and original.checkpoint is not None and is_whole_model(graph):
             if original.layer or original.prefix_tokens is not None:
@@ -106,12 +108,12 @@ class JobMaker:
 
 def weight_bytes(job: ArtifactJob | GraphJob, row: Runtime) -> int:
     """About how many bytes of memory a runtime needs for a file's weights."""
-    return job.weight_bytes(row) if isinstance(job, GraphJob) else eligibility.weight_bytes(job.artifact, row)
+    return eligibility.weight_bytes(job.artifact, row) if isinstance(job, ArtifactJob) else job.weight_bytes(row)
 
 
 def submit(job: ArtifactJob | GraphJob, missing: Mapping[str, Reason | None]) -> None:
     """Submit the references, and a run on each runtime that can take the file."""
-    if isinstance(job, GraphJob):
-        job.submit(missing)
-    else:
+    if isinstance(job, ArtifactJob):
         submission.submit(job, missing)
+    else:
+        job.submit(missing)

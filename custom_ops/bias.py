@@ -16,7 +16,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
-from posexport.custom_ops.operator import Ops, cast, constant, operator, size_of, wide
+from posexport.custom_ops.operator import Ops, cast, constant, operator, shape_of, size_of, wide
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -191,13 +191,47 @@ def relative_bias(
     return table[buckets][offset].permute(0, 3, 1, 2).to(wide(table.dtype))
 
 
-@relative_bias.onnx
-def _relative_onnx(
-    op: Ops, positions: Positions[ir.Value], table: ir.Value, buckets: ir.Value, max_distance: int
-) -> ir.Value:
+ROWS = 64
+"""Rows that an index of single numbers gets: ONNX Runtime's GatherElements divides them among its threads, and its
+Gather takes three times as long."""
+
+
+def looked_up(op: Ops, queries: ir.Value, table: ir.Value, index: Callable[[Ops], ir.Value]) -> ByHead:
+    """Rows of a table [R, N] in fp32 at an index [B, S, T], which all heads share; `queries` are [B, S, ...]."""
+    by_heads = op.Unsqueeze(op.Transpose(table, perm=[1, 0]), [0, 2])
+
+    def parts(op: Ops) -> list[ir.Value]:
+        at = index(op)
+        shape = op.Shape(at, start=1)
+        numbers = op.ReduceProd(shape)
+        power = op.BitwiseAnd(numbers, op.Neg(numbers))  # the largest one that divides them
+        rows = op.Where(op.Less(power, 8), op.Slice(shape, [0], [1], [0]), op.Min(power, ROWS))
+        in_rows = op.Reshape(at, op.Concat([0, 1], rows, [-1], axis=0))
+        in_rows.shape = ir.Shape([shape_of(at)[0], 1, None, None])
+        sizes = (op.Concat([1, 1], size, axis=0) for size in (shape, op.Concat(rows, [1], axis=0)))
+        return [in_rows, by_heads, *(op.Unsqueeze(size, [0, 1]) for size in sizes)]
+
+    def one(op: Ops, _: int, in_rows: ir.Value, table: ir.Value, shape: ir.Value, rows: ir.Value) -> ir.Value:
+        alike = op.Expand(table, op.Squeeze(rows, [0, 1]))
+        return op.Reshape(op.GatherElements(alike, in_rows, axis=-1), op.Squeeze(shape, [0, 1]))
+
+    def all_heads(op: Ops) -> ir.Value:
+        return op.Transpose(op.Gather(table, index(op), axis=0), perm=[0, 3, 1, 2])
+
+    return by_head(op, by_heads, parts, one, all_heads, op.Shape(queries, start=1, end=2))
+
+
+def _relative(
+    op: Ops, positions: Positions[ir.Value], table: ir.Value, buckets: ir.Value, max_distance: int, ort: bool = False
+) -> ByHead:
+    def index(op: Ops) -> ir.Value:
+        return clipped_onnx(op, ahead_onnx(op, positions), max_distance)
+
     by_offset = op.Gather(cast(op, table, ir.DataType.FLOAT), buckets, axis=0)
-    offset = clipped_onnx(op, ahead_onnx(op, positions), max_distance)
-    return op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
+    return looked_up(op, positions.q_positions, by_offset, index)
+
+
+add_by_head(relative_bias, _relative, scans=False)
 
 
 MIN_PARAMETER, MAX_POWER = 0.01, 2.0

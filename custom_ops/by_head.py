@@ -32,7 +32,8 @@ Parts = Callable[[Ops], "Sequence[ir.Value | None]"]
 @attrs.frozen
 class ByHead:
     """Logits [B, N, S, T] as `make(op, N, *parts(op))`, or, on ONNX Runtime, of one head after the other for many
-    queries and `few(op)` for a few. `like` is [B, N, ...], `queries` S, int64 [1].
+    queries and `few(op)` for a few. `like` is [B, N, ...], `queries` S, int64 [1]. Where logits that are written are
+    always `few(op)`, `make` may be of one head alone.
 
     In attention, `of_product(op, product, q)` adds them to the product [1, 1, S, T] of queries and keys in fp32, where
     hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled.
@@ -109,13 +110,15 @@ def padded_onnx(op: Ops, value: ir.Value, total: ir.Value, axis: int, number: fl
 def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Value], scans: bool = True) -> None:
     """Give an operator of logits its bodies: `body(..., ort=...)`, for ONNX Runtime or for all targets. It may give the
     logits of all heads where those of one can't be made by themselves. Without `scans`, logits that are written are
-    made of all heads at once for ONNX Runtime too."""
+    `few(op)`, of all heads at once, for ONNX Runtime too."""
 
     def written(ort: bool) -> Body:
         @wraps(body)
         def write(*args: Any) -> ir.Value:
             made = body(*args, ort=ort)
-            return made.onnx(args[0], ort and scans) if isinstance(made, ByHead) else made
+            if not isinstance(made, ByHead):
+                return made
+            return made.onnx(args[0], ort) if scans else made.few(args[0])
 
         return write
 

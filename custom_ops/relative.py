@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic
 
 import torch
@@ -15,7 +14,6 @@ from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
 from posexport.custom_ops.operator import (
-    ORT_FORMS,
     Ops,
     T,
     cast,
@@ -149,7 +147,7 @@ def relative_score(
     return (left @ right.transpose(2, 3)).to(wide(q.dtype))
 
 
-def _relative_onnx(
+def _relative(
     op: Ops,
     q: ir.Value,
     positions: Positions[ir.Value],
@@ -157,11 +155,12 @@ def _relative_onnx(
     r_proj: ir.Value,
     angles: Frequencies[ir.Value],
     scale: float,
-    ort: bool = False,
-) -> ir.Value:
+    ort: bool,
+) -> ByHead:
     heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
 
-    def any_positions(op: Ops) -> ir.Value:
+    def sides(op: Ops) -> list[ir.Value]:
+        """The two sides of the product, [B, N, S, 2P] and [B, 1, T, 2P]."""
         at_queries, at_keys = positions.q_positions, positions.k_positions
         if angles.turns is None:
             origin = op.Slice(at_keys, [0], [1], [1])
@@ -170,35 +169,41 @@ def _relative_onnx(
         cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in angles.sides_onnx(op, at_queries))
         first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
         second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
-        left = op.Concat(first, second, axis=-1)
         of_keys = op.Concat(*angles.sides_onnx(op, at_keys), axis=-1)
-        right = op.Unsqueeze(cast(op, of_keys, dtype_of(q)), [1])
+        return [op.Concat(first, second, axis=-1), op.Unsqueeze(cast(op, of_keys, dtype_of(q)), [1])]
+
+    def product(op: Ops, count: int, left: ir.Value, right: ir.Value) -> ir.Value:
         return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
 
-    if not ort:  # elsewhere no If, which divides TensorRT's kernels
-        return any_positions(op)
     queries, keys = (op.Shape(side, start=1, end=2) for side in (q, positions.k_positions))
-    first = op.Slice(positions.q_positions, [0], [1], [1])
-    behind = op.Sub(first, positions.k_positions)
-    near = op.And(
-        op.GreaterOrEqual(op.ReduceMin(behind, keepdims=0), 0),
-        op.Less(op.ReduceMax(behind, keepdims=0), op.Squeeze(keys)),
-    )
 
-    def one_query(op: Ops) -> ir.Value:
-        blocks = op.Div(op.Add(keys, FINE - 1), FINE)
-        last = op.Sub(op.Mul(blocks, FINE), 1)  # the column of distance d is last - d
-        coarse = op.Sub(last, op.Mul(op.Range(0, op.Squeeze(blocks), 1), FINE))
-        fine = op.Range(0, FINE, 1)
-        sides = (side for at in (coarse, fine) for side in angles.sides_onnx(op, op.Unsqueeze(at, [0])))
-        scores = turned_onnx(op, heads, Turns(*sides), r_proj, shape)
-        return picked_onnx(op, scores, op.Unsqueeze(op.Sub(last, behind), [1, 2]), shape[0])
+    def few(op: Ops) -> ir.Value:
+        first = op.Slice(positions.q_positions, [0], [1], [1])
+        behind = op.Sub(first, positions.k_positions)
+        near = op.And(
+            op.GreaterOrEqual(op.ReduceMin(behind, keepdims=0), 0),
+            op.Less(op.ReduceMax(behind, keepdims=0), op.Squeeze(keys)),
+        )
 
-    return either_onnx(op, op.And(op.Equal(op.Squeeze(queries), 1), near), one_query, any_positions)
+        def one_query(op: Ops) -> ir.Value:
+            blocks = op.Div(op.Add(keys, FINE - 1), FINE)
+            last = op.Sub(op.Mul(blocks, FINE), 1)  # the column of distance d is last - d
+            coarse = op.Sub(last, op.Mul(op.Range(0, op.Squeeze(blocks), 1), FINE))
+            fine = op.Range(0, FINE, 1)
+            turned = (side for at in (coarse, fine) for side in angles.sides_onnx(op, op.Unsqueeze(at, [0])))
+            scores = turned_onnx(op, heads, Turns(*turned), r_proj, shape)
+            return picked_onnx(op, scores, op.Unsqueeze(op.Sub(last, behind), [1, 2]), shape[0])
+
+        def several(op: Ops) -> ir.Value:
+            return product(op, shape[0], *sides(op))
+
+        return either_onnx(op, op.And(op.Equal(op.Squeeze(queries), 1), near), one_query, several)
+
+    # elsewhere no If, which divides the kernels of TensorRT
+    return by_head(op, heads, sides, product, few if ort else None, queries)
 
 
-relative_score.onnx(_relative_onnx)
-relative_score.form(*ORT_FORMS)(partial(_relative_onnx, ort=True))
+add_by_head(relative_score, _relative, scans=False)
 
 
 @operator(

@@ -12,7 +12,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED
-from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias
+from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias, looked_up
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, either_onnx, operator, size_of, wide
 
@@ -41,17 +41,20 @@ def window_bias(q_positions: Tensor, k_positions: Tensor, table: Tensor, size: i
     return table[index].permute(0, 3, 1, 2).to(wide(table.dtype))
 
 
-@window_bias.onnx
-def _bias_onnx(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: int) -> ir.Value:
+def _bias(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: int, ort: bool = False) -> ByHead:
     sides = (positions.q_positions, positions.k_positions)
 
-    def offset(axis: int) -> ir.Value:  # one axis at a time: both at once take ONNX Runtime three times as long
-        queries, keys = (op.Slice(side, [axis], [axis + 1], [2]) for side in sides)
-        return clipped_onnx(op, op.Sub(queries, op.Transpose(keys, perm=[0, 2, 1])), size - 1)
+    def index(op: Ops) -> ir.Value:
+        def offset(axis: int) -> ir.Value:  # one axis at a time: both at once take ONNX Runtime three times as long
+            queries, keys = (op.Slice(side, [axis], [axis + 1], [2]) for side in sides)
+            return clipped_onnx(op, op.Sub(queries, op.Transpose(keys, perm=[0, 2, 1])), size - 1)
 
-    index = op.Add(op.Mul(offset(1), 2 * size - 1), offset(0))
-    rows = op.Gather(cast(op, table, ir.DataType.FLOAT), index, axis=0)
-    return op.Transpose(rows, perm=[0, 3, 1, 2])
+        return op.Add(op.Mul(offset(1), 2 * size - 1), offset(0))
+
+    return looked_up(op, positions.q_positions, cast(op, table, ir.DataType.FLOAT), index)
+
+
+add_by_head(window_bias, _bias, scans=False)
 
 
 def cells_in_order(tokens: int, columns: int, device: torch.device | None = None) -> Tensor:

@@ -27,8 +27,12 @@ JOINED = [
     ("alibi2d", "data"),
     ("kerple", "data"),
     ("sandwich", "data"),
+    ("t5", "data"),
     ("t5", "consecutive"),
+    ("swin", "data"),
     ("swin", "consecutive"),
+    ("swinv2", "data"),
+    ("relative", "data"),
     ("relative", "consecutive"),
     ("deberta", "data"),
     ("deberta", "consecutive"),
@@ -41,7 +45,7 @@ FEW, MANY = 5, 45
 
 def block(encoding: str, positions: str = "data", **fields: Any) -> Spec:
     """A small block with an encoding."""
-    grid = encoding in ("alibi2d", "swin")
+    grid = encoding in ("alibi2d", "swin", "swinv2")
     sizes = {"hidden_size": 32, "num_heads": 4, "causal": not grid, "positions": positions}
     return read_spec({"encoding": {"name": encoding}, **sizes, **fields})
 
@@ -81,7 +85,7 @@ def test_one_head_after_the_other_is_the_same_as_all_at_once(encoding: str, posi
 
 
 @pytest.mark.parametrize("cache", ["concat", "shared"])
-@pytest.mark.parametrize("encoding", ["alibi", "cope", "deberta"])
+@pytest.mark.parametrize("encoding", ["alibi", "cope", "deberta", "relative", "t5"])
 def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) -> None:
     spec = block(encoding, kv_cache=cache, padding_mask=True)
     slots = {"max_seq": 64} if cache == "shared" else {}

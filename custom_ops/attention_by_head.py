@@ -1,5 +1,6 @@
-"""Decomposed attention of one head after the other on ONNX Runtime, whose bias are logits made in the same turn: no
-array has the logits of all heads, and what lies between operators stays in the processor's caches."""
+"""Decomposed attention of one head after the other on ONNX Runtime, or of some queries at a time, whose bias are logits
+made in the same turn: no array has the logits of all heads and queries, and what lies between operators stays in the
+processor's caches."""
 
 from __future__ import annotations
 
@@ -20,40 +21,71 @@ from posexport.custom_ops.attention import (
 )
 from posexport.custom_ops.attention_forms import Call, Results, call_of
 from posexport.custom_ops.by_head import ByHead, blocks_of, each_row_onnx, padded_onnx
+from posexport.custom_ops.by_queries import ByQueries, some_queries_onnx
 from posexport.custom_ops.cache import scattered_onnx
 from posexport.custom_ops.heads import heads_onnx
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, few_onnx, rank_of
 from posexport.custom_ops.visibility import Lengths, visible_onnx
 from posexport.errors import RequestError
 
+Many = Callable[..., "ir.Value"]
+"""`many(op, q, k, v, hidden, keys)`: attention [B, N, S, head_dim] of many queries, of q [B, N, S, head_dim], k and v
+[B, N, T, head_dim], what hides keys and the number of keys T."""
 
-def _by_head(call: Call, logits: ByHead) -> Results:
-    """Attention whose bias are these logits: of many queries one head after the other, of a few all at once."""
+
+def _divided(call: Call, few_logits: Callable[[Ops], ir.Value], many_queries: Many) -> Results:
+    """Attention that is divided for many queries; a few go all at once, with their logits."""
     (present, lengths), op, heads = caches_onnx(call, scattered_onnx), call.op, call.heads
     queries, (keys, values) = op.Shape(call.q, start=1, end=2), present or (call.k, call.v)
     # computed once for both uses: what padding hides is as large as all logits of a head
     seen = None if call.mask is None else visible_onnx(op, heads, lengths, call.mask, call.write_indices)
 
     def few(op: Ops) -> ir.Value:
-        return attended_onnx(replace(call, op=op, bias=logits.few(op)), present, lengths)[0]
+        return attended_onnx(replace(call, op=op, bias=few_logits(op)), present, lengths)[0]
 
     def many(op: Ops) -> ir.Value:
         q, k = heads_onnx(op, call.q, heads.num_heads), by_heads_onnx(op, keys, heads, call.head_dim)
         v, hidden = by_heads_onnx(op, values, heads, call.value_dim), _hidden_onnx(replace(call, op=op), lengths, seen)
-        if logits.of_product is None:
-            return each_row_onnx(op, heads.num_heads, (q, k, v), *_with_logits(op, logits, hidden, heads.scale))
-        total = blocks_of(op, lengths[1], logits.block)
-        k, v = (padded_onnx(op, t, total, 2, 0.0) for t in (k, v))
-        if hidden is None:
-            hidden = op.Unsqueeze(
-                op.Mul(op.Cast(op.Range(0, lengths[1], 1), to=ir.DataType.FLOAT), constant(op, 0.0)), [0, 1, 2]
-            )
-        hidden = padded_onnx(op, hidden, total, 3, MASKED)
-        return each_row_onnx(op, heads.num_heads, (q, k, v), [hidden], _with_product(logits.of_product, heads.scale))
+        return many_queries(op, q, k, v, hidden, lengths[1])
 
     # of both the shape, which an If may hide
     out = op.Reshape(few_onnx(op, True, queries, few, many), op.Concat([0, heads.num_heads], queries, [-1], axis=0))
     return finished_onnx(call, out, seen), *present
+
+
+def _by_head(call: Call, logits: ByHead) -> Results:
+    """Attention whose bias are these logits: of many queries one head after the other, of a few all at once."""
+    heads = call.heads
+
+    def many(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value | None, keys: ir.Value) -> ir.Value:
+        if logits.of_product is None:
+            return each_row_onnx(op, heads.num_heads, (q, k, v), *_with_logits(op, logits, hidden, heads.scale))
+        total = blocks_of(op, keys, logits.block)
+        k, v = (padded_onnx(op, t, total, 2, 0.0) for t in (k, v))
+        if hidden is None:
+            hidden = op.Unsqueeze(
+                op.Mul(op.Cast(op.Range(0, keys, 1), to=ir.DataType.FLOAT), constant(op, 0.0)), [0, 1, 2]
+            )
+        hidden = padded_onnx(op, hidden, total, 3, MASKED)
+        return each_row_onnx(op, heads.num_heads, (q, k, v), [hidden], _with_product(logits.of_product, heads.scale))
+
+    return _divided(call, logits.few, many)
+
+
+def _by_queries(call: Call, logits: ByQueries) -> Results:
+    """Attention whose bias are these logits: of many queries some at a time, with all heads."""
+
+    def many(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value | None, _: ir.Value) -> ir.Value:
+        q = op.Mul(q, constant(op, call.heads.scale, dtype_of(q)))
+        parts = [logits.numbers(op), None if hidden is None else op.Squeeze(hidden, [1])]
+        return some_queries_onnx(op, q, k, v, parts, some)
+
+    def some(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, numbers: ir.Value, hidden: ir.Value | None) -> ir.Value:
+        added = logits.make(op, numbers)
+        added = added if hidden is None else op.Add(added, hidden)
+        return _weighted_onnx(op, op.Add(cast(op, op.MatMul(q, k), ir.DataType.FLOAT), added), v)
+
+    return _divided(call, logits.few, many)
 
 
 Head = Callable[..., "ir.Value"]
@@ -117,11 +149,11 @@ def _hidden_onnx(call: Call, lengths: Lengths, seen: ir.Value | None) -> ir.Valu
 
 def _add(operator: Operator[..., Any]) -> None:
     @operator.joined
-    def join(op: Ops, logits: ByHead, *args: Any) -> Results:
+    def join(op: Ops, logits: ByHead | ByQueries, *args: Any) -> Results:
         call = call_of(operator, op, args)
         if call.heads.softcap or call.sinks is not None:
             raise RequestError("Logits with a cap or sinks are computed for all heads at once.")
-        return _by_head(call, logits)
+        return _by_head(call, logits) if isinstance(logits, ByHead) else _by_queries(call, logits)
 
 
 for _kind in (attend, attend_cached, attend_shared):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.bias import distances, distances_onnx, fake_bias
-from posexport.custom_ops.by_head import scan_onnx
+from posexport.custom_ops.by_queries import ByQueries, logits_onnx
 from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
 
 FIRE_EPS = 1e-6
@@ -72,44 +71,42 @@ def fire_bias(
     return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
 
 
-def _fire_onnx(
-    op: Ops,
-    positions: Positions[ir.Value],
-    c: ir.Value,
-    multiplier: ir.Value,
-    mlp: Mlp[ir.Value],
-    init_l: float,
-    ort: bool = False,
-) -> ir.Value:
-    one = constant(op, 1.0)
-    c, multiplier, w1, b1, w2, b2 = (
-        cast(op, t, ir.DataType.FLOAT) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2)
-    )
+def _in_fp32(op: Ops, t: ir.Value) -> ir.Value:
+    return cast(op, t, ir.DataType.FLOAT)
+
+
+def _input_onnx(op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, init_l: float) -> ir.Value:
+    """The MLP's input, [B, S, T]."""
+    one, c = constant(op, 1.0), _in_fp32(op, c)
     distance = op.Cast(distances_onnx(op, positions), to=ir.DataType.FLOAT)
-    threshold = op.Abs(op.Mul(multiplier, constant(op, init_l)))
+    threshold = op.Abs(op.Mul(_in_fp32(op, multiplier), constant(op, init_l)))
     norm = op.Unsqueeze(op.Max(op.Cast(positions.q_positions, to=ir.DataType.FLOAT), threshold), [-1])
 
     def logs(t: ir.Value) -> ir.Value:
         return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
 
-    x = op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS)))
-    if ort:
-        return _features_first_onnx(op, x, Mlp(w1, b1, w2, b2))
+    return op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS)))
+
+
+@fire_bias.onnx
+def _fire_onnx(
+    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
+) -> ir.Value:
+    x = _input_onnx(op, positions, c, multiplier, init_l)
+    w1, b1, w2, b2 = (_in_fp32(op, t) for t in (mlp.w1, mlp.b1, mlp.w2, mlp.b2))
     hidden = op.Relu(op.Add(op.Mul(op.Unsqueeze(x, [-1]), op.Squeeze(w1, [1])), b1))
     return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
 
 
-ROWS = 16
-"""Queries whose hidden features are computed at a time, so that they take little memory."""
-
-
-def _features_first_onnx(op: Ops, x: ir.Value, mlp: Mlp[ir.Value]) -> ir.Value:
-    """The MLP of x [B, S, T], [B, N, S, T], by two products with biases in them: no pass over [B, S, T, H] but relu."""
+def _features_first(
+    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
+) -> ByQueries:
+    """The MLP by two products with biases in them: no pass over [B, S, T, H] but relu."""
+    w1, b1, w2, b2 = (_in_fp32(op, t) for t in (mlp.w1, mlp.b1, mlp.w2, mlp.b2))
     zero, one = (op.Unsqueeze(constant(op, value), [0, 1]) for value in (0.0, 1.0))
-    hidden = op.Concat(mlp.w1, op.Unsqueeze(mlp.b1, [1]), axis=1)
+    hidden = op.Concat(w1, op.Unsqueeze(b1, [1]), axis=1)
     first = op.Concat(hidden, op.Concat(zero, one, axis=1), axis=0)  # and a feature that is always one
-    second = op.Concat(mlp.w2, op.Unsqueeze(mlp.b2, [1]), axis=1)
-    batch, queries, keys = (op.Shape(x, start=axis, end=axis + 1) for axis in range(3))
+    second = op.Concat(w2, op.Unsqueeze(b2, [1]), axis=1)
     num_heads = size_of(mlp.b2, 0)
 
     def features(op: Ops, flat: ir.Value) -> ir.Value:
@@ -117,25 +114,28 @@ def _features_first_onnx(op: Ops, x: ir.Value, mlp: Mlp[ir.Value]) -> ir.Value:
         inputs = op.Concat(flat, op.Expand(one, op.Shape(flat)), axis=-2)  # a row of x, a row of ones
         return op.MatMul(second, op.Relu(op.MatMul(first, inputs)))
 
+    def some(op: Ops, part: ir.Value) -> ir.Value:
+        return op.Reshape(features(op, op.Reshape(part, [1, -1])), op.Concat([num_heads], op.Shape(part), axis=0))
+
+    def numbers(op: Ops) -> ir.Value:
+        return _input_onnx(op, positions, c, multiplier, init_l)
+
     def few(op: Ops) -> ir.Value:
-        return op.Reshape(features(op, op.Reshape(x, [0, 1, -1])), op.Concat(batch, [-1], queries, keys, axis=0))
+        x = numbers(op)
+        made = features(op, op.Reshape(x, [0, 1, -1]))
+        return op.Reshape(made, op.Concat([0, num_heads], op.Shape(x, start=1), axis=0))
 
-    def many(op: Ops) -> ir.Value:
-        blocks = op.Div(op.Add(queries, ROWS - 1), ROWS)
-        padded = op.Pad(x, op.Concat([0], op.Sub(op.Mul(blocks, ROWS), queries), axis=0), None, [1])
-        parts = op.Reshape(padded, op.Concat(op.Mul(batch, blocks), [1, -1], axis=0))
-        made = scan_onnx(
-            op, op.Squeeze(op.Mul(batch, blocks)), lambda op, number: features(op, op.Gather(parts, number, axis=0))
-        )
-        # [B blocks, N, ROWS T]: rows of T numbers, in the order of batch, head and query
-        steps = op.Range(0, op.Squeeze(queries), 1)
-        block = op.Add(op.Mul(op.Unsqueeze(op.Range(0, op.Squeeze(batch), 1), [1, 2]), blocks), op.Div(steps, ROWS))
-        head = op.Unsqueeze(op.Range(0, num_heads, 1), [1])
-        index = op.Add(op.Mul(op.Add(op.Mul(block, num_heads), head), ROWS), op.Mod(steps, ROWS))
-        return op.Gather(op.Reshape(made, op.Concat([-1], keys, axis=0)), index, axis=0)
-
-    return few_onnx(op, True, queries, few, many)
+    return ByQueries(numbers, some, few)
 
 
-fire_bias.onnx(_fire_onnx)
-fire_bias.form(*ORT_FORMS)(partial(_fire_onnx, ort=True))
+fire_bias.logits(_features_first)
+
+
+@fire_bias.form(*ORT_FORMS)
+def _written_onnx(
+    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
+) -> ir.Value:
+    """Logits of many queries, some at a time: features take much memory."""
+    logits = _features_first(op, positions, c, multiplier, mlp, init_l)
+    queries = op.Shape(positions.q_positions, start=1, end=2)
+    return few_onnx(op, True, queries, logits.few, lambda op: logits_onnx(op, logits))

@@ -172,8 +172,9 @@ class Operator(Generic[P, R]):
         return add
 
     def logits(self, body: B) -> B:
-        """Decorator of a body that makes logits of one head after the other (posexport.custom_ops.by_head.ByHead), in
-        decomposed attention on ONNX Runtime where they are its bias."""
+        """Decorator of a body that makes logits of one head after the other, or of some queries at a time, in
+        decomposed attention on ONNX Runtime where they are its bias: a ByHead or a ByQueries
+        (posexport.custom_ops.by_head and by_queries)."""
         self.logits_body = body
         return body
 

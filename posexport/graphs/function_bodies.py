@@ -13,7 +13,6 @@ import onnx_ir as ir
 import onnxscript
 from onnxscript.values import Op, Opset
 
-from posexport.custom_ops.by_head import ByHead
 from posexport.custom_ops.operator import Body, Operator, flat
 from posexport.errors import RequestError
 
@@ -92,8 +91,8 @@ class Functions:
         """One function for attention and the logits that are its bias: its inputs are those of the logits, then those
         of attention but for the bias. None where they can't be one."""
         count, at = len(logits.inputs), attention.operator.inputs.index("bias")
-        by_head, join = logits.operator.logits_body, attention.operator.joined_body
-        if by_head is None or join is None:
+        divided, join = logits.operator.logits_body, attention.operator.joined_body
+        if divided is None or join is None:
             return None
         of_logits = [
             value if value is None else ir.Value(name=f"logits_{value.name}", type=value.type, shape=value.shape)
@@ -101,8 +100,8 @@ class Functions:
         ]
 
         def chosen(op: Any, *args: Any) -> Any:
-            made = flat(by_head)(op, *args[:count], *logits.attributes.values())
-            if not isinstance(made, ByHead):
+            made = flat(divided)(op, *args[:count], *logits.attributes.values())
+            if isinstance(made, ir.Value):
                 raise RequestError("These logits are computed for all heads at once.")
             return join(op, made, *args[count : count + at], None, *args[count + at :])
 

@@ -1,5 +1,5 @@
-"""Attention for ONNX Runtime alone, one head after the other with the logits that are its bias, against the same block
-in the graph for all targets, where all heads are there at once; and what is in its graph."""
+"""Attention for ONNX Runtime alone, of one head or of some queries after the other with the logits that are its bias,
+against the same block in the graph for all targets, where all are there at once; and what is in its graph."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ JOINED = [
     ("deberta", "data"),
     ("deberta", "consecutive"),
     ("cope", "data"),
+    ("fire", "data"),
+    ("fire", "consecutive"),
 ]
-"""Encodings whose logits can be made of one head after the other, by their positions."""
+"""Encodings whose logits can be made of one head after the other, or of some queries at a time, by their positions."""
 
 FEW, MANY = 5, 45
 
@@ -85,7 +87,7 @@ def test_one_head_after_the_other_is_the_same_as_all_at_once(encoding: str, posi
 
 
 @pytest.mark.parametrize("cache", ["concat", "shared"])
-@pytest.mark.parametrize("encoding", ["alibi", "cope", "deberta", "relative", "t5"])
+@pytest.mark.parametrize("encoding", ["alibi", "cope", "deberta", "fire", "relative", "t5"])
 def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) -> None:
     spec = block(encoding, kv_cache=cache, padding_mask=True)
     slots = {"max_seq": 64} if cache == "shared" else {}
@@ -95,7 +97,7 @@ def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "fields", [{"window": 9}, {"attention_chunk_size": 16}, {"num_kv_heads": 2}, {"dtype": "fp16"}]
 )
-@pytest.mark.parametrize("encoding", ["alibi", "cope"])
+@pytest.mark.parametrize("encoding", ["alibi", "cope", "fire"])
 def test_other_masks_key_heads_and_dtypes(encoding: str, fields: dict[str, Any], tmp_path: Path) -> None:
     compared(block(encoding, **fields), tmp_path, [Sizes(batch=2, seq=MANY)])
 
@@ -113,7 +115,7 @@ def test_a_query_without_keys_gets_zeros(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("encoding", "positions"), JOINED)
 def test_no_array_has_the_logits_of_all_heads_for_many_queries(encoding: str, positions: str) -> None:
-    """All softmaxes stand in a body: that of few queries, or that of one head."""
+    """All softmaxes stand in a body: that of few queries, or that of one head, or of some queries."""
     spec = block(encoding, positions)
     model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
     softmaxes = [node for node in graphs(model) if node.op_type == "Softmax"]

@@ -1,0 +1,93 @@
+"""Logits that all heads share the work of, of some queries at a time, on ONNX Runtime: what lies between its operators
+takes the memory of these queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.by_head import blocks_of, padded_onnx, scan_onnx
+from posexport.custom_ops.operator import Ops, shape_of
+
+QUERIES = 16
+"""Queries whose logits are made at a time."""
+
+
+@attrs.frozen
+class ByQueries:
+    """Logits [N, QUERIES, T] as `make(op, part)`, of parts [QUERIES, T] of `numbers(op)` [B, S, T]; and all of them as
+    `few(op)`, [B, N, S, T], for a few queries."""
+
+    numbers: Callable[[Ops], ir.Value]
+    make: Callable[[Ops, ir.Value], ir.Value]
+    few: Callable[[Ops], ir.Value]
+
+
+def logits_onnx(op: Ops, logits: ByQueries) -> ir.Value:
+    """The logits of all queries, [B, N, S, T]."""
+    numbers = logits.numbers(op)
+    batch, queries, keys = (op.Shape(numbers, start=axis, end=axis + 1) for axis in range(3))
+    blocks = op.Div(op.Add(queries, QUERIES - 1), QUERIES)
+    padded = padded_onnx(op, numbers, op.Squeeze(op.Mul(blocks, QUERIES)), 1, 0.0)
+    parts = op.Reshape(padded, op.Concat(op.Mul(batch, blocks), [QUERIES], keys, axis=0))
+    parts.shape = ir.Shape([None, QUERIES, None])
+    made = scan_onnx(op, op.Squeeze(op.Mul(batch, blocks)), lambda op, _, part: logits.make(op, part), [parts])
+    # [B blocks, N, QUERIES, T]: rows of T numbers, in the order of batch, head and query
+    num_heads, steps = op.Shape(made, start=1, end=2), op.Range(0, op.Squeeze(queries), 1)
+    block = op.Add(op.Mul(op.Unsqueeze(op.Range(0, op.Squeeze(batch), 1), [1, 2]), blocks), op.Div(steps, QUERIES))
+    head = op.Unsqueeze(op.Range(0, op.Squeeze(num_heads), 1), [1])
+    index = op.Add(op.Mul(op.Add(op.Mul(block, num_heads), head), QUERIES), op.Mod(steps, QUERIES))
+    return op.Gather(op.Reshape(made, op.Concat([-1], keys, axis=0)), index, axis=0)
+
+
+Some = Callable[..., "ir.Value"]
+"""`some(op, q, k, v, *parts)`: a result [N, QUERIES, width] for queries [N, QUERIES, head_dim], of all keys and values
+of their row, k [N, head_dim, T] and v [N, T, width], and parts [QUERIES|1, T], None where there are none."""
+
+
+def some_queries_onnx(
+    op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, parts: Sequence[ir.Value | None], some: Some
+) -> ir.Value:
+    """`some` of each row and its queries, QUERIES at a time, by two Scans, [B, N, S, width]: of q [B, N, S, head_dim],
+    k [B, N, T, head_dim], v [B, N, T, width], and parts [B|1, S|1, T]."""
+    queries = op.Shape(q, start=2, end=3)
+    total = blocks_of(op, op.Squeeze(queries), QUERIES)
+
+    def divided(value: ir.Value, axis: int) -> ir.Value:
+        """[..., S, width] as [..., blocks, QUERIES, width]."""
+        padded, sizes = padded_onnx(op, value, total, axis, 0.0), list(shape_of(value))
+        before, behind = op.Shape(padded, start=0, end=axis), op.Shape(padded, start=axis + 1)
+        made = op.Reshape(padded, op.Concat(before, [-1, QUERIES], behind, axis=0))
+        made.shape = ir.Shape([*sizes[:axis], None, QUERIES, *sizes[axis + 1 :]])
+        return made
+
+    of_rows, of_queries = ([part is not None and shape_of(part)[axis] != 1 for part in parts] for axis in (0, 1))
+    # divided here: in the body of a Scan, ONNX Runtime would copy all of it
+    before = [
+        divided(part, 1) if part is not None and queries else part
+        for part, queries in zip(parts, of_queries, strict=True)
+    ]
+    before = [
+        part if part is None or rows else op.Squeeze(part, [0]) for part, rows in zip(before, of_rows, strict=True)
+    ]
+
+    def one_row(op: Ops, _: ir.Value, q: ir.Value, k: ir.Value, v: ir.Value, *own: ir.Value) -> ir.Value:
+        by_row, turned = iter(own), op.Transpose(k, perm=[0, 2, 1])
+        here = [next(by_row) if rows else part for part, rows in zip(before, of_rows, strict=True)]
+
+        def one(op: Ops, _: ir.Value, q: ir.Value, *own: ir.Value) -> ir.Value:
+            by_block = iter(own)
+            taken = (next(by_block) if each else part for part, each in zip(here, of_queries, strict=True))
+            return some(op, q, turned, v, *taken)
+
+        blocks = [part for part, each in zip(here, of_queries, strict=True) if part is not None and each]
+        return scan_onnx(op, op.Squeeze(op.Shape(q, start=0, end=1)), one, [q, *blocks])
+
+    q, rows = op.Transpose(divided(q, 2), perm=[0, 2, 1, 3, 4]), op.Squeeze(op.Shape(q, start=0, end=1))
+    divided_by_rows = [part for part, each in zip(before, of_rows, strict=True) if part is not None and each]
+    blocks = scan_onnx(op, rows, one_row, [q, k, v, *divided_by_rows])  # [B, blocks, N, QUERIES, width]
+    made = op.Transpose(blocks, perm=[0, 2, 1, 3, 4])
+    made = op.Reshape(made, op.Concat(op.Shape(k, start=0, end=2), op.Unsqueeze(total, [0]), [-1], axis=0))
+    return op.Slice(made, [0], queries, [2])

@@ -11,7 +11,7 @@ four axes whose keys or values are one head for all queries, without an axis for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -114,7 +114,14 @@ def einsum(call: Call) -> Sequence[ir.Value]:
         raise Unexpanded("it is no product of matrices")
     if {*parts[0], *parts[1]} - {*shared, *summed, *result}:
         raise Unexpanded("it sums over more than one axis")
-    group = next((_group(two, sizes, [*one, *summed]) for two, one in (own, own[::-1]) if len(two) == 2), None)
+    fixed = {
+        letter
+        for part, value in zip(parts, values, strict=True)
+        for axis, letter in enumerate(part)
+        if not call.varies(value, axis)
+    }
+    pairs = ((two, one) for two, one in (own, own[::-1]) if len(two) == 2)
+    group = next((_group(two, sizes, [*one, *summed], fixed) for two, one in pairs), None)
     heads = [letter for letter in result if letter in shared or letter == group]
     for part, value in zip(parts, values, strict=True):
         call.check_fixed(value, *(part.index(letter) for letter in heads[1:] if letter in part))
@@ -129,9 +136,12 @@ def einsum(call: Call) -> Sequence[ir.Value]:
     return [product if perm == sorted(perm) else call.nodes.one("Transpose", product, perm=perm)]
 
 
-def _group(own: Sequence[str], sizes: Mapping[str, int], others: Sequence[str]) -> str:
-    """Of the two axes that only queries have, that of the heads that share keys: tokens are as many as keys, or stand
-    next to the last axis."""
+def _group(own: Sequence[str], sizes: Mapping[str, int], others: Sequence[str], fixed: Collection[str]) -> str:
+    """Of the two axes that only queries have, that of the heads that share keys: the one whose length is `fixed`, or
+    tokens are as many as keys, or stand next to the last axis."""
+    alike = [letter for letter in own if letter in fixed]
+    if len(alike) == 1:
+        return alike[0]
     tokens = [letter for letter in own if any(sizes[letter] == sizes[other] for other in others)]
     return own[0] if len(tokens) != 1 or tokens[0] == own[1] else own[1]
 

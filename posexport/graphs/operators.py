@@ -56,8 +56,12 @@ class Call:
     def check_fixed(self, value: ir.Value, *axes: int) -> None:
         """Raise Unexpanded where the length of one of these axes isn't the same on all inputs."""
         rank = len(self.shape(value))
-        if any((value.name or "", axis % rank) in self.varying for axis in axes):
+        if any(self.varies(value, axis % rank) for axis in axes):
             raise Unexpanded("its heads or their size vary")
+
+    def varies(self, value: ir.Value, axis: int) -> bool:
+        """Whether the length of an axis isn't the same on all inputs."""
+        return (value.name or "", axis) in self.varying
 
     def integer(self, name: str, default: int = 0) -> int:
         """An attribute that is a whole number."""

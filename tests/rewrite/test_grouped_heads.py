@@ -111,6 +111,23 @@ def of_heads(
     return g.op("MatMul", whole, g.random(f"o_{len(g.weights)}", HEADS * SIZE, HIDDEN))
 
 
+def queries_first(g: Graph, x: str, key_heads: int = 1) -> str:
+    """Einsum whose scores are [B, S, N, T], as DeepSeek's inference code has them."""
+    q, (k, v) = projected(g, x, "q", HEADS), (projected(g, x, name, key_heads) for name in "kv")
+    if key_heads == 1:
+        k, v = (g.op("Squeeze", one, g.constant([2])) for one in (k, v))
+    keys = "btd" if key_heads == 1 else "bthd"
+    scores = g.op("Einsum", q, k, equation=f"bshd,{keys}->bsht")
+    length = g.op("Squeeze", g.length("attention_mask", 1))
+    places = g.op("Range", g.constant(0), length, g.constant(1))
+    seen = g.op("LessOrEqual", places, g.op("Unsqueeze", places, g.constant([1, 2])))
+    seen = g.op("And", seen, g.op("Cast", g.op("Unsqueeze", "attention_mask", g.constant([1, 2])), to=TensorProto.BOOL))
+    scaled = g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32))
+    weights = g.op("Softmax", g.op("Where", seen, scaled, g.constant(-1e9, np.float32)), axis=-1)
+    mixed = g.op("Einsum", weights, v, equation=f"bsht,{keys}->bshd")
+    return merged(g, mixed, (0, 1, 2, 3))
+
+
 STYLES: dict[str, tuple[Layer, int]] = {
     "broadcast": (broadcast, KEY_HEADS),
     "broadcast, slopes": (lambda g, x: broadcast(g, x, per_head=True), KEY_HEADS),
@@ -140,6 +157,8 @@ STYLES: dict[str, tuple[Layer, int]] = {
         lambda g, x: of_heads(g, x, scores="btd, bhsd -> bhst", mixed="bhst,btd->bshd", perm=(0, 1, 2, 3)),
         1,
     ),
+    "one key head, queries before heads": (queries_first, 1),
+    "queries before heads": (lambda g, x: queries_first(g, x, KEY_HEADS * GROUPS), HEADS),
     "an ellipsis": (
         lambda g, x: of_heads(g, x, scores="... s d, ... t d -> ... s t", mixed="...st,...td->...sd", key_heads=HEADS),
         HEADS,

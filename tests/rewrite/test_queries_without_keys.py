@@ -53,10 +53,49 @@ def of_hidden_keys(g: Graph, weights: str) -> str:
     return g.op("Where", seen(g), weights, zero(g))
 
 
+def largest(g: Graph) -> str:
+    """Whether a row has a key: 1 or 0."""
+    return g.op("ReduceMax", g.op("Cast", seen(g), to=TensorProto.INT32), g.constant([3]), keepdims=1)
+
+
 def of_hidden_rows(g: Graph, weights: str) -> str:
     """Zeros where a row has no key, by the mask alone."""
-    some = g.op("ReduceMax", g.op("Cast", seen(g), to=TensorProto.INT32), g.constant([3]), keepdims=1)
-    return g.op("Where", g.op("Equal", some, g.constant(0, np.int32)), zero(g), weights)
+    return g.op("Where", g.op("Equal", largest(g), g.constant(0, np.int32)), zero(g), weights)
+
+
+def by_the_number_of_keys(g: Graph, weights: str) -> str:
+    """Weights times whether a row has a key, as TorchScript writes `mask.any(-1)`."""
+    count = g.op("ReduceSum", g.op("Cast", seen(g), to=TensorProto.INT64), g.constant([3]), keepdims=1)
+    some = g.op("Cast", g.op("Greater", count, g.constant(0)), to=TensorProto.FLOAT)
+    return g.op("Mul", weights, some)
+
+
+def of_infinite_logits(g: Graph, weights: str) -> str:
+    """Zeros where all logits of a query are minus infinity."""
+    (logits,) = next(node.input for node in g.nodes if node.op_type == "Softmax")
+    infinite = g.op("Cast", g.op("Equal", logits, g.constant(-np.inf, np.float32)), to=TensorProto.INT64)
+    every = g.op("Cast", g.op("ReduceMin", infinite, g.constant([-1]), keepdims=1), to=TensorProto.BOOL)
+    return g.op("Where", every, zero(g), weights)
+
+
+def of_rows_with_padding(g: Graph, weights: str) -> str:
+    """Zeros where any key of a row is hidden, which is another function."""
+    least = g.op("ReduceMin", g.op("Cast", seen(g), to=TensorProto.INT32), g.constant([3]), keepdims=1)
+    return g.op("Where", g.op("Cast", least, to=TensorProto.BOOL), weights, zero(g))
+
+
+def of_seen_rows(g: Graph, weights: str) -> str:
+    return g.op("Where", g.op("Cast", largest(g), to=TensorProto.BOOL), zero(g), weights)
+
+
+def nan_to_num(g: Graph, weights: str) -> str:
+    """As torch's exporter writes it: infinite numbers are replaced too, and there are none."""
+    numbers = no_numbers(g, weights)
+    for compared, fill in (("Less", -3e38), ("Greater", 3e38)):
+        side = g.op(compared, weights, zero(g))
+        infinite = g.op("And", side, g.op("IsInf", weights))
+        numbers = g.op("Where", infinite, g.constant(fill, np.float32), numbers)
+    return numbers
 
 
 def same(g: Graph, value: str) -> str:
@@ -132,6 +171,10 @@ GUARDED: dict[str, tuple[Hook, Hook]] = {
     "no numbers of an added mask": (added(-np.inf), no_numbers),
     "weights of hidden keys": (replaced(-1e9), of_hidden_keys),
     "weights of keys that an added mask hides": (added(-1e9), of_hidden_keys),
+    "weights of rows without keys": (replaced(-np.inf), of_hidden_rows),
+    "rows without keys times zero": (replaced(-1e9), by_the_number_of_keys),
+    "queries whose logits are infinite": (replaced(-np.inf), of_infinite_logits),
+    "nan_to_num": (replaced(-np.inf), nan_to_num),
 }
 
 
@@ -171,8 +214,9 @@ def test_a_mask_to_which_logits_add_up_to_infinity_keeps_its_guard(fill: float, 
     assert (site.attention.guard is not None) is stays
 
 
-def test_zeros_by_the_mask_of_a_row_keep_their_attention() -> None:
-    done, _ = rewritten_model(cross_attention(replaced(-np.inf), of_hidden_rows), form="native", target="ort")
+@pytest.mark.parametrize("weights", [of_rows_with_padding, of_seen_rows])
+def test_zeros_of_rows_that_see_keys_keep_their_attention(weights: Hook) -> None:
+    done, _ = rewritten_model(cross_attention(replaced(-1e9), weights), form="native", target="ort")
     assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [(KEPT, "weights")]
 
 

@@ -3,13 +3,16 @@
 Graphs multiply scores by a mask that they add as well, and put zeros in place of the weights of hidden keys once more.
 Attention may leave that out only if each zero implies a hidden key, whatever the inputs are. That the truth value of a
 zero hides the key is read off the operators between them; that both stand in the same place is seen when these truth
-values are drawn at random.
+values are drawn at random. Zeros for a whole query ask for all of its keys: the largest of its truth values, or whether
+all of its logits are minus infinity.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import attrs
 import onnx_ir as ir
 import torch
 
@@ -18,7 +21,8 @@ from posexport.graphs.attention.computations import above
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import HIDDEN, Term
-from posexport.graphs.attention.truths import FALSE, HIDES, LARGE, TRUE, meaning_of
+from posexport.graphs.attention.truths import FALSE, HIDES, LARGE, TRUE, Given, meaning_of
+from posexport.graphs.attention.uniform import number_of
 
 _DRAWS = 16
 """How often truth values are drawn: a mask may be one value, of which few draws are all the same."""
@@ -27,63 +31,120 @@ _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN",
 """Operators that give truth values of other numbers."""
 
 
-def zeros_hide(flow: Dataflow, probe: Probe, value: ir.Value, terms: Sequence[Term], *, zero_if: bool = False) -> bool:
-    """Whether a value has zeros, or `zero_if` where it has truth values, only where the terms hide the key, and else
-    ones."""
-    known = {probe.computations.key(one) for one in _leaves(probe, value)}
-    hiding = [term for term in terms if any(_hides(probe, term, key) for key in known)]
-    if not known or not all(any(_hides(probe, term, key) for term in hiding) for key in known):
-        return False
+def zeros_hide(
+    flow: Dataflow,
+    probe: Probe,
+    value: ir.Value,
+    terms: Sequence[Term],
+    *,
+    zero_if: bool = False,
+    logits: ir.Value | None = None,
+) -> float | None:
+    """The logit that the keys have at most where a value has zeros, or `zero_if` where it has truth values, and else
+    ones: HIDDEN where the terms hide these keys, minus infinity where the value asks whether `logits` are; None where
+    other keys have zeros too."""
+    leaves = _leaves(probe, value, zero_if)
+    below = [-math.inf]
+    asked = [one for one in leaves if one.zero_if and logits and asked_for_infinity(probe, one.value, below) is logits]
+    known = {(probe.computations.key(one.value), TRUE if one.zero_if else FALSE) for one in leaves if one not in asked}
+    hiding = [term for term in terms if any(_hides(probe, term, given) for given in known)]
+    if not leaves or not all(any(_hides(probe, term, given) for term in hiding) for given in known):
+        return None
     cone = list(above(flow, [value, *(term.value for term in hiding)]))
     nodes = {node for one in cone if (node := one.producer()) is not None}
-    leaves = [one for one in cone if probe.computations.key(one) in known]
+    keys = {probe.computations.key(leaf.value) for leaf in leaves}
+    drawn_anew = [one for one in cone if probe.computations.key(one) in keys]
     for _ in range(_DRAWS):
         drawn: dict[int, torch.Tensor] = {}
-        for one in leaves:
+        for one in drawn_anew:
             drawn.setdefault(probe.computations.key(one), probe.random_truths(one))
-        replaced = {one: drawn[probe.computations.key(one)] for one in leaves}
+        replaced = {one: drawn[probe.computations.key(one)] for one in drawn_anew}
         factor, *added = probe.replaced(replaced, [value, *(term.value for term in hiding)], nodes)
         zero = factor.bool() == zero_if if factor.dtype == torch.bool else factor == 0
         if factor.dtype != torch.bool and not bool((zero | (factor == 1)).all()):
-            return False
-        if not _are_hidden(zero, hiding, added):
-            return False
-    return True
+            return None
+        if not _are_hidden(zero, hiding, added, [drawn[probe.computations.key(leaf.value)].bool() for leaf in asked]):
+            return None
+    return -math.inf if asked else HIDDEN
 
 
-def _hides(probe: Probe, term: Term, key: int) -> bool:
-    """Whether a term hides keys wherever the truth values of this computation are false."""
-    meaning = meaning_of(probe, term.value, key)
+def _hides(probe: Probe, term: Term, given: Given) -> bool:
+    """Whether a term hides keys wherever the truth values of a computation are what is given."""
+    meaning = meaning_of(probe, term.value, given)
     if term.seen_if is not None:
         return meaning == (FALSE if term.seen_if else TRUE)
     return meaning == (HIDES if term.factor > 0 else LARGE)
 
 
-def _leaves(probe: Probe, value: ir.Value) -> list[ir.Value]:
-    """The truth values that a value is laid out from, joined by And, Or and Not; none where it is something else."""
-    leaves, pending, seen = list[ir.Value](), [value], {value}
+@attrs.frozen(kw_only=True)
+class _Leaf:
+    """Truth values, with what they are where there are zeros."""
+
+    value: ir.Value
+    zero_if: bool
+
+
+def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
+    """The truth values that a value is laid out from, joined by And, Or, Not, and over axes; none where it is something
+    else."""
+    leaves, pending, seen = list[_Leaf](), [(value, zero_if)], {value}
     while pending:
-        one = pending.pop()
-        node = one.producer()
-        if _is_truth(probe, one):
-            leaves.append(one)
+        one, truth = pending.pop()
+        of_all = _of_all(probe, one, truth)
+        node, truth = of_all or (one.producer(), truth)
+        if of_all is None and _is_truth(probe, one):
+            leaves.append(_Leaf(value=one, zero_if=truth))
             continue
         if node is not None and node.op_type in ("And", "Or"):
             sources = [source for source in node.inputs if source is not None]
-        elif node is not None and node.inputs[0] is not None and (node.op_type in _SAME or lays_out(probe, node)):
+        elif node is not None and node.inputs[0] is not None and _keeps_truths(probe, node, truth):
             sources = [node.inputs[0]]
-        elif _are_zeros_and_ones(probe, one):
-            leaves.append(one)
+        elif _are_zeros_and_ones(probe, one) and not truth:
+            leaves.append(_Leaf(value=one, zero_if=False))
             continue
         else:
             return []
         new = [source for source in dict.fromkeys(sources) if source not in seen]
         seen.update(new)
-        pending += new
+        pending += [(source, truth != (node.op_type == "Not")) for source in new]
     return leaves
 
 
+def _keeps_truths(probe: Probe, node: ir.Node, truth: bool) -> bool:
+    """Whether all numbers that a node reads are true, or all false, wherever its result is this `truth`: of those of a
+    row the largest is false, or the least is true, where all are."""
+    return node.op_type in (*_SAME, *_OVER_ROWS[truth]) or lays_out(probe, node)
+
+
+def _of_all(probe: Probe, value: ir.Value, truth: bool) -> tuple[ir.Node, bool] | None:
+    """The reduction of zeros and ones that a value is computed from, and the truth of them all where that of the value
+    is given: Cast(ReduceMax(x)), ReduceSum(x) > 0, ReduceMax(x) == 0."""
+    node = value.producer()
+    if node is None or node.inputs[0] is None or node.op_type not in ("Cast", "Greater", "Equal"):
+        return None
+    if node.op_type != "Cast" and number_of(probe, node.inputs[1]) != 0.0:
+        return None
+    found, truth = node.inputs[0].producer(), truth != (node.op_type == "Equal")
+    return (found, truth) if found is not None and found.op_type in _OVER_ROWS[truth] else None
+
+
+def asked_for_infinity(
+    probe: Probe, value: ir.Value | None, numbers: Sequence[float] = (math.inf, -math.inf)
+) -> ir.Value | None:
+    """What truth values ask whether it is infinite, by IsInf or by comparing it with one of the numbers; None for
+    others."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type not in ("Equal", "IsInf"):
+        return None
+    if node.op_type == "Equal" and number_of(probe, node.inputs[1]) not in numbers:
+        return None
+    return node.inputs[0]
+
+
 _SAME = {"Not", "Cast"}
+
+_OVER_ROWS = {True: ("ReduceMin",), False: ("ReduceMax", "ReduceSum")}
+"""Reductions of zeros and ones that are this truth value only where all of them are."""
 
 _PARTS = {"Trilu", "Slice", "Gather", "Expand", "Tile", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"}
 """Operators that give elements of their first input, or zeros."""
@@ -113,10 +174,14 @@ def _is_truth(probe: Probe, value: ir.Value) -> bool:
     return node is None or node.op_type in _TRUTHS
 
 
-def _are_hidden(zero: torch.Tensor, terms: Sequence[Term], added: Sequence[torch.Tensor]) -> bool:
-    """Whether keys are hidden wherever `zero` is true."""
+def _are_hidden(
+    zero: torch.Tensor, terms: Sequence[Term], added: Sequence[torch.Tensor], infinite: Sequence[torch.Tensor]
+) -> bool:
+    """Whether keys are hidden wherever `zero` is true, by the terms or because their logits are `infinite`."""
     try:
         seen = zero.clone()
+        for one in infinite:
+            seen = seen & ~one
         for term, value in zip(terms, added, strict=True):
             hides = value.bool() != term.seen_if if term.seen_if is not None else value * term.factor <= HIDDEN
             seen = seen & ~hides

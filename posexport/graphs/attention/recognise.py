@@ -309,7 +309,7 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
     for value, divides in scores.head_scales:
         array = probe.get(value)
         zeros_or_ones = bool(((array == 0) | (array == 1)).all())
-        if not divides and zeros_or_ones and zeros_hide(flow, probe, value, scores.terms):
+        if not divides and zeros_or_ones and zeros_hide(flow, probe, value, scores.terms) is not None:
             continue
         by_head = array.numel() == 1 or (array.numel() == heads and array.dim() > 2 and array.shape[-3] == heads)
         if not by_head or not all(size.is_fixed for size in probe.shapes.of(value)):

@@ -34,15 +34,15 @@ MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")
 
 
 def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict[ir.Value, ScoreAxes]:
-    """The axes of each value on the way from the product [B, N, S, T] to the softmax, for those that have others than
-    the usual ones. `nodes` are those on the way, the last one first."""
-    shape = probe.shape(product.result)
-    moves = [*nodes][::-1]
-    if len(shape) != 4 or product.axes[2] != SCORES[2] or not any(node.op_type in MOVES for node in moves):
+    """The axes of each value on the way from the product to the softmax, for those that have others than the usual
+    ones. `nodes` are those on the way, the last one first."""
+    shape, letters = probe.shape(product.result), product.axes[2]
+    moves, is_usual = [*nodes][::-1], letters == SCORES[2]
+    if len(shape) != 4 or (is_usual and not any(node.op_type in MOVES for node in moves)):
         return {}
-    numbers = torch.arange(math.prod(shape)).reshape(shape)
-    found: dict[ir.Value, ScoreAxes] = {}
-    current = numbers
+    current = torch.arange(math.prod(shape)).reshape(shape)
+    numbers = current.permute([letters.index(letter) for letter in SCORES[2]])
+    found: dict[ir.Value, ScoreAxes] = {} if is_usual else {product.result: tuple(letters)}
     for node in moves:
         after = probe.shape(node.outputs[0])
         if node.op_type == "Transpose":

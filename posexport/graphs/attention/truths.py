@@ -1,4 +1,4 @@
-"""What masks are where a truth value is false, read off the operators that compute them from it.
+"""What masks are where a truth value is false, or true, read off the operators that compute them from it.
 
 Where(And(seen, causal), scores, -inf)    hides the key where `seen` is false
 (1 - seen) * -10000                       too, and (1 - seen) * 10000 where it is taken away
@@ -20,28 +20,32 @@ TRUE, FALSE, MINUS_ONE, HIDES, LARGE = "true", "false", "minus one", "hides", "l
 """1, 0, -1, so low that it hides a key, or so large that it does where it is taken away."""
 
 
+Given = tuple[int, str]
+"""A computation by its key, and what its truth values are, TRUE or FALSE."""
+
+
 def meaning_of(
-    probe: Probe, value: ir.Value | None, key: int, known: dict[ir.Value, str | None] | None = None
+    probe: Probe, value: ir.Value | None, given: Given, known: dict[ir.Value, str | None] | None = None
 ) -> str | None:
-    """What a value is where the truth values of the computation `key` are false, whatever else it is made of; None
+    """What a value is where the truth values of a computation are what is `given`, whatever else it is made of; None
     where that depends on more. `known` are those of other values."""
     known = {} if known is None else known
     if value is None:
         return None
     if value not in known:
-        known[value] = _meaning(probe, value, key, known)
+        known[value] = _meaning(probe, value, given, known)
     return known[value]
 
 
-def _meaning(probe: Probe, value: ir.Value, key: int, known: dict[ir.Value, str | None]) -> str | None:
-    if probe.computations.key(value) == key:
-        return FALSE
+def _meaning(probe: Probe, value: ir.Value, given: Given, known: dict[ir.Value, str | None]) -> str | None:
+    if probe.computations.key(value) == given[0]:
+        return given[1]
     if value in probe.fixed:
         return _of_numbers(probe.get(value))
     node = value.producer()
     if node is None or node.op_type not in _MEANINGS:
-        return meaning_of(probe, node.inputs[0], key, known) if node is not None and lays_out(probe, node) else None
-    return _MEANINGS[node.op_type](probe, node, [meaning_of(probe, one, key, known) for one in node.inputs])
+        return meaning_of(probe, node.inputs[0], given, known) if node is not None and lays_out(probe, node) else None
+    return _MEANINGS[node.op_type](probe, node, [meaning_of(probe, one, given, known) for one in node.inputs])
 
 
 def _of_numbers(array: torch.Tensor) -> str | None:

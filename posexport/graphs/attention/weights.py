@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 import torch
@@ -11,12 +11,12 @@ import torch
 from posexport.errors import shown
 from posexport.graphs.attention.absorbed import keeps_numbers, loses_digits
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.hidden_keys import zeros_hide
+from posexport.graphs.attention.hidden_keys import asked_for_infinity, zeros_hide
 from posexport.graphs.attention.layouts import factor
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product
 from posexport.graphs.attention.score_axes import ScoreAxes, by_query
-from posexport.graphs.attention.scores import HIDDEN, Declined, Scores
+from posexport.graphs.attention.scores import Declined, Scores
 from posexport.graphs.attention.uniform import number_of
 
 
@@ -39,10 +39,19 @@ def check_weights(
     if not passed:
         return None
     nodes = flow.between(source, target)
-    if loses_digits(flow, source, target) or not all(_keeps_weights(flow, probe, node, scores) for node in nodes):
-        raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
-    zeros = [HIDDEN if _no_numbers(node) is None else -math.inf for node in nodes if node.op_type == "Where"]
-    guard = max(zeros, default=None)
+    changed = Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
+    if loses_digits(flow, source, target):
+        raise changed
+    guard: float | None = None
+    logits = softmax.inputs[0] if softmax.op_type == "Softmax" else None
+    weights = [source, *(value for node in nodes for value in node.outputs)]
+    for node in nodes:
+        if keeps_numbers(flow, probe, node) or _never_chooses(probe, node, weights):
+            continue
+        hidden_up_to = _zeros(flow, probe, node, scores, logits)
+        if hidden_up_to is None:
+            raise changed
+        guard = max(hidden_up_to, -math.inf if guard is None else guard)
     replaced = torch.softmax(probe.random_like(source), axes.index("t") if axes else -1)
     result = probe.through(source, [target], replaced)[0]
     if len(axes) == replaced.dim():
@@ -61,23 +70,39 @@ def check_weights(
         hidden = hidden.transpose(-1, -2)
     same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
     same = same and axes[-1:] in ((), ("t",))  # which `hidden` has
-    if same and operators <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
+    some = kept.any(product.axes[0].index("t") - len(product.axes[0]), keepdim=True)  # others see no key
+    only_zeros = operators <= {"Where", "Mul", "Cast", "Identity", "Dropout"}
+    if same and only_zeros and not bool((hidden > 0)[some & ~kept].any()):
         return guard
-    raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
+    raise changed
 
 
-def _keeps_weights(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores) -> bool:
-    """Whether a node gives the weights that it gets, but for zeros where a query sees no key, or none of that one."""
+def _zeros(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores, logits: ir.Value | None) -> float | None:
+    """The logit up to which no key is seen where a node makes weights zero; None where it changes others."""
+    content = [value for value in node.inputs if value in flow.content]
+    if node.op_type == "Mul" and len(content) == 1:
+        factor = node.inputs[1 - node.inputs.index(content[0])]
+        return None if factor is None else zeros_hide(flow, probe, factor, scores.terms, logits=logits)
     if node.op_type != "Where" or node.inputs[0] is None:
-        return keeps_numbers(flow, probe, node)
+        return None
     kept = node.inputs[1] if node.inputs[1] in flow.content else node.inputs[2]
     filled = node.inputs[2] if kept is node.inputs[1] else node.inputs[1]
     if filled is None or kept is None or number_of(probe, filled) != 0.0:
-        return False
+        return None
     is_nan = _no_numbers(node)
     if is_nan is not None:
-        return _uncast(is_nan.inputs[0]) is _uncast(kept)
-    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=filled is node.inputs[1])
+        return -math.inf if _uncast(is_nan.inputs[0]) is _uncast(kept) else None
+    zero_if = filled is node.inputs[1]
+    return zeros_hide(flow, probe, node.inputs[0], scores.terms, zero_if=zero_if, logits=logits)
+
+
+def _never_chooses(probe: Probe, node: ir.Node, weights: Collection[ir.Value | None]) -> bool:
+    """Whether a Where keeps all weights: it puts something in place of infinite ones alone, as torch's nan_to_num."""
+    if node.op_type != "Where" or node.inputs[0] is None or node.inputs[2] not in weights:
+        return False
+    chosen = node.inputs[0].producer()
+    conditions = chosen.inputs if chosen is not None and chosen.op_type == "And" else node.inputs[:1]
+    return any(_uncast(asked_for_infinity(probe, _uncast(one))) in weights for one in conditions)
 
 
 def _no_numbers(node: ir.Node) -> ir.Node | None:

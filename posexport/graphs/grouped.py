@@ -3,8 +3,9 @@
     scores [B, K, G, S, T] = queries [B, K, G, S, D] keys [B, K, 1, D, T],   heads of query k*G + g
 
 MatMul with five axes, and Einsum whose result has five, become a product of four axes between two reshapes. Attention
-is then recognised in one way. Windows of an image that stand before the heads are folded into them likewise. Einsum of
-four axes whose keys or values are one head for all queries, without an axis for it, becomes MatMul:
+is then recognised in one way. Windows of an image that stand before the heads are folded into them likewise, and into
+rows where lengths say how many there are, as in the triangles of AlphaFold, [B, R, N, S, T]. Einsum of four axes whose
+keys or values are one head for all queries, without an axis for it, becomes MatMul:
 
     scores [B, N, S, T] = queries [B, N, S, D] keys [B, T, D]
 """
@@ -86,6 +87,8 @@ def matmul(call: Call) -> Sequence[ir.Value]:
     left, right = call.input(0), call.input(1)
     if left is None or right is None or {len(call.shape(left)), len(call.shape(right))} != {5}:
         raise Unexpanded("its operands don't have five axes")
+    if any(call.varies(value, 1) for value in (left, right)):
+        return [_of_more_rows(call, left, right)]
     for value in (left, right):
         call.check_fixed(value, 1, 2)
     return [_product(call, (left, call.shape(left)), (right, call.shape(right)))]
@@ -166,6 +169,23 @@ def _product(call: Call, left: tuple[ir.Value, Sequence[int]], right: tuple[ir.V
         raise Unexpanded("its operands have different rows")
     product = nodes.one("MatMul", *(_folded(call, *operand, heads) for operand in (left, right)))
     return _reshaped(call, product, heads, 2)
+
+
+def _of_more_rows(call: Call, left: ir.Value, right: ir.Value) -> ir.Value:
+    """The product of operands [B, R, N, ...] whose second axis is as long as inputs say: rows of a table, or blocks of
+    tokens, which are rows as those of the first one."""
+    nodes, shapes = call.nodes, (call.shape(left), call.shape(right))
+    if shapes[0][:3] != shapes[1][:3]:
+        raise Unexpanded("its operands have different rows")
+    heads = call.size(left, 2)
+    call.check_fixed(right, 2)
+    operands = (
+        nodes.one("Reshape", one, nodes.one("Concat", nodes.constant([-1, heads]), nodes.length(one, 3, 5), axis=0))
+        for one in (left, right)
+    )
+    product = nodes.one("MatMul", *operands)
+    lengths = nodes.length(left, 0, 2), nodes.constant([heads]), nodes.length(product, 2, 4)
+    return nodes.one("Reshape", product, nodes.one("Concat", *lengths, axis=0))
 
 
 def _folded(call: Call, value: ir.Value, shape: Sequence[int], heads: Sequence[int]) -> ir.Value:

@@ -192,12 +192,16 @@ class BiasWriter:
         whole = images is not None and all(
             one in (ONE, most) for one, most in zip(own[:2], (images, windows), strict=True)
         )
-        if not windows.is_fixed or not whole:
+        if not whole:
             raise LengthsApart("lengths decide how many rows its mask or bias has.")
-        count = nodes.one("Div", nodes.length(q, 0), nodes.constant([windows.number]))
-        target = nodes.one("Concat", count, nodes.constant([windows.number, 1, 1, 1]), axis=0)
-        last = nodes.length(value, 2, 5)
-        merged = nodes.one("Concat", nodes.constant([-1]), last, axis=0)
+        if own[:2] == (ONE, ONE):
+            return nodes.one("Squeeze", value, nodes.constant([1])), _extent(ONE, *own[2:])
+        # one of the two axes has its whole length here, or a number that is known
+        at = 1 if windows.is_fixed or own[1] == windows else 0
+        length = nodes.constant([windows.number]) if windows.is_fixed else nodes.length(value, at)
+        other = nodes.one("Div", nodes.length(q, 0), nodes.one("Max", length, nodes.constant([1])))
+        target = nodes.one("Concat", *([other, length] if at else [length, other]), nodes.constant([1, 1, 1]), axis=0)
+        merged = nodes.one("Concat", nodes.constant([-1]), nodes.length(value, 2, 5), axis=0)
         return nodes.one("Reshape", nodes.one("Expand", value, target), merged), _extent(sizes.q.rows, *own[2:])
 
 

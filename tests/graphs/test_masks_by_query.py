@@ -39,6 +39,17 @@ CASES = {
         "y = Attention<q_num_heads = 4, kv_num_heads = 4>(x, past_values, past_values, mask)",
         ("input", [], ["input_pos"]),
     ),
+    "of a table that ends, before keys of unknown places": (
+        "float[batch, cached, 32] self_keys",
+        "size = Constant<value_ints = [16, 16]>() none = ConstantOfShape<value = float[1] {-1e9}>(size) "
+        "one = Constant<value_int = 1>() table = Trilu<upper = 1>(none, one) "
+        "first = Shape<start = 1, end = 2>(self_keys) length = Shape<start = 1, end = 2>(x) last = Add(first, length) "
+        "rows = Constant<value_ints = [0]>() columns = Constant<value_ints = [1]>() "
+        "queries = Slice(table, first, last, rows) mask = Slice(queries, rows, last, columns) "
+        "keys = Concat<axis = 1>(self_keys, x) "
+        "y = Attention<q_num_heads = 4, kv_num_heads = 4>(x, keys, keys, mask)",
+        ("other", [], None),
+    ),
     "that hides nothing": (
         "float[batch, 1, seq, seq] mask",
         "zero = Constant<value_float = 0.0>() none = Mul(mask, zero) "

@@ -138,6 +138,8 @@ def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:
 
 
 def _fits(one: Logits, kind: str, size: int | None) -> bool:
+    if kind != "none" and one.keys is None:  # keys beside those of the row, whose places are not known
+        return False
     return bool((one.seen == _visible(one, kind, size)).all())
 
 

@@ -156,6 +156,43 @@ def tril(g: Graph) -> str:
     return g.op("Slice", table, g.constant([0, 0]), g.op("Concat", many(g), many(g), axis=0), g.constant([0, 1]))
 
 
+def triu(g: Graph) -> str:
+    """True where a key is hidden, of a longer table."""
+    if "hidden" not in {one.name for one in g.weights}:
+        g.weight("hidden", np.triu(np.ones((64, 64), bool), 1))
+    return g.op("Slice", "hidden", g.constant([0, 0]), g.op("Concat", many(g), many(g), axis=0), g.constant([0, 1]))
+
+
+def is_padding(g: Graph) -> str:
+    """bool [B, 1, 1, T], as `mask.eq(0)`."""
+    return g.op("Unsqueeze", g.op("Equal", "attention_mask", g.constant(0)), g.constant([1, 2]))
+
+
+def filled(mask: Mask, fill: float) -> Callable[[Graph, str], str]:
+    """masked_fill: a number where the mask is true."""
+    return lambda g, values: g.op("Where", mask(g), g.constant(fill, np.float32), values)
+
+
+@pytest.mark.parametrize(
+    ("scores", "weights", "hides"),
+    [
+        (triu, triu, True),
+        (is_padding, is_padding, True),
+        (either(triu, is_padding), either(triu, is_padding), True),
+        (either(triu, is_padding), is_padding, True),
+        (is_padding, triu, False),
+        (both(triu, is_padding), is_padding, False),
+    ],
+)
+def test_masks_that_are_true_where_keys_are_hidden(scores: Mask, weights: Mask, hides: bool) -> None:
+    model = model_of(scores=filled(scores, -1e9), weights=filled(weights, 0.0))
+    done, proto = rewritten_model(model, form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN if hides else KEPT]
+    arrays = arrays_for(model, 12)
+    expected, actual = (run(one, arrays)["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
 def number(mask: Mask) -> Mask:
     return lambda g: g.op("Cast", mask(g), to=TensorProto.FLOAT)
 

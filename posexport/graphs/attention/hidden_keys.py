@@ -99,8 +99,8 @@ def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
             sources = [source for source in node.inputs if source is not None]
         elif node is not None and node.inputs[0] is not None and _keeps_truths(probe, node, truth):
             sources = [node.inputs[0]]
-        elif _are_zeros_and_ones(probe, one) and not truth:
-            leaves.append(_Leaf(value=one, zero_if=False))
+        elif _are_zeros_and_ones(probe, one):
+            leaves.append(_Leaf(value=one, zero_if=truth))
             continue
         else:
             return []

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from posexport.artifact import onnx_file
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.graph_writer import copy_graph, write_graph
+from posexport.artifact.loaded import check_manifest
 from posexport.artifact.manifest import manifest_path, tensors_of
 from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
@@ -49,10 +50,12 @@ def rewrite_into(
 ) -> RewriteResult:
     """Rewrite the ONNX file at `path` for `target`, whose files are written into `folder` under their names.
 
-    RequestError for a file, an option or a target that can't be used; `folder` is then empty.
+    RequestError for a file, an option or a target that can't be used, and for a file that is not what its manifest
+    says; `folder` is then empty.
     """
     progress("reading the file")
     graph = read_mapped(path)
+    check_manifest(graph)
     for name in graph.external_files():
         protect(graph.path.with_name(name))
     for place in (target, onnx_file.data_path(target), manifest_path(target)):

@@ -19,7 +19,9 @@ from posexport.artifact.graph_file import read_graph
 from posexport.artifact.loaded import contradictions
 from posexport.artifact.manifest import OnnxManifest, read_manifest_of
 from posexport.artifact.onnx_artifact import write_onnx
+from posexport.errors import RequestError
 from posexport.export.modules import export_any
+from posexport.verify.graph.subject import read_file, read_subject
 
 
 class Attention(nn.Module):
@@ -126,12 +128,22 @@ def test_every_command_notices(made: dict[str, Path], tmp_path: Path) -> None:
     looked = cli("inspect", path)
     assert looked.exit_code == 0
     assert said in looked.output
-    for command in (("compile", path, "-o", tmp_path / "x.plan"), ("package", path, "--triton", "-o", tmp_path / "p")):
-        done = cli(*command)
+    for command, output in (("compile", "x.plan"), ("package --triton", "p"), ("rewrite", "y.onnx")):
+        done = cli(*command.split(), path, "-o", tmp_path / output)
         assert done.exit_code == 2, done.output
         assert said in done.output
-    assert not (tmp_path / "x.plan").exists()
-    assert not (tmp_path / "p").exists()
+        assert not (tmp_path / output).exists()
+
+
+@pytest.mark.parametrize("text", ["{bad", "[]", '{"sha256": 1}', "folder"])
+def test_a_manifest_that_cannot_be_used_is_refused_beside_both_files(text: str, tmp_path: Path) -> None:
+    path = foreign(tmp_path / "x.onnx")
+    if text == "folder":
+        (tmp_path / "x.onnx.json").mkdir()
+    else:
+        (tmp_path / "x.onnx.json").write_text(text)
+    with pytest.raises(RequestError, match=r"the manifest .*x\.onnx\.json' can't be"):
+        read_subject(read_file(path))
 
 
 @pytest.mark.sampled(2)

@@ -11,18 +11,15 @@ import attrs
 import onnx
 import onnx_ir as ir
 
-from posexport.artifact.authenticity import AS_MANIFEST, NO_MANIFEST
+from posexport.artifact.authenticity import weights_of
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.loaded import check_manifest
-from posexport.artifact.manifest import changed, manifest_path
 from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.signing import TrustedKey, untrusted
-from posexport.errors import MismatchError, Reason, RequestError
-from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.errors import Reason, RequestError
 from posexport.graphs.load import ir_of
 from posexport.graphs.node_arguments import ROUNDING
 from posexport.graphs.roles import Role, roles_of, values_of_model
-from posexport.jsondata import parse_json
 from posexport.runtimes.wide_outputs import widths
 from posexport.spec.contract import Values
 
@@ -176,15 +173,6 @@ def _foreign_domains(model: ir.Model) -> tuple[str, ...]:
 
 
 def _weights(graph: GraphFile) -> Reason:
-    """What is known of the weights; MismatchError where a manifest beside the file has another sha256."""
-    file = manifest_path(graph.path)
-    if not file.is_file():
-        return Reason(NO_MANIFEST, "not checked, no manifest")
-    data = parse_json(read_bytes(file, TEXT_LIMIT))
-    known = data if isinstance(data, Mapping) else {}
-    if "sha256" not in known:  # a file of that name that is no manifest
-        return Reason(NO_MANIFEST, "not checked, no manifest")
-    if known["sha256"] != graph.sha256:
-        raise MismatchError(graph.path, changed(graph.path), sha256=graph.sha256)
-    check_manifest(graph)
-    return Reason(AS_MANIFEST, "as its manifest says")
+    """What is known of the weights; RequestError where the manifest beside the file can't be used, MismatchError where
+    it describes another file."""
+    return weights_of(check_manifest(graph), mismatch=None)

@@ -37,7 +37,7 @@ def write_graph(
     onnx_file.check_room(path.parent, size)
     outside = inner or any(_lies_elsewhere(tensor, source) for tensor in weights.values())
     if not outside and size < external_from:
-        return {path.name: files.write(path, lambda file: onnx_file.write_inline(model, file))}
+        return {path.name: files.write(path, lambda file: onnx_file.write_inline(model, file, proto))}
     tensors = [onnx_file.external_tensor(proto, name, tensor) for name, tensor in weights.items()]
     return onnx_file.write_with_data(proto, [*tensors, *inner], path, files)
 
@@ -49,6 +49,8 @@ def copy_graph(graph: GraphFile, path: Path, files: Staged) -> dict[str, str]:
         proto.CopyFrom(graph.model)
         tensors = _within(proto, graph.path)
         onnx_file.check_room(path.parent, sum(each.length for each in tensors))
+        if not tensors:  # all are small, and in the message now
+            return {path.name: files.write(path, lambda file: file.write(proto.SerializeToString(deterministic=True)))}
         return onnx_file.write_with_data(proto, tensors, path, files)
     whole = ByteRange(path=graph.path, offset=0, length=graph.path.stat().st_size)
     onnx_file.check_room(path.parent, whole.length)

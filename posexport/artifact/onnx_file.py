@@ -115,9 +115,9 @@ def check(model: ir.Model) -> None:
     onnx.checker.check_model(proto, full_check=True)
 
 
-def write_inline(model: ir.Model, file: HashingFile) -> None:
-    """Write the model with its weights inside."""
-    proto = skeleton(model)
+def write_inline(model: ir.Model, file: HashingFile, proto: onnx.ModelProto | None = None) -> None:
+    """Write the model with its weights inside; `proto` is its skeleton, which is used up."""
+    proto = skeleton(model) if proto is None else proto
     graph = proto.graph.SerializeToString(deterministic=True)
     proto.ClearField("graph")
     parts = []

@@ -131,6 +131,28 @@ def test_every_tensor_keeps_its_bytes(tmp_path: Path, how: str, write: str) -> N
     ] == "kept"
 
 
+@pytest.mark.parametrize("write", ["write", "copy"])
+def test_small_weights_alone_come_from_external_data_into_the_file(tmp_path: Path, write: str) -> None:
+    source, out = tmp_path / "in.onnx", tmp_path / "elsewhere" / "out.onnx"
+    out.parent.mkdir()
+    graph = graph_of_everything()
+    del graph.graph.initializer[:], graph.graph.node[:2]
+    graph.graph.initializer.append(numpy_helper.from_array(np.float32([2]), "scale"))
+    graph.graph.node[0].input[0] = "x"
+    del graph.graph.output[1], graph.graph.input[1]
+    onnx.save(graph, source, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    before = bits(source)
+    with staged() as files:
+        if write == "copy":
+            hashes = copy_graph(read_graph(source), out, files)
+        else:
+            hashes = write_graph(load_model(source), source, out, files)
+    (tmp_path / "weights.bin").unlink()
+    assert [*hashes] == [file.name for file in out.parent.iterdir()] == ["out.onnx"]
+    assert bits(out) == before
+    assert len(before) == 1
+
+
 @pytest.mark.parametrize("how", ["inline", "one", "many"])
 def test_a_written_file_is_copied_and_written_to_the_same_bytes(tmp_path: Path, how: str) -> None:
     source = saved(tmp_path, how)

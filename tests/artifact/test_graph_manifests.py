@@ -11,15 +11,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from helpers import cli
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from posexport.artifact.graph_file import read_graph
 from posexport.artifact.loaded import contradictions
-from posexport.artifact.manifest import OnnxManifest, read_manifest_of
+from posexport.artifact.manifest import OnnxManifest, read_manifest_of, write_manifest
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.errors import RequestError
+from posexport.artifact.signing import SigningKey
+from posexport.errors import MismatchError, RequestError
 from posexport.export.modules import export_any
 from posexport.verify.graph.subject import read_file, read_subject
 
@@ -133,6 +135,22 @@ def test_every_command_notices(made: dict[str, Path], tmp_path: Path) -> None:
         assert done.exit_code == 2, done.output
         assert said in done.output
         assert not (tmp_path / output).exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_without_a_spec_can_be_trusted(name: str, made: dict[str, Path], tmp_path: Path) -> None:
+    key, other = (SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([seed] * 32))) for seed in (1, 2))
+    path = Path(shutil.copy(made[name], tmp_path / made[name].name))
+    for data_file in made[name].parent.glob("*.bin"):
+        shutil.copy(data_file, tmp_path)
+    graph, manifest = read_file(path), read_manifest_of(OnnxManifest, made[name])
+    with pytest.raises(MismatchError, match="nobody signed it"):
+        read_subject(graph, (key.trusted(),))
+    assert manifest is not None
+    write_manifest(path, manifest, key)
+    assert [read_subject(graph, each).signature.code for each in ((key.trusted(),), ())] == ["trusted", "unchecked"]
+    with pytest.raises(MismatchError, match="none of the trusted keys"):
+        read_subject(graph, (other.trusted(),))
 
 
 @pytest.mark.parametrize("text", ["{bad", "[]", '{"sha256": 1}', "folder"])

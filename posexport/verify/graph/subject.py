@@ -11,11 +11,11 @@ import attrs
 import onnx
 import onnx_ir as ir
 
-from posexport.artifact.authenticity import weights_of
+from posexport.artifact.authenticity import signature_of, weights_of
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.loaded import check_manifest
 from posexport.artifact.mapped_file import read_mapped
-from posexport.artifact.signing import TrustedKey, untrusted
+from posexport.artifact.signing import TrustedKey
 from posexport.errors import Reason, RequestError
 from posexport.graphs.load import ir_of
 from posexport.graphs.node_arguments import ROUNDING
@@ -54,6 +54,7 @@ class GraphSubject:
     inputs: Values
     outputs: Values
     weights: Reason
+    signature: Reason
 
     @property
     def path(self) -> Path:
@@ -80,10 +81,9 @@ class GraphSubject:
 
 
 def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphSubject:
-    """What verify needs of a file; MismatchError where a manifest beside it describes another one, or where it must be
-    signed: files that posexport didn't write have no signature."""
-    if trusted:
-        raise untrusted(graph.path, "it is no artifact of posexport, so nobody signed it")
+    """What verify needs of a file; RequestError where the manifest beside it can't be used, MismatchError where that
+    describes another file, or where none of the `trusted` keys signed it."""
+    manifest = check_manifest(graph, trusted)
     model = ir_of(graph)
     tensors = list(_tensors(graph.model))
     inputs = values_of_model(value for value in model.graph.inputs if not value.is_initializer())
@@ -99,7 +99,8 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
         bounded={str(value.name): kind for value in model.graph.outputs if (kind := _bounded_by(value))},
         inputs=inputs,
         outputs=values_of_model(model.graph.outputs),
-        weights=_weights(graph),
+        weights=weights_of(manifest, mismatch=None),
+        signature=signature_of(manifest, bool(trusted)),
     )
 
 
@@ -170,9 +171,3 @@ def _foreign_domains(model: ir.Model) -> tuple[str, ...]:
     used = {node.domain for node in model.graph.all_nodes()}
     used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}
     return tuple(sorted(used - own - set(STANDARD)))
-
-
-def _weights(graph: GraphFile) -> Reason:
-    """What is known of the weights; RequestError where the manifest beside the file can't be used, MismatchError where
-    it describes another file."""
-    return weights_of(check_manifest(graph), mismatch=None)

@@ -81,6 +81,7 @@ def make_graph_job(
             trained_length=own.decodes,
             seed=request.seed,
             tolerance=overrides.tolerance,
+            trusted=trusted,
         )
     return GraphJob(
         subject=subject,
@@ -119,15 +120,17 @@ def _cases(
     return drawn_cases(roles, seed, request.reach, request.more, corners, own.length)
 
 
-def _greedy_check(*, subject: GraphSubject, roles: Mapping[str, Role], module: str, **given: Any) -> GreedyCheck | None:
-    """The check of a decoder's tokens, None for a file that makes none."""
+def _greedy_check(
+    *, subject: GraphSubject, roles: Mapping[str, Role], module: str, trusted: Sequence[TrustedKey], **given: Any
+) -> GreedyCheck | None:
+    """The check of a decoder's tokens, None for a file that makes none; the encoder beside it must be signed too."""
     given |= {"subject": subject, "roles": roles, "module": module}
     if roles and is_decoder(subject):
         return GreedyCheck(**given)
     if not roles or not reads_encoder(subject):
         return None
     path = encoder_beside(subject.path)
-    encoder = None if path is None else read_subject(read_file(path))
+    encoder = None if path is None else read_subject(read_file(path), trusted)
     return TranslationCheck(encoder=encoder, begin=start_tokens(Path(module)), **given)
 
 

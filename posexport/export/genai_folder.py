@@ -101,6 +101,11 @@ def package_genai(
     config = _config(path, served, gpu)
     beside = {name: path.with_name(name) for name in tokens.FILES if path.with_name(name).is_file()}
     texts = {name: read_bytes(file, TEXT_LIMIT) for name, file in beside.items()}
+    if taken := served.files.keys() & {CONFIG, *texts}:
+        raise RequestError(
+            f"{str(path)!r} keeps weights in {min(taken)!r}, which onnxruntime-genai reads as another file: write it "
+            "anew with 'posexport rewrite'."
+        )
     hashes: dict[str, str] = {}
 
     def fill(made: Path) -> None:

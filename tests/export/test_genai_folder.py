@@ -264,6 +264,15 @@ def test_what_is_no_decoder_is_refused(old: str, new: str, said: str, decoder: P
     assert not (tmp_path / "packaged").exists()
 
 
+@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json", "model.onnx.json.sig"])
+def test_weights_under_the_name_of_another_file_are_refused(name: str, decoder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "decoder.onnx"
+    onnx.save(onnx.load(decoder), path, save_as_external_data=True, location=name)
+    (tmp_path / "config.json").write_bytes(decoder.with_name("config.json").read_bytes())
+    refused(cli("package", path, "--genai", "-o", tmp_path / "packaged"), f"keeps weights in '{name}'")
+    assert not (tmp_path / "packaged").exists()
+
+
 @pytest.mark.slow
 def test_a_model_without_caches_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     path = exported(checkpoint, tmp_path, "--kv-cache", "none")

@@ -11,6 +11,7 @@ import attrs
 
 from posexport.artifact.manifest import Manifest, manifest_path
 from posexport.artifact.profiles import ShapeProfiles
+from posexport.artifact.signing import signature_path
 from posexport.errors import Reason, RequestError
 from posexport.files import HashingFile
 from posexport.spec.contract import Values
@@ -60,8 +61,9 @@ def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple
             f"{str(graph.path)!r} keeps weights as external data in itself, which are not found under another name: "
             "write it anew with 'posexport rewrite'."
         )
+    manifest = manifest_path(Path(model))
     for name in graph.external_files():
-        if name in (model, manifest_path(Path(model)).name):
+        if name in (model, manifest.name, signature_path(manifest).name):
             raise RequestError(
                 f"{str(graph.path)!r} keeps weights in {name!r}, a name that Triton reserves: export it again."
             )

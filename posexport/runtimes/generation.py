@@ -39,6 +39,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 """The dtypes that inputs may have, by ONNX Runtime's names."""
 
+_LOGITS, _CACHE = ["batch", "sequence", "vocabulary"], ["batch", "heads", "tokens", "size"]
+"""The axes of logits, and of a cache of keys or values."""
+
 _NEEDED = ("input_ids", "attention_mask")
 """Inputs of a decoder that stands alone; that of an encoder-decoder needs no mask, as its rows begin alike."""
 
@@ -120,10 +123,13 @@ class Decoder:
         for value in (*(self._inputs[name] for name in self._present), outputs["logits"]):
             if value.type not in DTYPES:
                 raise RequestError(f"{shown(value.name)} is {value.type}: give a decoder in fp32 or fp16.")
-        width = outputs["logits"].shape[-1]
-        self.vocabulary: int | None = width if isinstance(width, int) else None
         # others are states of a fixed size, and each step returns the new ones
         self._grow = [name for name in self._present if name.endswith((".key", ".value"))]
+        for value, axes in ((outputs["logits"], _LOGITS), *((self._inputs[name], _CACHE) for name in self._grow)):
+            if len(value.shape) != len(axes):
+                raise RequestError(f"{shown(value.name)} has the shape {value.shape}: it must be {axes}.")
+        width = outputs["logits"].shape[-1]
+        self.vocabulary: int | None = width if isinstance(width, int) else None
         lengths = [self._inputs[name].shape[2] for name in self._grow]
         self._has_buffers = any(length == BUFFER or isinstance(length, int) for length in lengths)
         self._capacity = min((length for length in lengths if isinstance(length, int)), default=None)
@@ -174,7 +180,10 @@ class Decoder:
                 f"prompt and new tokens reach position {last}, and the model has the positions 0 to "
                 f"{self._trained_length - 1} only: give a shorter prompt, or a smaller --max-new-tokens."
             ) from None
-        logits: Array = results["logits"].numpy()[:, -1].astype(np.float32)
+        found: Array = results["logits"].numpy()
+        if found.ndim != len(_LOGITS) or len(found) != len(input_ids) or 0 in found.shape:
+            raise RequestError(f"the logits of {len(input_ids)} rows have the shape {[*found.shape]}: export it again.")
+        logits: Array = found[:, -1].astype(np.float32)
         if not (logits < np.inf).all():
             raise RequestError(
                 "the logits are NaN or infinity, so no token is the likeliest: see what `posexport verify` says."

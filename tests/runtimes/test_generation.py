@@ -193,7 +193,7 @@ def test_logits_of_infinity_are_no_answer(temperature: float, tmp_path: Path) ->
     model = onnx.load(path)
     model.graph.initializer[0].CopyFrom(helper.make_tensor("zero", 1, (1, 1, 1, 2), [1.0, np.inf]))
     onnx.save(model, path)
-    assert refusal(path, temperature=temperature).startswith("the logits are NaN or infinity")
+    assert refusal(path, prompts=[[3, 4]], temperature=temperature).startswith("the logits are NaN or infinity")
 
 
 def test_buffers_are_used_to_their_last_slot(tmp_path: Path) -> None:
@@ -297,6 +297,8 @@ NO_DECODERS: dict[str, tuple[dict[str, Any], str]] = {
     "no present": ({"lacking": "present.0.key"}, "the file has no output 'present.0.key'"),
     "bfloat16": ({"kind": 16}, "is tensor(bfloat16): give a decoder in fp32 or fp16"),
     "unknown heads": ({"cache": ("batch", "heads", "past", 4)}, "heads and their size must be numbers"),
+    "caches of two axes": ({"cache": ("batch", 4)}, "['batch', 4]: it must be ['batch', 'heads', 'tokens', 'size']"),
+    "logits of one row": ({}, "the logits of 3 rows have the shape [1, 1, 1]"),
     "small buffers": ({"cache": ("batch", 2, 16, 4)}, "are 30 together, and the caches have room for 16"),
 }
 

@@ -112,7 +112,7 @@ def _least_width(column: Sequence[Sequence[str]]) -> int:
     """The width that holds each word of the header, and each number."""
     (header,), cells = column[0], column[1:]
     numbers = (line for cell in cells for line in cell if line[:1].isdigit() and " " not in line)
-    return max(6, *map(len, header.split()), *map(len, numbers))
+    return max([6, *map(len, header.split()), *map(len, numbers)])
 
 
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:

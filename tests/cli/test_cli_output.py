@@ -77,6 +77,11 @@ def test_a_table_is_aligned_and_folded(capsys: pytest.CaptureFixture[str]) -> No
     assert rows[3:] == [" " * 15 + "x" * 36, ""]
 
 
+def test_a_wide_table_may_have_a_column_without_words(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table("Title", ("", "tensor"), [("input", "x" * 300)])
+    assert capsys.readouterr().out.count("x") == 300
+
+
 @pytest.mark.parametrize("columns", [40, 80, 100])
 def test_numbers_are_never_folded_and_empty_columns_go_first(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

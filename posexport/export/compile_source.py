@@ -77,6 +77,7 @@ def compile_source(
         if roles:
             raise RequestError("--input was given with an artifact of posexport, whose inputs are known: drop it.")
         return CompileSource(graph=loaded.source, manifest=loaded.manifest)
+    graph.check_ends()
     manifest = check_manifest(graph, trusted)
     found = inspect_graph(graph, roles, progress)
     inputs = {name: shape for name, (shape, _) in graph.inputs().items()}

@@ -55,6 +55,7 @@ def rewrite_into(
     """
     progress("reading the file")
     graph = read_mapped(path)
+    graph.check_ends()
     check_manifest(graph)
     for name in graph.external_files():
         protect(graph.path.with_name(name))

@@ -76,6 +76,16 @@ def test_the_rest_stays(form: str, tmp_path: Path) -> None:
     assert "o_proj" in " ".join(kept)
 
 
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_a_graph_that_takes_or_gives_nothing_is_refused(kind: str, tmp_path: Path) -> None:
+    path = helpers.saved(tmp_path)
+    model = onnx.load(path)
+    model.graph.ClearField(kind)
+    onnx.save(model, path)
+    with pytest.raises(RequestError, match=f"has no {kind}s: export it with some"):
+        helpers.rewritten(path, tmp_path / "out.onnx")
+
+
 def test_records_have_the_keys_and_the_evidence(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     result = helpers.rewritten(path, tmp_path / "out.onnx", form="native")

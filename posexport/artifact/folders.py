@@ -36,8 +36,8 @@ def walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> 
             for entry in itertools.islice(found, left + 1):
                 left -= 1
                 below = place / entry.name
-                (entries.folders if below.is_dir() else entries.files).append(entry.name)
-                if entry.is_dir(follow_symlinks=False) and enters(below):
+                (entries.folders if _is_folder(entry) else entries.files).append(entry.name)
+                if _is_folder(entry, links=False) and enters(below):
                     inside.append(below)
         if left < 0:
             raise RequestError(
@@ -45,6 +45,15 @@ def walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> 
             )
         waiting += reversed(inside)
         yield entries
+
+
+def _is_folder(entry: os.DirEntry[str], links: bool = True) -> bool:
+    """Whether an entry is a folder, or with `links` leads to one; not where the system can't tell, as of a link to a
+    place that may not be read: it must not hide those after it."""
+    try:
+        return entry.is_dir(follow_symlinks=links)
+    except OSError:
+        return False
 
 
 def files_below(folder: Path) -> list[Path]:

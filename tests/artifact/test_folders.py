@@ -39,6 +39,14 @@ def test_files_are_found_at_any_depth_once_and_in_order(tmp_path: Path) -> None:
     assert (sorted(inside.folders), inside.files) == ([".hidden", "circle", "z"], ["b.onnx"])
 
 
+def test_links_that_cannot_be_followed_hide_nothing(tmp_path: Path) -> None:
+    """Such as to a place that may not be read; names that are too long are an error for every user."""
+    names = [f"{number}.{kind}" for number in range(6) for kind in ("link", "onnx")]
+    for name in names:
+        (tmp_path / name).symlink_to("x" * 300) if name.endswith("link") else (tmp_path / name).touch()
+    assert [path.name for path in files_below(tmp_path)] == names
+
+
 def test_a_folder_that_is_a_link_is_searched_itself(tmp_path: Path) -> None:
     _tree(tmp_path, "real/a.onnx")
     (tmp_path / "link").symlink_to("real")

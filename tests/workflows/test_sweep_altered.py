@@ -141,6 +141,14 @@ def test_external_data_outside_of_its_folder_does_not(tmp_path: Path) -> None:
         assert [file.name for file in Hashes().artifact(inside / "a.onnx")] == ["a.onnx"]
 
 
+@pytest.mark.parametrize("ending", ["json", "json.sig"])
+def test_a_manifest_that_is_no_file_is_refused(ending: str, tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").touch()
+    (tmp_path / f"a.onnx.{ending}").symlink_to("nowhere")
+    with pytest.raises(RequestError, match=f"a.onnx.{ending}' is not there"):
+        Hashes().artifact(tmp_path / "a.onnx")
+
+
 def test_a_label_that_is_not_utf8_is_given_to_ray_as_text() -> None:
     """On a stand-in: Ray takes UTF-8 only."""
     cluster = Cluster.__new__(Cluster)

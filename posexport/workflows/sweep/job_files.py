@@ -50,7 +50,7 @@ def _companions(path: Path) -> Iterator[Path]:
         if file.is_file() and real_path(file).parent == home:  # weights that a link takes from elsewhere are refused
             yield file
     for file in map(path.with_name, (f"{path.name}.json", f"{path.name}.json.sig")):
-        if file.is_file():
+        if os.path.lexists(file):  # one that is no file is refused: without it the job would pass as without a manifest
             yield file
     if path.suffix == ".plan":
         with contextlib.suppress(RequestError):

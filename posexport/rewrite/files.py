@@ -91,7 +91,19 @@ def rewrite_into(
             hashes = write_graph(rewritten.model, graph.path, place, files)
         else:
             hashes = copy_graph(graph, place, files)
+    _check_written(place, target)
     return _result(graph, rewritten, whole, hashes, options, own, records)
+
+
+def _check_written(place: Path, target: Path) -> None:
+    """RequestError where the file at `place`, for `target`, can't be read: no runtime would be tried with it then."""
+    try:
+        read_mapped(place)
+    except RequestError as error:
+        text = str(error).replace(str(place), str(target)).rstrip(".")
+        raise RequestError(
+            f"the new file would not be sound, which is posexport's fault: please report it ({text})."
+        ) from None
 
 
 def exact_into(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> None:

@@ -86,6 +86,17 @@ def test_a_graph_that_takes_or_gives_nothing_is_refused(kind: str, tmp_path: Pat
         helpers.rewritten(path, tmp_path / "out.onnx")
 
 
+def test_a_file_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(model: Any, source: Path, path: Path, staged: Any) -> dict[str, str]:
+        return {path.name: staged.write(path, lambda file: file.write(source.read_bytes()[:-9]))}
+
+    monkeypatch.setattr(files, "write_graph", faulty)
+    path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
+    with pytest.raises(RequestError, match=r"the new file would not be sound.*out\.onnx' is not an ONNX file"):
+        helpers.rewritten(path, out, form="native")
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
 def test_records_have_the_keys_and_the_evidence(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, small_graphs.decoder(layers=2))
     result = helpers.rewritten(path, tmp_path / "out.onnx", form="native")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import onnx
 import pytest
 from graph_files import one_layer
@@ -18,14 +19,14 @@ from test_tune import OPTIONS, World
 
 from posexport.artifact.graph_file import read_graph
 from posexport.artifact.loaded import load_sound
-from posexport.artifact.manifest import OnnxManifest, WeightSource, read_manifest_of
+from posexport.artifact.manifest import OnnxManifest, WeightSource, read_manifest_of, write_manifest
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench.scenarios import Scenario
 from posexport.bench.timed_graph import timed_graph
 from posexport.bench.tune import publish
 from posexport.bench.tune import search as stage
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.file_programs import FilePrograms, TunedFile
+from posexport.bench.tune.file_programs import FilePrograms, TunedFile, _copied
 from posexport.bench.tune.file_request import usual_scenario
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.search import tune
@@ -285,6 +286,22 @@ def test_what_cannot_be_tuned_is_one_sentence(
     refused(cli("tune", *options), WRONG[options])
     left = {path.name for path in tmp_path.iterdir()}
     assert left <= {"decoder.onnx", "plain.onnx", "block.plan", ".posexport-tune"}
+
+
+@pytest.mark.parametrize("change", ["manifest", "inputs"])
+def test_a_file_of_which_no_manifest_would_be_true_is_not_tuned(change: str, files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plain.onnx"
+    model = onnx.load(files / "plain.onnx")
+    if change == "inputs":
+        model.graph.ClearField("input")
+    onnx.save(model, path)
+    said = "has no inputs"
+    if change == "manifest":
+        manifest = _copied(read_graph(path), tmp_path / "copy.onnx", None)
+        said = "is not the one that its manifest plain.onnx.json describes"
+        write_manifest(path, attrs.evolve(manifest, sha256="0" * 64))
+    refused(cli("tune", path, "-o", tmp_path / "out.onnx"), said)
+    assert not (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.slow

@@ -42,9 +42,11 @@ class FileTuneRequest:
     ) -> Result:
         """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`.
 
-        What is written is signed with a `key`. RequestError for a file that can't be tuned.
+        What is written is signed with a `key`. RequestError for a file that can't be tuned, or is not what its manifest
+        says.
         """
         from posexport.artifact.graph_file import read_graph
+        from posexport.artifact.loaded import check_manifest
         from posexport.bench.timed_graph import timed_graph
         from posexport.bench.tune.fact_cache import Store
         from posexport.bench.tune.file_programs import TunedFile
@@ -53,7 +55,10 @@ class FileTuneRequest:
 
         check_there(self.runtime)
         progress(f"reading {self.file.name}")
-        graph = timed_graph(read_graph(self.file), self.roles)
+        file = read_graph(self.file)
+        file.check_ends()
+        check_manifest(file)
+        graph = timed_graph(file, self.roles)
         with located(repr(str(self.file))):
             check_given(self.roles, graph.inputs)
         scenario = usual_scenario(graph) if self.scenario is None else self.scenario

@@ -156,8 +156,8 @@ class GraphJob:
                 f"{str(self.path)!r} can't be evaluated on the inputs {self.cases[index].name!r} "
                 f"({why.text.rstrip('.')}): give inputs that it takes."
             )
-        subject = self.subject
-        known = {"sha256": subject.graph.sha256, "weights": subject.weights, "signature": subject.signature}
+        known: dict[str, Any] = {"sha256": self.subject.graph.sha256, "reference": reference}
+        known |= {"weights": self.subject.weights, "signature": self.subject.signature}
         verdicts = []
         for name, row in self.runtimes.items():
             step(f"running {self.path.name} on {name}")
@@ -166,7 +166,7 @@ class GraphJob:
             if self.greedy is not None and verdict.state != NOT_RUN:
                 step(f"making tokens with {self.path.name} on {name}")
                 verdicts.append(self.greedy.verdict(row, verdict.state))
-        return [attrs.evolve(verdict, **known, reference=reference) for verdict in verdicts]
+        return [attrs.evolve(verdict, **known) for verdict in verdicts]
 
     def _try_other_sizes(self) -> None:
         """Where the graph takes none of the sizes that were drawn, though its inputs say that they vary, the first of

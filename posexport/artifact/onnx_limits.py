@@ -221,7 +221,11 @@ def check_graph(path: Path, model: onnx.ModelProto) -> None:
             "are taken: export it again."
         )
     if any(graph.sparse_initializer for graph in _graphs(model)):
-        raise RequestError(f"{str(path)!r} holds sparse tensors, which posexport doesn't read: export it again.")
+        raise _sparse(path)
+
+
+def _sparse(path: Path) -> RequestError:
+    return RequestError(f"{str(path)!r} holds sparse tensors, which posexport doesn't read: export it again.")
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
@@ -234,7 +238,7 @@ def _count(
     path: Path, holder: onnx.GraphProto | onnx.FunctionProto, functions: Collection[Function]
 ) -> tuple[int, Counter[Function]]:
     """The nodes of a graph or function that are operators, and how often it calls each function; RequestError for too
-    many of them, and for one whose results differ from run to run."""
+    many of them, for one that holds a sparse tensor, and for one whose results differ from run to run."""
     nodes, called = 0, Counter[Function]()
     modes = set[str]()
     for _, node in nodes_within(holder):
@@ -243,6 +247,8 @@ def _count(
         nodes += 1
         if nodes > MOST_NODES:
             raise RequestError(f"{str(path)!r} has more than {MOST_NODES:,} nodes, so it is not read: export it again.")
+        if any(one.HasField("sparse_tensor") or one.sparse_tensors for one in node.attribute):
+            raise _sparse(path)
         if node.domain in ("", "ai.onnx"):
             if node.op_type in RANDOM:
                 raise _random(path, node.op_type, "export it again")

@@ -239,6 +239,27 @@ def test_external_data_of_a_constant_stays_in_the_folder(hostile: Path, outside:
     check(hostile, "outside its own folder")
 
 
+@pytest.mark.parametrize("inside", ["graph", "branch", "function"])
+def test_sparse_tensors_of_nodes_are_refused(tmp_path: Path, inside: str) -> None:
+    """Runtimes read their external data too, which may lie anywhere."""
+    values = TensorProto(name="v", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    values.external_data.add(key="location", value="/etc/passwd")
+    node = helper.make_node("Constant", [], ["c"])
+    attribute = node.attribute.add(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR)
+    attribute.sparse_tensor.CopyFrom(onnx.SparseTensorProto(values=values, dims=[1]))
+    output = helper.make_tensor_value_info("c", TensorProto.FLOAT, [1])
+    nodes, functions = [node], []
+    if inside == "branch":
+        branch = helper.make_graph([node], "branch", [], [output])
+        nodes = [helper.make_node("If", ["x"], ["c"], then_branch=branch, else_branch=branch)]
+    if inside == "function":
+        nodes = [helper.make_node("F", [], ["c"], domain="own")]
+        functions = [helper.make_function("own", "F", [], ["c"], [node], [helper.make_opsetid("", 18)])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.BOOL, [])], [output])
+    onnx.save(helper.make_model(graph, functions=functions), tmp_path / "x.onnx")
+    refused(cli("inspect", tmp_path / "x.onnx"), "holds sparse tensors")
+
+
 def test_manifests(tmp_path: Path, whole: Path) -> None:
     path, manifest = tmp_path / "block.onnx", tmp_path / "block.onnx.json"
     path.write_bytes(whole.read_bytes())

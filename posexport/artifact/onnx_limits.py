@@ -181,8 +181,8 @@ RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 
 
 def check_graph(path: Path, model: onnx.ModelProto) -> None:
-    """RequestError for a graph that defines a weight twice, or has too many nodes once its functions are inlined, or
-    can't be."""
+    """RequestError for a graph that defines a weight twice, has too many nodes once its functions are inlined, or can't
+    be, and for a function with more than numbers and texts by default."""
     weights = Counter(tensor.name for tensor in model.graph.initializer)
     weights.update(name for node in model.graph.node for name in node.output if name in weights)
     twice = next((name for name, times in weights.items() if times > 1), None)
@@ -194,6 +194,12 @@ def check_graph(path: Path, model: onnx.ModelProto) -> None:
         if key in functions:
             raise RequestError(f"{str(path)!r} holds two functions {shown(function.name)}: export it again.")
         functions[key] = function
+        for attribute in function.attribute_proto:
+            if not _is_plain(attribute):
+                raise RequestError(
+                    f"{str(path)!r} holds a function {shown(function.name)} whose attribute {shown(attribute.name)} is "
+                    "a graph, a sparse tensor or data of another file by default: export it again."
+                )
     calls = {key: _count(path, function, functions.keys()) for key, function in functions.items()}
     try:
         order = list(TopologicalSorter({key: list(counts[1]) for key, counts in calls.items()}).static_order())
@@ -222,6 +228,13 @@ def check_graph(path: Path, model: onnx.ModelProto) -> None:
         )
     if any(graph.sparse_initializer for graph in _graphs(model)):
         raise _sparse(path)
+
+
+def _is_plain(attribute: onnx.AttributeProto) -> bool:
+    """Whether an attribute holds no graph, no sparse tensor and no data of other files."""
+    if attribute.HasField("g") or attribute.graphs or attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+        return False
+    return not any(tensor.external_data or tensor.data_location for tensor in (attribute.t, *attribute.tensors))
 
 
 def _sparse(path: Path) -> RequestError:

@@ -260,6 +260,29 @@ def test_sparse_tensors_of_nodes_are_refused(tmp_path: Path, inside: str) -> Non
     refused(cli("inspect", tmp_path / "x.onnx"), "holds sparse tensors")
 
 
+@pytest.mark.parametrize("kind", ["t", "tensors", "g", "sparse_tensor"])
+def test_defaults_of_functions_come_from_no_other_file(tmp_path: Path, kind: str) -> None:
+    tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    entries(location="/etc/passwd", offset="0", length="16")(tensor)
+    node = helper.make_node("Constant", [], ["c"])
+    node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR, ref_attr_name="default")
+    nodes = [node, helper.make_node("Add", ["a", "c"], ["b"])]
+    function = helper.make_function("own", "F", ["a"], ["b"], nodes, [helper.make_opsetid("", 18)])
+    default = function.attribute_proto.add(name="default", type=onnx.AttributeProto.TENSOR)
+    values = {
+        "t": tensor,
+        "tensors": tensor,
+        "g": helper.make_graph([helper.make_node("Constant", [], ["c"], value=tensor)], "g", [], []),
+        "sparse_tensor": onnx.SparseTensorProto(values=tensor),
+    }
+    field = getattr(default, kind)
+    (field.add() if kind == "tensors" else field).CopyFrom(values[kind])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("F", ["x"], ["y"], domain="own")], "g", [x], [y])
+    onnx.save(helper.make_model(graph, functions=[function]), tmp_path / "x.onnx")
+    refused(cli("inspect", tmp_path / "x.onnx"), "a function 'F' whose attribute 'default' is a graph")
+
+
 def test_manifests(tmp_path: Path, whole: Path) -> None:
     path, manifest = tmp_path / "block.onnx", tmp_path / "block.onnx.json"
     path.write_bytes(whole.read_bytes())

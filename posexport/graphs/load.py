@@ -39,9 +39,6 @@ def model_of(graph: GraphFile) -> ir.Model:
                 "copy of it."
             )
     model = ir_of(graph)
-    ir.external_data.set_base_dir(model.graph, graph.path.parent.absolute())
-    for function in model.functions.values():
-        ir.external_data.set_base_dir(function.graph, graph.path.parent.absolute())
     _settle_names(model)
     _sort(graph, model)
     return model
@@ -60,7 +57,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def ir_of(graph: GraphFile) -> ir.Model:
-    """The graph as onnx_ir has it; InvalidGraphError where it is none."""
+    """The graph as onnx_ir has it, its external data in the file's folder; InvalidGraphError where it is none."""
     try:
         with without_warnings():
             model = ir.from_proto(graph.model)
@@ -76,6 +73,8 @@ def ir_of(graph: GraphFile) -> ir.Model:
             f"{str(graph.path)!r} holds no valid graph, no node, input or weight gives {shown(lacking.name)}: export "
             "it again."
         )
+    for holder in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(holder, graph.path.parent.absolute())
     return model
 
 
@@ -216,7 +215,5 @@ def model_at(path: Path) -> ir.Model:
     key = (str(path), status.st_mtime_ns, status.st_size)
     if key not in _kept:
         _kept.clear()
-        model = ir_of(read_mapped(path))
-        ir.external_data.set_base_dir(model.graph, path.parent)
-        _kept[key] = inlined(model)
+        _kept[key] = inlined(ir_of(read_mapped(path)))
     return _kept[key]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from helpers import cli
 from onnx import helper
 from small_graphs import decoder
 
-from posexport.graphs.load import InvalidGraphError, load_model
+from posexport.graphs.load import InvalidGraphError, inlined, load_model, model_at
 
 COMMANDS = ["verify", "plot", "rewrite", "tune"]
 
@@ -76,3 +77,23 @@ def test_nodes_come_in_the_order_that_onnx_asks_for(tmp_path: Path) -> None:
     for node in load_model(tmp_path / "reversed.onnx").graph:
         assert {value.name for value in node.inputs if value is not None} <= known
         known |= {value.name for value in node.outputs}
+
+
+def test_weights_of_functions_lie_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the working folder, in which another file has their name."""
+    for folder, number in (("beside", 3), ("working", 9)):
+        (tmp_path / folder).mkdir()
+        np.full(4, number, np.float32).tofile(tmp_path / folder / "w.bin")
+    weight = onnx.TensorProto(data_type=1, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="w.bin")
+    nodes = [helper.make_node("Constant", [], ["c"], value=weight), helper.make_node("Add", ["a", "c"], ["b"])]
+    function = helper.make_function("own", "F", ["a"], ["b"], nodes, [helper.make_opsetid("", 18)])
+    path = saved(tmp_path / "beside" / "x.onnx", [helper.make_node("F", ["x"], ["y"], domain="own")], "y")
+    model = onnx.load(path)
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    onnx.save(model, path)
+    monkeypatch.chdir(tmp_path / "working")
+    for read in (inlined(load_model(path)), model_at(path), model_at(Path("../beside/x.onnx"))):
+        (constant,) = (node for node in read.graph if node.op_type == "Constant")
+        assert constant.attributes["value"].as_tensor().numpy().tolist() == [3, 3, 3, 3]

@@ -78,7 +78,7 @@ class JobMaker:
         from posexport.verify.graph.subject import read_file
         from posexport.verify.graph.submission import GraphRequest, make_graph_job
 
-        graph = read_file(file)  # without its weights
+        graph = read_file(file, self.trusted)  # without its weights
         module, original = self.module, self.original
         if original is not None and original.checkpoint is not None and is_whole_model(graph):
             if original.layer or original.prefix_tokens is not None:

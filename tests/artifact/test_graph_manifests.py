@@ -153,6 +153,14 @@ def test_files_without_a_spec_can_be_trusted(name: str, made: dict[str, Path], t
         read_subject(graph, (other.trusted(),))
 
 
+def test_a_file_that_nobody_signed_is_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(b"no graph")
+    key = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([1] * 32)))
+    with pytest.raises(MismatchError, match="nobody signed it"):
+        read_file(path, (key.trusted(),))
+
+
 @pytest.mark.parametrize("text", ["{bad", "[]", '{"sha256": 1}', "folder"])
 def test_a_manifest_that_cannot_be_used_is_refused_beside_both_files(text: str, tmp_path: Path) -> None:
     path = foreign(tmp_path / "x.onnx")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from posexport.artifact.authenticity import signature_of, weights_of
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.loaded import check_manifest
+from posexport.artifact.manifest import OnnxManifest, read_manifest_of
 from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import Reason, RequestError
@@ -104,10 +105,13 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
     )
 
 
-def read_file(path: Path) -> GraphFile:
-    """An ONNX file; RequestError for any other."""
+def read_file(path: Path, trusted: Sequence[TrustedKey] = ()) -> GraphFile:
+    """An ONNX file; RequestError for any other, and MismatchError, before it is parsed, where none of the `trusted`
+    keys signed its manifest."""
     if path.suffix != ".onnx":
         raise RequestError(f"{str(path)!r} is no .onnx: give an ONNX file.")
+    if trusted:
+        read_manifest_of(OnnxManifest, path, trusted)
     return read_mapped(path)
 
 

@@ -130,7 +130,7 @@ def _greedy_check(
     if not roles or not reads_encoder(subject):
         return None
     path = encoder_beside(subject.path)
-    encoder = None if path is None else read_subject(read_file(path), trusted)
+    encoder = None if path is None else read_subject(read_file(path, trusted), trusted)
     return TranslationCheck(encoder=encoder, begin=start_tokens(Path(module)), **given)
 
 

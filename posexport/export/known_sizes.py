@@ -1,12 +1,14 @@
 """Sizes of a traced module that torch knows and its graph leaves to be computed: `x.view(batch, tokens, -1, 16)`.
 
-Nothing behind such a view says how many heads there are, where the number of tokens came by another way.
+Nothing behind such a view says how many heads there are, where the number of tokens came by another way. And torch's
+exporter writes `x.squeeze(0)` also where the size isn't 1, which torch leaves as it is and ONNX refuses.
 """
 
 from __future__ import annotations
 
 import torch
 
+_SQUEEZE = torch.ops.aten.squeeze.dim
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 
 
@@ -19,5 +21,19 @@ def with_known_sizes(program: torch.export.ExportedProgram) -> torch.export.Expo
         size = node.meta["val"].shape[at]
         if isinstance(size, int):
             node.update_arg(1, [*node.args[1][:at], size, *node.args[1][at + 1 :]])
+    program.graph_module.recompile()
+    return program
+
+
+def without_idle_squeezes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without squeezes that change nothing; it is changed in place."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is _SQUEEZE:
+            tensor = node.args[0]
+            if tensor.meta["val"].dim() == node.meta["val"].dim() > 0:
+                node.replace_all_uses_with(tensor)
+                graph.erase_node(node)
+    graph.lint()
     program.graph_module.recompile()
     return program

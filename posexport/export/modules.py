@@ -27,8 +27,12 @@ from posexport.custom_ops.arguments import related_sizes
 from posexport.errors import RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.bfloat16 import without_bfloat16_arithmetic
+from posexport.export.exact_decays import with_exact_decays
+from posexport.export.expert_loops import LoopsOverAllExperts
 from posexport.export.fewer_nodes import with_fewer_nodes
+from posexport.export.known_sizes import without_idle_squeezes
 from posexport.export.module_axes import Axes
+from posexport.export.module_conversions import traced_conversions
 from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
@@ -126,7 +130,8 @@ def export_any(
         inputs = _names("input_names", input_names, tensors_of(bound))
         results = _names("output_names", output_names, outputs)
         progress("tracing the module")
-        with exporter.quiet(), tracing(module, not axes.found), related_sizes() if axes.found else nullcontext():
+        sizes = related_sizes() if axes.found else nullcontext()
+        with exporter.quiet(), tracing(module, not axes.found), sizes, traced_conversions(), LoopsOverAllExperts():
             program = torch.export.export(
                 module,
                 bound.args,
@@ -137,8 +142,8 @@ def export_any(
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
-            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(program))
-            program = with_converted_tensors(program)
+            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(with_exact_decays(program)))
+            program = without_idle_squeezes(with_converted_tensors(program))
         progress("writing the graph")
         with tracing(module, not axes.found):
             model = exporter.capture(program, functions)

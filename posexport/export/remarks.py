@@ -80,11 +80,12 @@ def _behind(folder: Path) -> tuple[str, ...]:
 
 
 def expert_bytes(model: nn.Module, itemsize: int) -> int:
-    """The bytes of the experts of one layer that read one token; 0 of a model without experts."""
-    config: Any = model.config
-    if not hasattr(config, "_experts_implementation"):
+    """The bytes of the experts of one layer that read one token; 0 of a model without experts, and of one that computes
+    them one after the other."""
+    whole: Any = model
+    if not whole._can_set_experts_implementation():
         return 0
-    text = config.get_text_config()
+    text = whole.config.get_text_config()
     counts = (getattr(text, name, None) for name in _CHOSEN)
     chosen = next((count for count in counts if isinstance(count, int) and count > 0), 1)
     sizes = (

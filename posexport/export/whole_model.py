@@ -27,12 +27,15 @@ from posexport.errors import FieldError, RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.bfloat16 import without_bfloat16_arithmetic
+from posexport.export.exact_decays import with_exact_decays
+from posexport.export.expert_loops import LoopsOverAllExperts
 from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
-from posexport.export.known_sizes import with_known_sizes
+from posexport.export.known_sizes import with_known_sizes, without_idle_squeezes
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.linear_attention import linear_attention_as_operator
 from posexport.export.model_errors import exporting
+from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.subtraction import with_converted_tensors
 from posexport.graphs.attention.describe import Describer
@@ -220,7 +223,7 @@ class _Export:
         alone = nullcontext() if layers is None else only_traced(model, layers)
         with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
-            with ClampsAlways(), linear_attention_as_operator(model):
+            with ClampsAlways(), linear_attention_as_operator(model), traced_conversions(), LoopsOverAllExperts():
                 program = torch.export.export(
                     self.part.module,
                     (),
@@ -230,8 +233,8 @@ class _Export:
                     prefer_deferred_runtime_asserts_over_guards=True,
                 )
             _check_sizes(program, signature, self.pretrained)
-            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(program))
-            program = with_known_sizes(with_converted_tensors(with_equal_heads(program)))
+            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(with_exact_decays(program)))
+            program = without_idle_squeezes(with_known_sizes(with_converted_tensors(with_equal_heads(program))))
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
 

@@ -223,7 +223,9 @@ MORE = [
             "decoder_start_token_id": 2,
         },
     ),
-    seq2seq("switch_transformers", "SwitchTransformers", "t5 buckets", {**T5, "num_experts": 2}),
+    seq2seq(
+        "switch_transformers", "SwitchTransformers", "t5 buckets", {**T5, "num_experts": 2, "num_decoder_layers": 4}
+    ),
     seq2seq("whisper", "Whisper", "sinusoidal", SOUND),
     seq2seq(
         "speech_to_text",

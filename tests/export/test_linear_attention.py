@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers import run_ort
 from torch import Tensor, nn
 
+from posexport.custom_ops import linear_attention
 from posexport.export.linear_attention import _FUNCTIONS, linear_attention_as_operator
+from posexport.export.modules import export_any
 
 pytest.importorskip("transformers")
 
@@ -157,3 +161,21 @@ def test_functions_are_there_again_behind_the_trace() -> None:
     with linear_attention_as_operator(nn.Sequential(Model(), Model())):
         assert qwen.torch_chunk_gated_delta_rule is _FUNCTIONS["torch_chunk_gated_delta_rule"]
     assert qwen.torch_chunk_gated_delta_rule is before
+
+
+class Decaying(nn.Module):
+    """What is left of states of ones behind tokens whose decay is close to none."""
+
+    def forward(self, gates: Tensor) -> Tensor:
+        heads = gates.shape[2]
+        nothing = torch.zeros_like(gates)
+        state = torch.ones(gates.shape[0], heads, 1, 1)
+        return linear_attention(nothing, nothing, nothing, state, -5 * torch.sigmoid(gates))[1]
+
+
+def test_decays_of_a_sigmoid_are_exact_in_onnx_runtime() -> None:
+    """Its Sigmoid is off by 1e-7, which many tokens add up."""
+    gates = np.full((1, 300, 2), (-8, -12), np.float32)
+    made = run_ort(export_any(Decaying(), torch.from_numpy(gates)).model, {"gates": gates})["output"]
+    wanted = np.exp(-5 * (1 / (1 + np.exp(-gates.astype(np.float64)))).sum(1))
+    np.testing.assert_allclose(made.reshape(1, 2), wanted, rtol=2e-5)

@@ -297,3 +297,75 @@ class Subtracted(nn.Module):
 def test_numbers_minus_integers() -> None:
     """torch's exporter doesn't take the number as the first operand of its subtraction."""
     check_on_ort(seeded(Subtracted), exported(Subtracted).model)
+
+
+class Router(nn.Module):
+    """A layer that converts another one where it runs, as routers of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scores = self.scores.to(self.dtype)
+        return self.scores(x.to(self.dtype)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_module_that_converts_itself(dtype: torch.dtype) -> None:
+    """torch can't put other values into the weights that it traces."""
+    router = seeded(Router)
+    router.dtype = dtype  # type: ignore[assignment]
+    weight, bias = (tensor.detach().double().numpy() for tensor in router.parameters())
+    x = inputs(2, 5)["x"]
+    made = export_any(router, torch.from_numpy(x))
+    np.testing.assert_allclose(run_ort(made.model, {"x": x})["output"], x @ weight.T + bias, atol=1e-6)
+
+
+class Experts(nn.Module):
+    """Experts that are computed one after the other, each for its tokens; the mask counts one more than there are. They
+    are modules that are `named` by their number, or there is a branch for one without tokens."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.named = named
+        self.router = nn.Linear(16, 3)
+        self.experts = nn.ModuleDict({f"expert_{index}": nn.Linear(16, 16) for index in range(3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x.reshape(-1, 16)
+        weights, indices = self.router(hidden).topk(2, dim=-1)
+        mask = nn.functional.one_hot(indices, num_classes=4).permute(2, 1, 0)
+        result = hidden * (hidden > hidden.mean())  # of two tensors
+        for expert in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+            if self.named:
+                rank, token = torch.where(mask[expert].squeeze(0))
+                module = self.experts[f"expert_{expert[0]}"]
+            else:
+                number = int(expert.item())
+                rank, token = torch.where(mask[number].squeeze(0))
+                if token.numel() == 0:
+                    continue
+                module = [*self.experts.values()][number]
+            result.index_add_(0, token, module(hidden[token]) * weights[token, rank, None])
+        return result.reshape(x.shape)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_loop_over_experts_that_have_tokens(named: bool) -> None:
+    torch.manual_seed(0)
+    experts = Experts(named).eval()
+    made = export_any(experts, torch.from_numpy(inputs(2, 5)["x"]))
+    for batch, seq in ((1, 1), (3, 9)):  # of one token, one expert has none
+        x = inputs(batch, seq)["x"]
+        weights = [
+            (m.weight.detach().numpy(), m.bias.detach().numpy()) for m in [experts.router, *experts.experts.values()]
+        ]
+        (router, offset), *matrices = weights
+        for row, out in zip(x.reshape(-1, 16), run_ort(made.model, {"x": x})["output"].reshape(-1, 16), strict=True):
+            scores = router @ row + offset
+            best = np.argsort(scores)[-2:]
+            wanted = row * (row > x.mean()) + sum(
+                scores[index] * (matrices[index][0] @ row + matrices[index][1]) for index in best
+            )
+            np.testing.assert_allclose(out, wanted, atol=1e-5)

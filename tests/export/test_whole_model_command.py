@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from helpers import cli, refused, tree
@@ -287,10 +289,24 @@ def test_memories_that_are_no_keys_and_values() -> None:
 
 
 @pytest.mark.slow
-def test_experts_that_are_looked_for_by_values_are_a_sentence() -> None:
-    """Its experts run over those that some token chose."""
-    with pytest.raises(RequestError, match=r"DbrxForCausalLM as a whole \(the module branches on the values .* of mod"):
-        export_whole(open_pretrained(checkpoint("dbrx")), HowToExport())
+def test_a_branch_on_values_is_a_sentence() -> None:
+    with pytest.raises(RequestError, match=r"LongformerModel as a whole \(the module branches on the values .* of mod"):
+        export_whole(open_pretrained(checkpoint("longformer")), HowToExport())
+
+
+@pytest.mark.slow
+def test_experts_that_are_looked_for_by_values(tmp_path: Path) -> None:
+    """DBRX runs over the experts that some token chose, by a mask that has one expert more than there are."""
+    output = tmp_path / "model.onnx"
+    result = cli(*export(checkpoint("dbrx"), output, "--kv-cache", "none"))
+    assert result.exit_code == 0, result.output
+    model: Any = open_pretrained(checkpoint("dbrx")).model
+    ids = torch.tensor([[5], [9]])  # of few tokens, some experts have none
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.zeros_like(ids)}
+    made = ort.InferenceSession(output, providers=["CPUExecutionProvider"]).run(
+        ["logits"], {name: value.numpy() for name, value in given.items()}
+    )
+    np.testing.assert_allclose(made[0], model(**given, use_cache=False).logits.numpy(), atol=1e-4)
 
 
 def test_loops_over_tokens_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

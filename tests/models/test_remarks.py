@@ -171,6 +171,10 @@ def test_bytes_of_experts_for_each_token(name: str, chosen: int) -> None:
     assert (expert_bytes(model, 2) > 0) == (chosen > 0)
 
 
+def test_experts_one_after_the_other_are_not_copied() -> None:
+    assert expert_bytes(build(ROWS["longcat_flash"]), 4) == 0
+
+
 @pytest.mark.slow
 def test_experts_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(build(ROWS["olmoe"]), tmp_path / "olmoe")

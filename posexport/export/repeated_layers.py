@@ -4,7 +4,7 @@ While one of each kind is traced, the others hand their hidden states on unchang
 Hidden states that enter a traced layer, and those behind the last one, are marked.
 
 A node that depends on them, on a layer's weights or on its cache belongs to the layer. Sizes don't: those of one layer
-are those of all.
+are those of all, but for sizes that follow from values, as how many tokens an expert has.
 """
 
 from __future__ import annotations
@@ -176,15 +176,16 @@ class _Copier:
         owner |= {value: index for index, value in self.enter.items()}
         bounds = {*self.enter.values(), self.end}
         self.graph.sort()
+        sizes = _sizes_of_all(self.graph)
         for node in self.graph:
             read = [value for value in _values_read(node) if value in owner]
-            if not read or _is_size(node):
+            if not read or node in sizes:
                 continue
             index = max(owner[value] for value in read)
             owner.update((value, index) for value in node.outputs if value not in bounds)
             self.nodes[index].append(node)
         for index, nodes in self.nodes.items():
-            _check_closed(nodes, {*bounds, *self.outputs[index]})
+            _check_closed(nodes, {*bounds, *self.outputs[index]}, sizes)
 
     def run(self) -> None:
         traced = self.layers.traced
@@ -257,18 +258,34 @@ class _Copier:
         return f"{match['before']}{index}{match['behind']}"
 
 
-def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value]) -> None:
-    """LayersDifferError where something else than a layer's own nodes reads what they compute, but for its `ends`: such
-    as a sum of the hidden states of all layers."""
+def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value], sizes: Collection[ir.Node]) -> None:
+    """LayersDifferError where something else than a layer's own nodes reads what they compute, but for its `ends`, and
+    for `sizes` of all layers: such as a sum of the hidden states of all layers."""
     inside = {*nodes}
     for value in (value for node in nodes for value in node.outputs if value not in ends):
-        readers = [use.node for use in value.uses() if not _is_size(use.node)]
+        readers = [use.node for use in value.uses() if use.node not in sizes]
         if value.is_graph_output() or not inside.issuperset(readers):
             raise LayersDifferError(f"{value.name} of a layer is read outside of it")
 
 
-def _is_size(node: ir.Node) -> bool:
-    return node.op_type in ("Shape", "Size") and node.domain == ""
+_SIZED_BY_VALUES = ("NonZero", "Compress", "Unique")
+"""Operators whose results have sizes that follow from values."""
+
+_SIZED_AS_FIRST = ("ScatterND", "ScatterElements")
+"""Operators whose results have the sizes of their first input."""
+
+
+def _sizes_of_all(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes of a sorted graph that read sizes which follow from no values."""
+    varying, sizes = set[ir.Value](), set[ir.Node]()
+    for node in graph:
+        inputs = node.inputs[:1] if node.op_type in _SIZED_AS_FIRST else node.inputs
+        varies = not varying.isdisjoint(inputs) or node.op_type in _SIZED_BY_VALUES
+        if varies:
+            varying.update(node.outputs)
+        elif node.op_type in ("Shape", "Size") and node.domain == "":
+            sizes.add(node)
+    return sizes
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:

@@ -68,7 +68,8 @@ def _tried(name: str, form: str, dtype: str, caches: str, work: Path, fault: boo
         if fault:
             for path in files:
                 spoil(path)
-        return record | _verdict(folder, files) | _generated(files)
+        record |= _verdict(folder, files)
+        return record | _generated(files) if record["state"] == EQUAL else record
 
 
 def _is_there(attention: dict[str, Any]) -> bool:

@@ -62,8 +62,10 @@ class LoopsOverAllExperts(TorchFunctionMode):
 
     def _all(self, count: int) -> Iterator[Tensor]:
         self._in_loop = True
-        yield from (torch.tensor([index]) for index in range(count))
-        self._in_loop = False
+        try:
+            yield from (torch.tensor([index]) for index in range(count))
+        finally:
+            self._in_loop = False
 
 
 def _of(tensor: Any, numbers: list[tuple[Tensor, int]]) -> int | None:

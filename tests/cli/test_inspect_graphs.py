@@ -96,7 +96,8 @@ def test_an_artifact_of_posexport_shows_its_attention_too(tmp_path: Path) -> Non
     assert cli("export", "--encoding", "rope", "--causal", *small, "-o", path).exit_code == 0
     result = cli("inspect", path)
     assert result.exit_code == 0
-    assert "attention 0 to 1: " in result.stdout and "posexport.PositionalAttention, fp32" in result.stdout
+    for said in ("attention 0 to 1: ", "posexport.PositionalAttention, fp32"):
+        assert said in result.stdout, result.stdout
     found = json.loads(cli("inspect", path, "--json").stdout)
     assert found["spec"]["encoding"]["name"] == found["attentions"][1]["encoding"]["name"] == "rope"
     assert found["attentions"][1]["nodes"]["softmax"] == "layers.1.node_attend"

@@ -14,9 +14,14 @@ from onnx import TensorProto, helper
 
 from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.errors import RequestError
+from posexport.export import export
 from posexport.graphs import inspection
+from posexport.graphs.attention.origins import call_sites
 from posexport.graphs.inspection import inspect_graph, inspected
 from posexport.graphs.shape_profiles import graph_profiles
+from posexport.graphs.view import view_of
+from posexport.models import read_spec
+from posexport.models.weights import seeded_weights
 
 FREQUENCIES = 10_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 
@@ -154,3 +159,14 @@ def test_without_roles_dimensions_have_the_names_of_the_file(tmp_path: Path) -> 
     found = inspected(graph, {})
     inputs = {name: shape for name, (shape, _) in graph.inputs().items()}
     assert graph_profiles(inputs, found)["hidden_states"]["max"] == [8, 4096, 64]
+
+
+def test_calls_are_kept_while_bodies_take_their_places() -> None:
+    """Else a new node may be where a call was in memory, and is taken for it."""
+    spec = read_spec({"encoding": {"name": "rope"}, "hidden_size": 32, "num_heads": 2, "layers": 2})
+    model = export(spec, seeded_weights(spec, 0), form="function")
+    calls = {node for node in model.graph if node.op_identifier() in model.functions}
+    sites = call_sites(model)
+    view_of(model)
+    assert calls
+    assert calls <= sites.nodes

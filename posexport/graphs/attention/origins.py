@@ -30,17 +30,18 @@ class Origin:
 
 @attrs.frozen(kw_only=True)
 class CallSites:
-    """The calls of functions of a graph before their bodies took their places, by the names of their outputs."""
+    """The calls of functions of a graph before their bodies took their places, by the names of their outputs, and all
+    nodes that it had then: they are kept, so that no new node is taken for one of them."""
 
-    nodes: frozenset[int]
+    nodes: frozenset[ir.Node]
     calls: Mapping[str, Origin]
 
 
 def call_sites(model: ir.Model) -> CallSites:
-    """The calls of a model; its graph must live as long as they are used."""
+    """The calls of a model."""
     calls = [node for node in model.graph if node.op_identifier() in model.functions]
     origins = {value.name or "": _origin(call, is_call=True) for call in calls for value in call.outputs}
-    return CallSites(nodes=frozenset(id(node) for node in model.graph), calls=origins)
+    return CallSites(nodes=frozenset(model.graph), calls=origins)
 
 
 def _origin(node: ir.Node, *, is_call: bool = False) -> Origin:
@@ -66,7 +67,7 @@ class Origins:
         pending = [] if value is None else [value]
         while pending:
             node = pending.pop().producer()
-            if node is None or id(node) in sites.nodes or node in self._by_node:
+            if node is None or node in sites.nodes or node in self._by_node:
                 continue
             self._by_node[node] = call
             pending += [one for one in node.inputs if one is not None and one.name not in sites.calls]

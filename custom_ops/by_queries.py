@@ -29,9 +29,9 @@ def logits_onnx(op: Ops, logits: ByQueries) -> ir.Value:
     """The logits of all queries, [B, N, S, T]."""
     numbers = logits.numbers(op)
     batch, queries, keys = (op.Shape(numbers, start=axis, end=axis + 1) for axis in range(3))
-    blocks = op.Div(op.Add(queries, QUERIES - 1), QUERIES)
-    padded = padded_onnx(op, numbers, op.Squeeze(op.Mul(blocks, QUERIES)), 1, 0.0)
-    parts = op.Reshape(padded, op.Concat(op.Mul(batch, blocks), [QUERIES], keys, axis=0))
+    divided = _divided_onnx(op, numbers, 1)
+    blocks = op.Shape(divided, start=1, end=2)
+    parts = op.Reshape(divided, op.Concat([-1, QUERIES], keys, axis=0))
     parts.shape = ir.Shape([None, QUERIES, None])
     made = scan_onnx(op, op.Squeeze(op.Mul(batch, blocks)), lambda op, _, part: logits.make(op, part), [parts])
     # [B blocks, N, QUERIES, T]: rows of T numbers, in the order of batch, head and query
@@ -52,21 +52,10 @@ def some_queries_onnx(
 ) -> ir.Value:
     """`some` of each row and its queries, QUERIES at a time, by two Scans, [B, N, S, width]: of q [B, N, S, head_dim],
     k [B, N, T, head_dim], v [B, N, T, width], and parts [B|1, S|1, T]."""
-    queries = op.Shape(q, start=2, end=3)
-    total = blocks_of(op, op.Squeeze(queries), QUERIES)
-
-    def divided(value: ir.Value, axis: int) -> ir.Value:
-        """[..., S, width] as [..., blocks, QUERIES, width]."""
-        padded, sizes = padded_onnx(op, value, total, axis, 0.0), list(shape_of(value))
-        before, behind = op.Shape(padded, start=0, end=axis), op.Shape(padded, start=axis + 1)
-        made = op.Reshape(padded, op.Concat(before, [-1, QUERIES], behind, axis=0))
-        made.shape = ir.Shape([*sizes[:axis], None, QUERIES, *sizes[axis + 1 :]])
-        return made
-
     of_rows, of_queries = ([part is not None and shape_of(part)[axis] != 1 for part in parts] for axis in (0, 1))
     # divided here: in the body of a Scan, ONNX Runtime would copy all of it
     before = [
-        divided(part, 1) if part is not None and queries else part
+        _divided_onnx(op, part, 1) if part is not None and queries else part
         for part, queries in zip(parts, of_queries, strict=True)
     ]
     before = [
@@ -85,9 +74,20 @@ def some_queries_onnx(
         blocks = [part for part, each in zip(here, of_queries, strict=True) if part is not None and each]
         return scan_onnx(op, op.Squeeze(op.Shape(q, start=0, end=1)), one, [q, *blocks])
 
-    q, rows = op.Transpose(divided(q, 2), perm=[0, 2, 1, 3, 4]), op.Squeeze(op.Shape(q, start=0, end=1))
-    divided_by_rows = [part for part, each in zip(before, of_rows, strict=True) if part is not None and each]
-    blocks = scan_onnx(op, rows, one_row, [q, k, v, *divided_by_rows])  # [B, blocks, N, QUERIES, width]
+    queries, rows = op.Shape(q, start=2, end=3), op.Squeeze(op.Shape(q, start=0, end=1))
+    q = op.Transpose(_divided_onnx(op, q, 2), perm=[0, 2, 1, 3, 4])
+    by_rows = [part for part, each in zip(before, of_rows, strict=True) if part is not None and each]
+    blocks = scan_onnx(op, rows, one_row, [q, k, v, *by_rows])  # [B, blocks, N, QUERIES, width]
     made = op.Transpose(blocks, perm=[0, 2, 1, 3, 4])
-    made = op.Reshape(made, op.Concat(op.Shape(k, start=0, end=2), op.Unsqueeze(total, [0]), [-1], axis=0))
+    made = op.Reshape(made, op.Concat([0, 0, -1], op.Shape(v, start=3), axis=0))
     return op.Slice(made, [0], queries, [2])
+
+
+def _divided_onnx(op: Ops, value: ir.Value, axis: int) -> ir.Value:
+    """[..., S, width] as [..., blocks, QUERIES, width], with zeros behind the last query; `axis` is that of S."""
+    queries, sizes = op.Squeeze(op.Shape(value, start=axis, end=axis + 1)), list(shape_of(value))
+    padded = padded_onnx(op, value, blocks_of(op, queries, QUERIES), axis, 0.0)
+    before, behind = op.Shape(padded, start=0, end=axis), op.Shape(padded, start=axis + 1)
+    made = op.Reshape(padded, op.Concat(before, [-1, QUERIES], behind, axis=0))
+    made.shape = ir.Shape([*sizes[:axis], None, QUERIES, *sizes[axis + 1 :]])
+    return made

@@ -9,8 +9,7 @@ from posexport.graphs.function_bodies import DOMAIN, Functions
 
 def join(model: ir.Model, functions: Functions) -> None:
     """Join each attention with its bias where nothing else reads that: then both go one head after the other, or some
-    queries at a time (posexport.custom_ops.attention_by_head). A bias for several layers is computed once,
-    before them."""
+    queries at a time (posexport.custom_ops.attention_by_head). A bias for several layers is computed before them."""
     for node in [*model.graph]:
         attention = functions.call_of(node)
         if attention is None or attention.operator.joined_body is None:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from posexport import machine, temporary
@@ -82,10 +83,19 @@ def signal_name(number: int) -> str:
 
 
 class Worker:
-    """One child process of `module` with these arguments; started by the first request, and again after it is gone."""
+    """One child process of `module` with these arguments; started by the first request, and again after it is gone.
 
-    def __init__(self, module: str = "posexport.runtimes.worker", *arguments: str) -> None:
+    `environment` has variables that it gets unless the user's environment has them.
+    """
+
+    def __init__(
+        self,
+        module: str = "posexport.runtimes.worker",
+        *arguments: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._command = [sys.executable, "-P", "-m", module, *arguments]
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._folder: temporary.Temporary | None = None
@@ -120,7 +130,7 @@ class Worker:
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
                     encoding="utf-8",
-                    env=child_environment(folder),
+                    env={**self._environment, **child_environment(folder)},
                     cwd=usable_folder(folder),
                 )
                 opened.pop_all()  # it lives as long as the process

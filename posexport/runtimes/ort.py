@@ -5,6 +5,7 @@ that this process is kept to), `cuda_graph` (capture the run once and replay it)
 optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `new_lengths` (each run has other ones:
 on CUDA, attention by kernels that plan nothing for them), `io_binding` (false: timed by plain
 calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16),
+`spinning` (false: threads without work sleep at once, so that other processes have the cores),
 `denormal_as_zero` (true: results below the smallest normal number, 1.2e-38 in fp32, are zeros; ONNX Runtime takes it
 for the process's main thread from the first session alone), `shared` ({output: input} of caches that a bound run writes
 in place; default: those of posexport's own files).
@@ -44,6 +45,7 @@ _OPTIONS = (
     "graph_level",
     "new_lengths",
     "io_binding",
+    "spinning",
     "denormal_as_zero",
     "shared",
 )
@@ -52,6 +54,8 @@ GRAPH_LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "EN
 
 DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 """The entry of a session's configuration that `denormal_as_zero` sets."""
+
+_SPINNING = "session.intra_op.allow_spinning"
 
 _NO_PLANS = 1 | 2 | 16
 """`sdpa_kernel` of flash, memory-efficient and plain attention, without cuDNN's, which plans for 40 ms at each new
@@ -190,7 +194,7 @@ def _torch_stream() -> Any:
 
 
 def session_options(
-    threads: int | None = None, level: str = "all", denormal_as_zero: bool = False
+    threads: int | None = None, level: str = "all", denormal_as_zero: bool = False, spinning: bool = True
 ) -> onnxruntime.SessionOptions:
     """Options of a quiet session; RequestError for a `level` that is none of GRAPH_LEVELS."""
     check_known("graph_level of onnxruntime", level, GRAPH_LEVELS)
@@ -200,6 +204,8 @@ def session_options(
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
     if denormal_as_zero:
         settings.add_session_config_entry(DENORMAL_AS_ZERO, "1")
+    if not spinning:
+        settings.add_session_config_entry(_SPINNING, "0")
     return settings
 
 
@@ -222,7 +228,7 @@ def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.In
     if provider == "CUDA" and (missing := gpu_missing()) is not None:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
     level, denormal_as_zero = str(options.get("graph_level", "all")), bool(options.get("denormal_as_zero"))
-    settings = session_options(options.get("threads"), level, denormal_as_zero)
+    settings = session_options(options.get("threads"), level, denormal_as_zero, bool(options.get("spinning", True)))
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "CUDA":
         onnxruntime.set_default_logger_severity(_QUIET)

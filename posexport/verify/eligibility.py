@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posexport.errors import Reason
-from posexport.runtimes import INTERPRETER, TENSORRT, TORCH, Runtime
+from posexport.runtimes import INTERPRETER, ORT, TENSORRT, TORCH, Runtime
 from posexport.spec.forms import ORT_ALONE
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ OUT_OF_MEMORY = "out-of-memory"
 
 _WEIGHTS_DTYPE = "fp64"  # an engine holds 4 to 8 bytes for each weight: as many as one of this dtype has
 _MIXED = ("relative", "shaw", "deberta", "cope")  # encodings whose scores take a third product
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {TORCH: {"streamed": True}, ORT: {"spinning": False}}
+"""Options of runs by module: torch holds one layer at a time, and no engine keeps cores from the others."""
 
 WORK = {"onnx-reference": 4e9}
 """Multiply-adds of the largest case that a slow runtime gets: about ten seconds."""

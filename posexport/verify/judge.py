@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import numpy as np
 
 from posexport import temporary
 from posexport.errors import Reason, RequestError
+from posexport.machine import usable
 from posexport.processes import (
     CRASHED,
     EXITED,
@@ -215,20 +216,26 @@ class ArtifactJob:
     def _comparisons(
         self, row: Runtime, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer
     ) -> list[Comparison]:
-        comparisons = []
-        for index, outputs in zip(indices, answer.outputs, strict=True):
-            expected, by_torch_first = reference.outputs[index], by_torch.outputs[index]
-            first = self._compared(index, expected, by_torch_first, outputs)
-            if any(map(is_near, first)):
-                first = self._compared_again(row, index, expected, by_torch_first, outputs, first)
-            comparisons += first
+        known = [(reference.outputs[index], by_torch.outputs[index]) for index in indices]
+        tolerances = [self._tolerances[self.cases[index].name] for index in indices]
+        with ThreadPoolExecutor(usable()) as threads:  # numpy lets them run side by side
+            firsts = list(threads.map(self._compared, indices, tolerances, *zip(*known, strict=True), answer.outputs))
+        comparisons = list[Comparison]()
+        for index, of_case, outputs, first in zip(indices, known, answer.outputs, firsts, strict=True):
+            again = any(map(is_near, first))
+            comparisons += self._compared_again(row, index, *of_case, outputs, first) if again else first
         return comparisons
 
     def _compared(
-        self, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, again: Arrays | None = None
+        self,
+        index: int,
+        tolerance: Tolerance,
+        reference: Arrays,
+        by_torch: Arrays,
+        outputs: Arrays,
+        again: Arrays | None = None,
     ) -> list[Comparison]:
         case, dtypes = self.cases[index], {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
-        tolerance = self._tolerances[case.name]
         return compare(case.name, reference, by_torch, outputs, dtypes, tolerance, case.far_out, self.given, again)
 
     def _compared_again(
@@ -240,7 +247,7 @@ class ArtifactJob:
         draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
         near = [each.output for each in first if is_near(each)]
         farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))
-        comparisons = self._compared(index, reference, by_torch | farthest, outputs, usual)
+        comparisons = self._compared(index, tolerance, reference, by_torch | farthest, outputs, usual)
         if self.given or not any(each.state == FAILED and is_unclear(each, tolerance) for each in comparisons):
             return comparisons
         copies = self._on_copies(row, index)

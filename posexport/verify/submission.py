@@ -11,7 +11,7 @@ import attrs
 
 from posexport.artifact.authenticity import AS_ORIGINAL
 from posexport.errors import MismatchError, Reason, located
-from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, TORCH_WORKER, Runtime
+from posexport.runtimes import RUNTIMES, TENSORRT, TORCH_WORKER, Runtime
 from posexport.runtimes.pool import result
 from posexport.verify import eligibility
 from posexport.verify.aligned import directions_of
@@ -125,13 +125,11 @@ def draw_cases(
     return Drawn([case], notes)
 
 
-def run_options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+def run_options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> Mapping[str, Any]:
     """Options of a run: torch holds one layer at a time; a plan is opened only if it is the one that was checked; one
     that is built for the run takes the cases' shapes, whatever the defaults of `posexport compile` are."""
-    if row.module == TORCH:
-        return {"streamed": True}
     if row.module != TENSORRT:
-        return {}
+        return eligibility.OPTIONS.get(row.module, {})
     if artifact.plan is not None:
         return {"sha256": artifact.sha256}
     return {"profile": artifact.profile_requests(sizes)}

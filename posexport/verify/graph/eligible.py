@@ -9,7 +9,7 @@ import numpy as np
 
 from posexport.errors import Reason
 from posexport.runtimes import INTERPRETER, REFERENCE, TENSORRT, TORCH, Runtime
-from posexport.verify.eligibility import UNSUPPORTED, WORK
+from posexport.verify.eligibility import OPTIONS, UNSUPPORTED, WORK
 from posexport.verify.graph.cases import GraphCase
 from posexport.verify.graph.subject import GraphSubject
 
@@ -49,7 +49,7 @@ def _tokens(case: GraphCase) -> int:
 def run_options(cases: Sequence[GraphCase], row: Runtime) -> Mapping[str, Any]:
     """Options of a run: a plan that is built for it spans the shapes of the cases."""
     if row.module != TENSORRT:
-        return {}
+        return OPTIONS.get(row.module, {})
     requests = []
     for name in cases[0].arrays if cases else ():
         shapes = np.array([case.arrays[name].shape for case in cases])

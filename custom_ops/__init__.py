@@ -58,9 +58,9 @@ __all__ = [
 
 # fmt: off
 _FILES = (
-    "angles", "attention", "attention_by_head", "bias", "cache", "contextual", "difference_disentangled",
-    "difference_relative", "difference_scores", "difference_values", "differences", "disentangled", "fire",
-    "frequencies", "linear_attention", "norm", "relative", "rotary", "scores", "windows",
+    "angles", "attention", "attention_by_head", "attention_by_queries", "bias", "cache", "contextual",
+    "difference_disentangled", "difference_relative", "difference_scores", "difference_values", "differences",
+    "disentangled", "fire", "frequencies", "linear_attention", "norm", "relative", "rotary", "scores", "windows",
 )
 # fmt: on
 """The files that define operators, and bodies of them."""

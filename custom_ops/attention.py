@@ -15,8 +15,8 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
-from posexport.custom_ops.attention_forms import Call, add_bodies
-from posexport.custom_ops.cache import cached_keys
+from posexport.custom_ops.attention_forms import Call, Results, add_bodies
+from posexport.custom_ops.cache import cached_keys, written_onnx
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
 from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, sink_onnx, visible, visible_onnx
@@ -255,8 +255,10 @@ def weights_onnx(
     heads: CappedHeads,
     lengths: Lengths,
     write_indices: ir.Value | None,
+    first: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value | None]:
-    """The weights of attention [B, N, S, T] in q's dtype, with sinks one more column in front, and the visible keys."""
+    """The weights of attention [B, N, S, T] in q's dtype, with sinks one more column in front, and the visible keys;
+    `first` as in `visible_onnx`."""
     bias, sinks, dtype = added.bias, added.sinks, dtype_of(q)
     front = [0, 0, 0, 1, 0, 0, 0, 0]
     if sinks is not None:  # a first key of zeros, whose logit is then replaced by the sink
@@ -266,7 +268,7 @@ def weights_onnx(
         logits = _capped_onnx(op, logits, heads.softcap, dtype != ir.DataType.FLOAT and heads.softcap <= FUSED_SOFTCAP)
     if bias is not None:
         logits = op.Add(logits, bias if sinks is None else op.Pad(bias, front))
-    seen = visible_onnx(op, heads, lengths, added.mask, write_indices, sinks is not None)
+    seen = visible_onnx(op, heads, lengths, added.mask, write_indices, sinks is not None, first)
     if seen is not None:
         logits = hidden_onnx(op, seen, logits, MASKED, dtype)
     if sinks is not None:
@@ -313,12 +315,18 @@ def by_heads_onnx(op: Ops, t: ir.Value, heads: Heads, width: int) -> ir.Value:
     return op.Transpose(split_onnx(op, t, heads), perm=[0, 2, 1, 3])
 
 
-def attended_onnx(call: Call, present: list[ir.Value], lengths: Lengths) -> tuple[ir.Value, ir.Value | None]:
-    """[B, N, S, head_dim], and the visible keys."""
-    op, (k, v) = call.op, present or (call.k, call.v)
-    keys, v = keys_onnx(op, call.q, k, call.heads), by_heads_onnx(op, v, call.heads, call.value_dim)
-    added = Added(call.bias, call.mask, call.sinks)
-    weights, seen = weights_onnx(op, call.q, keys, added, call.heads, lengths, call.write_indices)
+def laid_out_onnx(call: Call, present: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """All keys [B, N, head_dim, T] and values [B, N, T, value_dim]."""
+    k, v = present or (call.k, call.v)
+    return keys_onnx(call.op, call.q, k, call.heads), by_heads_onnx(call.op, v, call.heads, call.value_dim)
+
+
+def attended_onnx(
+    call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, first: ir.Value | None = None
+) -> tuple[ir.Value, ir.Value | None]:
+    """[B, N, S, head_dim], and the visible keys, of keys and values that are laid out; `first` as in `visible_onnx`."""
+    op, added = call.op, Added(call.bias, call.mask, call.sinks)
+    weights, seen = weights_onnx(op, call.q, keys, added, call.heads, lengths, call.write_indices, first)
     if call.sinks is not None:  # their key has the value zero
         v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     return op.MatMul(weights, v), seen
@@ -332,14 +340,14 @@ def finished_onnx(call: Call, out: ir.Value, seen: ir.Value | None) -> ir.Value:
     return call.flat(out)
 
 
-def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, ...]:
+def _decomposed(call: Call) -> Results:
     """Attention in standard operators.
 
     TensorRT fuses all of it into one kernel in half precision; it doesn't with tanh, or with the sinks concatenated to
     the logits.
     """
-    present, lengths = caches_onnx(call, write)
-    return finished_onnx(call, *attended_onnx(call, present, lengths)), *present
+    present, lengths = caches_onnx(call, written_onnx)
+    return finished_onnx(call, *attended_onnx(call, *laid_out_onnx(call, present), lengths)), *present
 
 
 for _kind in (attend, attend_cached, attend_shared):

@@ -18,6 +18,7 @@ from posexport.custom_ops.attention import (
     by_heads_onnx,
     caches_onnx,
     finished_onnx,
+    laid_out_onnx,
 )
 from posexport.custom_ops.attention_forms import Call, Results, call_of
 from posexport.custom_ops.by_head import ByHead, blocks_of, each_row_onnx, padded_onnx
@@ -41,7 +42,8 @@ def _divided(call: Call, few_logits: Callable[[Ops], ir.Value], many_queries: Ma
     seen = None if call.mask is None else visible_onnx(op, heads, lengths, call.mask, call.write_indices)
 
     def few(op: Ops) -> ir.Value:
-        return attended_onnx(replace(call, op=op, bias=few_logits(op)), present, lengths)[0]
+        small = replace(call, op=op, bias=few_logits(op))
+        return attended_onnx(small, *laid_out_onnx(small, present), lengths)[0]
 
     def many(op: Ops) -> ir.Value:
         q, k = heads_onnx(op, call.q, heads.num_heads), by_heads_onnx(op, keys, heads, call.head_dim)

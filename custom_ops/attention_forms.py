@@ -322,7 +322,7 @@ def call_of(operator: Operator[..., Any], op: Ops, args: Sequence[Any]) -> Call:
     return Call(op, CappedHeads(*args[len(operator.inputs) :]), **dict(zip(operator.inputs, args, strict=False)))
 
 
-def add_bodies(operator: Operator[..., Any], decomposed: Callable[..., Results]) -> None:
+def add_bodies(operator: Operator[..., Any], decomposed: Callable[[Call], Results]) -> None:
     """Give an attention operator its bodies in all forms; `decomposed` is the one in standard operators."""
     cache = "shared" if "write_indices" in operator.inputs else "concat" if "past_key" in operator.inputs else None
 
@@ -337,9 +337,7 @@ def add_bodies(operator: Operator[..., Any], decomposed: Callable[..., Results])
 
         return make
 
-    operator.onnx(body(partial(decomposed, write=written_onnx)))
-    if cache == "shared":
-        operator.form("decomposed:ort", "function:ort")(body(partial(decomposed, write=scattered_onnx)))
+    operator.onnx(body(decomposed))
     for form, attention in (("native", _native), ("contrib", _contrib)):
         operator.form(form)(body(partial(attention, ort=False), form, "portable"))
         operator.form(f"{form}:ort")(body(partial(attention, ort=True), form, "ort"))

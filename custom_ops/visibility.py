@@ -65,9 +65,16 @@ def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> Lengths:
 
 
 def visible_onnx(
-    op: Ops, heads: Heads, lengths: Lengths, mask: ir.Value | None, write_indices: ir.Value | None, sink: bool = False
+    op: Ops,
+    heads: Heads,
+    lengths: Lengths,
+    mask: ir.Value | None,
+    write_indices: ir.Value | None,
+    sink: bool = False,
+    first: ir.Value | None = None,
 ) -> ir.Value | None:
-    """As `visible`; with `sink`, one more column comes first, with any value."""
+    """As `visible`; with `sink`, one more column comes first, with any value. `first` is the index of the first query,
+    int64 [], where the last one has not that of the last key."""
     seq, total = lengths
     seen: ir.Value | None = None
     if write_indices is not None or heads.causal or heads.local:
@@ -76,7 +83,8 @@ def visible_onnx(
             steps = op.Unsqueeze(op.Range(0, seq, 1), [1])
             queries = op.Add(op.Unsqueeze(write_indices, [1, 2, 3]), steps)
         else:
-            queries = op.Unsqueeze(op.Range(op.Sub(total, seq), total, 1), [1])
+            first, end = (op.Sub(total, seq), total) if first is None else (first, op.Add(first, seq))
+            queries = op.Unsqueeze(op.Range(first, end, 1), [1])
         ahead = op.Sub(queries, keys)
         if heads.causal:
             seen = op.GreaterOrEqual(ahead, 0)

@@ -1,0 +1,105 @@
+"""Decomposed attention of prompts on ONNX Runtime, some queries at a time with the keys that one of them may see: of
+causal attention half the work is on keys that are hidden, of a window nearly all, and no array has all logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from posexport.custom_ops import ir
+from posexport.custom_ops.attention import (
+    attend,
+    attend_cached,
+    attend_shared,
+    attended_onnx,
+    caches_onnx,
+    finished_onnx,
+    laid_out_onnx,
+)
+from posexport.custom_ops.attention_forms import Call, Results, call_of
+from posexport.custom_ops.by_head import scan_onnx
+from posexport.custom_ops.cache import scattered_onnx
+from posexport.custom_ops.operator import Operator, Ops, few_onnx, shape_of, size_of
+from posexport.custom_ops.visibility import Lengths
+
+WHOLE = 256
+"""Queries up to which all are taken at once."""
+
+LEAST, BLOCKS, MOST = 128, 8, 512
+"""Queries of a block, at least; blocks of a prompt, where more would have fewer than MOST queries. Each block copies
+the keys that it sees, so more blocks take longer beyond some number (1024 and 4096 tokens: 8 are fastest)."""
+
+
+def attended_by_queries_onnx(call: Call) -> Results:
+    """Attention in standard operators, and with a cache the present keys and values."""
+    present, lengths = caches_onnx(call, scattered_onnx)
+    keys, v = laid_out_onnx(call, present)
+
+    def whole(op: Ops) -> ir.Value:
+        small = replace(call, op=op)
+        return finished_onnx(small, *attended_onnx(small, keys, v, lengths))
+
+    length, buffers = shape_of(call.q)[1], call.write_indices is not None
+    some_hidden = call.heads.causal or (call.heads.window and not buffers)
+    if call.bias is not None or not some_hidden or (isinstance(length, int) and length <= WHOLE):
+        return whole(call.op), *present
+    queries = call.op.Shape(call.q, start=1, end=2)
+    out = few_onnx(call.op, True, queries, whole, lambda op: _divided(replace(call, op=op), keys, v, lengths), WHOLE)
+    # of both the shape, which an If may hide
+    return call.op.Reshape(out, [0, -1, call.heads.num_heads * call.value_dim]), *present
+
+
+def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
+    """[B, S, N*value_dim] of keys [B, N, head_dim, T] and values [B, N, T, value_dim]: blocks of queries one after the
+    other, by a Scan."""
+    op, heads, (seq, total) = call.op, call.heads, lengths
+    count = op.Min(_blocks_of(op, seq, LEAST), op.Max(BLOCKS, _blocks_of(op, seq, MOST)))
+    size = _blocks_of(op, seq, count)
+    spare = op.Sub(op.Mul(count, size), seq)  # queries of zeros in front, so that blocks end where the prompt does
+    width = size_of(call.q, -1)
+    q = op.Pad(call.q, op.Concat(op.Unsqueeze(spare, [0]), [0], axis=0), None, [1])
+    q = op.Reshape(q, op.Concat([0], op.Unsqueeze(count, [0]), [-1, width], axis=0))
+    q = op.Transpose(q, perm=[1, 0, 2, 3])
+    q.shape = ir.Shape([None, None, None, width])
+    indices = op.Sub(total, seq) if call.write_indices is None else call.write_indices
+
+    def one(op: Ops, number: ir.Value, q: ir.Value) -> ir.Value:
+        before = op.Sub(op.Mul(number, size), spare)
+        first = last = op.Add(indices, before)  # the index of the first query, with a shared cache of each row
+        if call.write_indices is not None:
+            first, last = op.ReduceMin(first, [0], keepdims=0), op.ReduceMax(last, [0], keepdims=0)
+        end, start = op.Add(last, size), op.Constant(value_int=0)
+        if not heads.causal:  # keys behind a query are as near as those before it
+            end = op.Add(end, heads.window - 1)
+        end = op.Min(end, total)
+        if heads.window and not heads.chunk:  # chunks are counted from the first key of all
+            start = op.Max(start, op.Sub(first, heads.window - 1))
+        bounds = [op.Unsqueeze(bound, [0]) for bound in (start, end)]
+        small = replace(
+            call,
+            op=op,
+            q=q,
+            mask=None if call.mask is None else op.Slice(call.mask, *bounds, [1]),
+            write_indices=None if call.write_indices is None else op.Sub(op.Add(indices, before), start),
+        )
+        here = op.Slice(keys, *bounds, [3]), op.Slice(v, *bounds, [2])
+        return finished_onnx(small, *attended_onnx(small, *here, (size, op.Sub(end, start)), op.Sub(first, start)))
+
+    made = op.Transpose(scan_onnx(op, count, one, [q]), perm=[1, 0, 2, 3])
+    made = op.Reshape(made, [0, -1, heads.num_heads * call.value_dim])
+    return op.Slice(made, op.Unsqueeze(spare, [0]), [2**31 - 1], [1])
+
+
+def _blocks_of(op: Ops, count: ir.Value, size: ir.Value | int) -> ir.Value:
+    """How many blocks of this size hold so many, int64 []."""
+    return op.Div(op.Sub(op.Add(count, size), 1), size)
+
+
+def _add(operator: Operator[..., Any]) -> None:
+    @operator.form("decomposed:ort", "function:ort")
+    def body(op: Ops, *args: Any) -> Results:
+        return attended_by_queries_onnx(call_of(operator, op, args))
+
+
+for _kind in (attend, attend_cached, attend_shared):
+    _add(_kind)

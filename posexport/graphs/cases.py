@@ -185,6 +185,11 @@ def without_keys(roles: Mapping[str, Role]) -> tuple[Corner, ...]:
     return (_UNSEEN,) if pads_encoder(roles) else ()
 
 
+def of_more_queries(few: int | None) -> tuple[Corner, ...]:
+    """Prompts that go another way than those of `few` tokens at most; None: there is no other."""
+    return () if few is None else (Corner(label="many queries", seq=few + few // 2),)
+
+
 def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
     kinds = {role.kind for role in roles.values()}
     numbers = {role.kind for role in roles.values() if role.dtype in ("fp32", "fp16", "bf16", "fp64")}

@@ -26,8 +26,8 @@ from posexport.files import check_target, protect, staged
 from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
 from posexport.graphs.axes import SLOTS
-from posexport.graphs.branches import has_branches
-from posexport.graphs.cases import cases_of, without_keys
+from posexport.graphs.branches import has_branches, most_of_few
+from posexport.graphs.cases import cases_of, of_more_queries, without_keys
 from posexport.graphs.expand import domain_of
 from posexport.graphs.inspection import described_one
 from posexport.graphs.load import model_of
@@ -151,7 +151,7 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
     own = without_keys(roles) if told else ()
-    cases = cases_of(roles, options.seed, own=own)
+    cases = cases_of(roles, options.seed, own=(*own, *of_more_queries(most_of_few(rewritten.original))))
     evidence = whole_evidence(
         rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()
     )

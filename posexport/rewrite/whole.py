@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -19,6 +20,7 @@ import torch
 
 from posexport.errors import Reason, RequestError
 from posexport.graphs.attention.dataflow import bodies
+from posexport.graphs.branches import most_of_few
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.node_arguments import ROUNDING
@@ -179,10 +181,11 @@ def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInpu
     """The cases that a model of its size can be evaluated on: all, or some of each part."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     weights = sum(math.prod(tensor.shape.numpy()) for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
+    few = most_of_few(model)
     for count in range(len(cases), 0, -1):
         chosen = [cases[(2 * at + 1) * len(cases) // (2 * count)] for at in range(count)]
         if count <= MIN_CASES or weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:
-            for at, is_needed in ((-1, _is_unseen), (0, _is_biased)):
+            for at, is_needed in ((-1, _is_unseen), (0, _is_biased), (count // 2, partial(_has_more, few))):
                 needed = [case for case in cases if is_needed(case)]
                 if needed and not any(map(is_needed, chosen)):
                     chosen[at] = needed[0]
@@ -192,6 +195,10 @@ def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInpu
 
 def _is_biased(case: DrawnInputs) -> bool:
     return case.kinds.scores == "biased"
+
+
+def _has_more(few: int | None, case: DrawnInputs) -> bool:
+    return few is not None and case.tokens.shape[-1] > few
 
 
 def _is_unseen(case: DrawnInputs) -> bool:

@@ -27,6 +27,8 @@ def with_few_queries(model: ir.Model) -> None:
     """Put the way of few queries in place of each choice of an artifact for ONNX Runtime alone, which has attention in
     both of its bodies: many queries go one head, or one block, after the other there, in a Scan
     (posexport.custom_ops.by_head, attention_by_queries)."""
+    if model.metadata_props.get("posexport.target") != "ort":
+        return
     for node in _choices_of_queries(model):
         body = _body(node, BRANCHES[0])
         outputs, nodes, weights = _emptied(body)
@@ -38,9 +40,9 @@ def with_few_queries(model: ir.Model) -> None:
         model.graph.remove(node, safe=True)
 
 
-def most_of_few(model: ir.Model) -> int | None:
+def most_of_few(*models: ir.Model) -> int | None:
     """The most queries that go the way of few ones in any of these choices; None where there is none."""
-    conditions = [node.inputs[0] for node in _choices_of_queries(model)]
+    conditions = [node.inputs[0] for model in models for node in _choices_of_queries(model)]
     producers = [None if value is None else value.producer() for value in conditions]
     bounds = [node.inputs[1] for node in producers if node is not None and node.op_type == "LessOrEqual"]
     arrays = [None if value is None else ir.convenience.get_const_tensor(value) for value in bounds]
@@ -48,8 +50,6 @@ def most_of_few(model: ir.Model) -> int | None:
 
 
 def _choices_of_queries(model: ir.Model) -> list[ir.Node]:
-    if model.metadata_props.get("posexport.target") != "ort":
-        return []
     choices = [node for node in model.graph if node.op_type == "If"]
     return [node for node in choices if all(_has_softmax(_body(node, name)) for name in BRANCHES)]
 

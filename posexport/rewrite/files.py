@@ -151,7 +151,8 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
     own = without_keys(roles) if told else ()
-    cases = cases_of(roles, options.seed, own=(*own, *of_more_queries(most_of_few(rewritten.original))))
+    own = (*own, *of_more_queries(most_of_few(rewritten.original, rewritten.model)))
+    cases = cases_of(roles, options.seed, own=own)
     evidence = whole_evidence(
         rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()
     )

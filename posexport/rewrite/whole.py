@@ -78,7 +78,7 @@ def whole_evidence(
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
     computable, finite = set[str](), set[str]()
     narrow = NARROW_CASES
-    for case in _affordable(before, cases):
+    for case in _affordable(before, cases, most_of_few(before, after)):
         try:
             expected = _evaluated(old, case.arrays, outputs)
         except RequestError as problem:  # the model itself takes no such inputs
@@ -177,11 +177,11 @@ def _differs(text: str) -> Reason:
     return Reason(DIFFERS, f"the whole graph would be another, {text.rstrip('.')}")
 
 
-def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[DrawnInputs]:
-    """The cases that a model of its size can be evaluated on: all, or some of each part."""
+def _affordable(model: ir.Model, cases: Sequence[DrawnInputs], few: int | None = None) -> list[DrawnInputs]:
+    """The cases that a model of its size can be evaluated on: all, or some of each part, with one of more queries than
+    `few`."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     weights = sum(math.prod(tensor.shape.numpy()) for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
-    few = most_of_few(model)
     for count in range(len(cases), 0, -1):
         chosen = [cases[(2 * at + 1) * len(cases) // (2 * count)] for at in range(count)]
         if count <= MIN_CASES or weights * sum(case.tokens.size + CALL for case in chosen) <= WORK:

@@ -25,7 +25,7 @@ from verify_helpers import write
 from posexport.errors import Reason
 from posexport.processes import Worker, child_environment
 from posexport.runtimes import RUNTIMES, Runtime
-from posexport.runtimes.pool import LATE, Answer, Pool, result
+from posexport.runtimes.pool import ALLOCATION, LATE, Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays, save_arrays
 from posexport.verify import verify
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
@@ -213,6 +213,20 @@ def test_a_child_compiles_into_its_own_folder_where_the_cache_is_of_somebody_els
     assert child_environment(tmp_path)[name] == str(cache)
     monkeypatch.setattr(os, "getuid", lambda: 4242)
     assert name not in child_environment(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("users", [None, "glibc.malloc.arena_max=1"])
+def test_engines_keep_memory_unless_the_user_says_how_it_is_taken(
+    users: str | None, monkeypatch: pytest.MonkeyPatch, pool: Pool
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if users is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", users)
+    ask(pool, "echo")
+    (child,) = psutil.Process().children()
+    found, wanted = child.environ()["GLIBC_TUNABLES"], users or ALLOCATION["GLIBC_TUNABLES"]
+    assert found.split(":")[0] == wanted.split(":")[0]  # the C library may end it behind the first one
 
 
 def _alive(process: int) -> bool:

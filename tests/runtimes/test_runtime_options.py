@@ -99,6 +99,19 @@ def test_a_description_is_text(artifacts: dict[str, Path], engine: str) -> None:
     assert "CPU" in found["device"]
 
 
+@pytest.mark.parametrize(("options", "entry"), [({}, ""), ({"spinning": True}, ""), ({"spinning": False}, "0")])
+def test_idle_threads_sleep_where_that_is_asked_for(
+    artifacts: dict[str, Path], options: dict[str, bool], entry: str
+) -> None:
+    told = ort.load(artifacts["fp32"], options)._session.get_session_options()
+    name = "session.intra_op.allow_spinning"  # ONNX Runtime's own
+    try:
+        found = told.get_session_config_entry(name)
+    except RuntimeError:  # it has none
+        found = ""
+    assert found == entry
+
+
 def test_options_reach_the_session(artifacts: dict[str, Path]) -> None:
     session = ort.load(artifacts["fp32"], {"provider": "CPU", "threads": 1})._session
     assert session.get_session_options().intra_op_num_threads == 1

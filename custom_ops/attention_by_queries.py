@@ -12,6 +12,7 @@ from posexport.custom_ops.attention import (
     attend_cached,
     attend_shared,
     attended_onnx,
+    by_heads_onnx,
     caches_onnx,
     finished_onnx,
     laid_out_onnx,
@@ -33,16 +34,18 @@ the keys that it sees, so more blocks take longer beyond some number (1024 and 4
 def attended_by_queries_onnx(call: Call) -> Results:
     """Attention in standard operators, and with a cache the present keys and values."""
     present, lengths = caches_onnx(call, scattered_onnx)
-    keys, v = laid_out_onnx(call, present)
-
-    def whole(op: Ops) -> ir.Value:
-        small = replace(call, op=op)
-        return finished_onnx(small, *attended_onnx(small, keys, v, lengths))
-
     length, buffers = shape_of(call.q)[1], call.write_indices is not None
     some_hidden = call.heads.causal or (call.heads.window and not buffers)
     if call.bias is not None or not some_hidden or (isinstance(length, int) and length <= WHOLE):
-        return whole(call.op), *present
+        return finished_onnx(call, *attended_onnx(call, *laid_out_onnx(call, present), lengths)), *present
+    # before the choice, where heads are laid out without a copy; keys are turned behind it, which is part of a product
+    k, v = present or (call.k, call.v)
+    keys, v = (by_heads_onnx(call.op, t, call.heads, width) for t, width in ((k, call.head_dim), (v, call.value_dim)))
+
+    def whole(op: Ops) -> ir.Value:
+        small = replace(call, op=op)
+        return finished_onnx(small, *attended_onnx(small, _turned(op, keys), v, lengths))
+
     queries = call.op.Shape(call.q, start=1, end=2)
     out = few_onnx(call.op, True, queries, whole, lambda op: _divided(replace(call, op=op), keys, v, lengths), WHOLE)
     # of both the shape, which an If may hide
@@ -50,7 +53,7 @@ def attended_by_queries_onnx(call: Call) -> Results:
 
 
 def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
-    """[B, S, N*value_dim] of keys [B, N, head_dim, T] and values [B, N, T, value_dim]: blocks of queries one after the
+    """[B, S, N*value_dim] of keys [B, N, T, head_dim] and values [B, N, T, value_dim]: blocks of queries one after the
     other, by a Scan."""
     op, heads, (seq, total) = call.op, call.heads, lengths
     count = op.Min(_blocks_of(op, seq, LEAST), op.Max(BLOCKS, _blocks_of(op, seq, MOST)))
@@ -82,12 +85,16 @@ def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Va
             mask=None if call.mask is None else op.Slice(call.mask, *bounds, [1]),
             write_indices=None if call.write_indices is None else op.Sub(op.Add(indices, before), start),
         )
-        here = op.Slice(keys, *bounds, [3]), op.Slice(v, *bounds, [2])
+        here = _turned(op, op.Slice(keys, *bounds, [2])), op.Slice(v, *bounds, [2])
         return finished_onnx(small, *attended_onnx(small, *here, (size, op.Sub(end, start)), op.Sub(first, start)))
 
     made = op.Transpose(scan_onnx(op, count, one, [q]), perm=[1, 0, 2, 3])
     made = op.Reshape(made, [0, -1, heads.num_heads * call.value_dim])
     return op.Slice(made, op.Unsqueeze(spare, [0]), [2**31 - 1], [1])
+
+
+def _turned(op: Ops, keys: ir.Value) -> ir.Value:
+    return op.Transpose(keys, perm=[0, 1, 3, 2])
 
 
 def _blocks_of(op: Ops, count: ir.Value, size: ir.Value | int) -> ir.Value:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 
 MOST_ENTRIES = 1_000_000
 """The most files and folders in a folder that is searched."""
@@ -26,13 +26,17 @@ class Entries:
 
 
 def walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> Iterator[Entries]:
-    """A folder and those below it, however deep, that `enters` takes; what links lead to is not entered, nor what
-    can't be read. RequestError where they hold more than MOST_ENTRIES."""
+    """A folder and those below it, however deep, that `enters` takes; what links lead to is not entered. RequestError
+    where they hold more than MOST_ENTRIES, and for one that can't be read: what it holds would be passed over."""
     waiting, left = [folder], MOST_ENTRIES
     while waiting:
         place = waiting.pop()
         entries, inside = Entries(place, [], []), []
-        with suppress(OSError), os.scandir(place) as found:
+        with (
+            system_error(f"the folder {str(place)!r} can't be read", "make it readable, or move it elsewhere"),
+            suppress(FileNotFoundError, NotADirectoryError),  # removed meanwhile, or a file: it holds nothing
+            os.scandir(place) as found,
+        ):
             for entry in itertools.islice(found, left + 1):
                 left -= 1
                 below = place / entry.name

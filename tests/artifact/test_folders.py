@@ -47,6 +47,25 @@ def test_links_that_cannot_be_followed_hide_nothing(tmp_path: Path) -> None:
     assert [path.name for path in files_below(tmp_path)] == names
 
 
+def test_a_folder_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """One that may not be read holds artifacts that nobody verified. A path that is too long is an error for every
+    user."""
+    folder = _tree(tmp_path / "models", "a.onnx")
+    deep = Path(*["d" * 250] * 17)
+    make = ["sh", "-c", 'for name; do mkdir "$name" && cd "$name" || exit; done', "", *deep.parts]
+    subprocess.run(make, cwd=folder, capture_output=True)
+    try:
+        for arguments in (
+            ("verify", folder),
+            ("report", folder, "-o", "page.html"),
+            ("sweep", "--job", f"verify artifact='{folder}'", "-o", "out"),
+            ("sweep", "--job", f"verify artifact='{folder}/**/*.onnx'", "-o", "out"),
+        ):
+            refused(cli(*arguments), "the folder", "can't be read (File name too long): ")
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
 def test_a_folder_that_is_a_link_is_searched_itself(tmp_path: Path) -> None:
     _tree(tmp_path, "real/a.onnx")
     (tmp_path / "link").symlink_to("real")

@@ -248,6 +248,7 @@ def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[obje
         pairs |= {
             "target": (manifest.target or "portable", artifact.target),
             "version": (manifest.version, artifact.version),
+            "module": (manifest.module, None),
         }
         pairs |= {} if origin is None else origin.pairs(manifest)
     elif isinstance(manifest, PlanManifest):
@@ -258,11 +259,15 @@ def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[obje
 
 def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[object, object]]:
     """What a manifest says of a file without a spec, and what the file does: the export of a module has metadata, which
-    a rewritten one keeps as they were, and a foreign one has none."""
+    a rewritten one keeps as they were, and a foreign one has none. The manifests of these two name no module, no
+    attentions of a whole model and no weights, for which nothing in the file would stand."""
     pairs: dict[str, tuple[object, object]] = {"spec": (manifest.spec, None)}
-    known = module_of(graph)
-    if known is None or not isinstance(manifest, OnnxManifest) or manifest.rewrite is not None:
+    if not isinstance(manifest, OnnxManifest):
         return pairs
+    known = module_of(graph)
+    if known is None or manifest.rewrite is not None:
+        nothing = {"weights": None, "module": None, "attentions": ()}
+        return pairs | {key: (getattr(manifest, key), value) for key, value in nothing.items()}
     (module, origin), properties = known, graph.metadata()
     pairs |= {
         "form": (manifest.form, properties.get("posexport.form")),

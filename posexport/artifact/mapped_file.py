@@ -41,8 +41,8 @@ def read_mapped(path: Path, expected: str | None = None) -> GraphFile:
                 try:
                     check_size(path, data)
                     reduced = _without_weights(data, path.name)
-                except ValueError:  # no whole protobuf message, which the parser says
-                    reduced = data[: 2**20]
+                except ValueError:
+                    raise onnx_file.not_whole(path) from None
             return GraphFile(path=path, sha256=sha256, model=onnx_file.parsed(path, reduced))
     model, sha256 = onnx_file.read(path, expected)
     return GraphFile(path=path, sha256=sha256, model=model)

@@ -269,7 +269,7 @@ def parsed(path: Path, data: bytes) -> onnx.ModelProto:
         check_size(path, data)
         model = onnx.load_model_from_string(data)
     except (google.protobuf.message.DecodeError, ValueError):
-        raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
+        raise not_whole(path) from None
     check_texts(path, model)
     opsets = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not model.graph.node or not opsets or not all(0 < version < LARGEST_OPSET for version in opsets):
@@ -285,6 +285,11 @@ def parsed(path: Path, data: bytes) -> onnx.ModelProto:
                 "restore it."
             )
     return model
+
+
+def not_whole(path: Path) -> RequestError:
+    """The error for a file that is no whole protobuf message."""
+    return RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
 
 
 def load(path: Path) -> onnx.ModelProto:

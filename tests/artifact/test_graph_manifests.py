@@ -93,7 +93,8 @@ FALSE: dict[str, Any] = {
 }
 """What is false of each key, or what makes it so of what is there."""
 
-OF_THE_GRAPH = ("opset", "domains", "inputs", "outputs")
+OF_THE_GRAPH = ("opset", "domains", "inputs", "outputs", "weights", "module", "attentions")
+"""What is checked of a file that was rewritten, or that another tool made."""
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -197,3 +198,20 @@ def test_external_data_that_are_elsewhere_are_refused(external: dict[str, str], 
     done = cli("inspect", foreign(tmp_path / "x.onnx", **external))
     assert done.exit_code == 2
     assert said in done.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("key", ["weights", "module", "attentions"])
+def test_a_manifest_that_claims_to_be_of_a_rewritten_file_states_no_more(
+    key: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    """What the file's own metadata say of these would not be compared: the key `rewrite` may have been added."""
+    path = Path(shutil.copy(made["module"], tmp_path / "x.onnx"))
+    of_module, of_rewritten = (
+        json.loads(made[name].with_name(f"{made[name].name}.json").read_text(encoding="utf-8")) for name in FILES
+    )
+    del of_module["module"]
+    data = of_module | {"file": "x.onnx", "rewrite": of_rewritten["rewrite"], key: FALSE[key]}
+    (tmp_path / "x.onnx.json").write_text(json.dumps(data), encoding="utf-8")
+    manifest = read_manifest_of(OnnxManifest, path)
+    assert manifest is not None
+    assert contradictions(manifest, read_graph(path)) == f"its {key}"

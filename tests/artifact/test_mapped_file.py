@@ -80,6 +80,24 @@ def test_what_is_no_file_is_refused_with_the_same_words(tmp_path: Path) -> None:
         assert sentences[0] == sentences[1]
 
 
+def test_a_file_whose_beginning_is_sound_is_not_read_as_that(tmp_path: Path) -> None:
+    """protobuf and ONNX Runtime read what stands behind: a group, which nothing of ONNX is, and one more output."""
+    model = graph_of_everything()
+    model.doc_string = "d" * (2**20 - model.ByteSize() - 4)
+    begin = model.SerializeToString()
+    assert len(begin) == 2**20
+    more = onnx.ModelProto()
+    more.graph.node.add(op_type="Identity", input=[model.graph.output[0].name], output=["more"])
+    more.graph.output.add(name="more").type.CopyFrom(model.graph.output[0].type)
+    graph = more.graph.SerializeToString() + bytes([0x83, 0x08, 0x84, 0x08])  # the begin and the end of group 128
+    path = tmp_path / "in.onnx"
+    path.write_bytes(begin + bytes([7 << 3 | 2, len(graph)]) + graph)
+    assert [value.name for value in onnx.load(path).graph.output][-1] == "more"
+    for read in (read_graph, read_mapped):
+        with pytest.raises(RequestError, match="is not an ONNX file, or it is cut short"):
+            read(path)
+
+
 def _twice(tensor: onnx.TensorProto) -> None:
     tensor.float_data.extend([1.0])
 

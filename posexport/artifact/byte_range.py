@@ -1,9 +1,10 @@
-"""Bytes of a file that are read in pieces: weights on their way to another file."""
+"""Bytes of a file that are read in pieces: weights on their way to another file, and what stands around them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, overload
 
 import attrs
 
@@ -11,6 +12,40 @@ from posexport.errors import RequestError, system_error
 from posexport.files import HashingFile, open_file
 
 _PIECE = 2**22  # bytes that are read at a time
+_WINDOW = 2**12  # of which one after the other is asked for
+
+
+class FileBytes:
+    """The bytes of an open file of this `size`, read where they are asked for; ValueError where one is not there any
+    more. Mapped into memory, a file that is cut short meanwhile would end the process (SIGBUS)."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self._start, self._window = 0, b""
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        if isinstance(at, slice):
+            start, stop, _ = at.indices(self._size)
+            return self._read(start, stop)
+        if not self._start <= at < self._start + len(self._window):
+            self._start, self._window = at, self._read(at, min(at + _WINDOW, self._size))
+        return self._window[at - self._start]
+
+    def _read(self, start: int, stop: int) -> bytes:
+        self._file.seek(start)
+        data = self._file.read(stop - start)
+        if len(data) < stop - start:
+            raise ValueError("cut short")
+        return data
 
 
 @attrs.frozen(kw_only=True)

@@ -7,12 +7,12 @@ where it lies; what is left is parsed and checked as any other file.
 from __future__ import annotations
 
 import hashlib
-import mmap
 from pathlib import Path
 
 import onnx
 
 from posexport.artifact import onnx_file
+from posexport.artifact.byte_range import FileBytes
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.manifest import changed
 from posexport.artifact.onnx_limits import LENGTH, Field, check_size, fields
@@ -37,18 +37,18 @@ def read_mapped(path: Path, expected: str | None = None) -> GraphFile:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if expected not in (None, sha256):
                 raise MismatchError(path, changed(path), sha256=sha256)
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                try:
-                    check_size(path, data)
-                    reduced = _without_weights(data, path.name)
-                except ValueError:
-                    raise onnx_file.not_whole(path) from None
+            data = FileBytes(file, file.tell())
+            try:
+                check_size(path, data)
+                reduced = _without_weights(data, path.name)
+            except ValueError:
+                raise onnx_file.not_whole(path) from None
             return GraphFile(path=path, sha256=sha256, model=onnx_file.parsed(path, reduced))
     model, sha256 = onnx_file.read(path, expected)
     return GraphFile(path=path, sha256=sha256, model=model)
 
 
-def _without_weights(data: mmap.mmap, name: str) -> bytes:
+def _without_weights(data: FileBytes, name: str) -> bytes:
     """The bytes of a model, its large initializers in external data of the file of this `name`."""
     parts, at = list[bytes](), 0
     for field in fields(data, 0, len(data)):
@@ -58,7 +58,7 @@ def _without_weights(data: mmap.mmap, name: str) -> bytes:
     return b"".join([*parts, data[at:]])
 
 
-def _graph(data: mmap.mmap, graph: Field, name: str) -> bytes:
+def _graph(data: FileBytes, graph: Field, name: str) -> bytes:
     parts, at = list[bytes](), graph.start
     for field in fields(data, graph.start, graph.end):
         if (field.number, field.kind) == (_INITIALIZER, LENGTH):
@@ -70,7 +70,7 @@ def _graph(data: mmap.mmap, graph: Field, name: str) -> bytes:
     return b"".join([*parts, data[at : graph.end]])
 
 
-def _raw_data(data: mmap.mmap, tensor: Field) -> Field | None:
+def _raw_data(data: FileBytes, tensor: Field) -> Field | None:
     """The only data of a tensor, where it is raw and large."""
     found = [field for field in fields(data, tensor.start, tensor.end) if field.number in _DATA_FIELDS]
     if len(found) == 1 and found[0].number == _RAW_DATA and found[0].end - found[0].start > onnx_file.INLINE:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
-from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 
+from posexport.artifact.byte_range import FileBytes
 from posexport.errors import RequestError, shown
 from posexport.machine import available, size_text
 
@@ -58,7 +58,7 @@ Function = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
 
-def check_size(path: Path, data: bytes | mmap) -> None:
+def check_size(path: Path, data: bytes | FileBytes) -> None:
     """RequestError for a file whose graph would not fit into memory; ValueError where it is no protobuf message."""
     stored, parsed = _weights(data)
     structure = len(data) - stored
@@ -74,7 +74,7 @@ def check_size(path: Path, data: bytes | mmap) -> None:
         )
 
 
-def _weights(data: bytes | mmap) -> tuple[int, int]:
+def _weights(data: bytes | FileBytes) -> tuple[int, int]:
     """The bytes of the numbers of weights in a file, and those that they take in memory: the raw data of initializers
     stays on the disk, of others there is a copy. ValueError for more fields than a graph has that is taken."""
     stored = parsed = count = 0
@@ -110,7 +110,7 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: bytes | mmap, start: int, end: int) -> Iterator[Field]:
+def fields(data: bytes | FileBytes, start: int, end: int) -> Iterator[Field]:
     """The fields of a protobuf message in these bytes; ValueError where it isn't whole."""
     at, count = start, 0
     while at < end:
@@ -136,7 +136,7 @@ def fields(data: bytes | mmap, start: int, end: int) -> Iterator[Field]:
         at += size
 
 
-def _varint(data: bytes | mmap, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes | FileBytes, at: int, end: int) -> tuple[int, int]:
     """The number that begins at `at`, and where it ends."""
     number = 0
     for shift in range(0, 70, 7):

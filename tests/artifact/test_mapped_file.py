@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_graph_writer import bits, graph_of_everything, saved
 
-from posexport.artifact import onnx_file, onnx_limits
+from posexport.artifact import mapped_file, onnx_file, onnx_limits
 from posexport.artifact.graph_file import read_graph
 from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.artifact.mapped_file import read_mapped
@@ -96,6 +97,19 @@ def test_a_file_whose_beginning_is_sound_is_not_read_as_that(tmp_path: Path) -> 
     for read in (read_graph, read_mapped):
         with pytest.raises(RequestError, match="is not an ONNX file, or it is cut short"):
             read(path)
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the end of the process, which a map of the file would be."""
+    path = saved(tmp_path, "inline")
+
+    def cut(*given: object) -> None:
+        os.truncate(path, 100)
+        onnx_limits.check_size(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mapped_file, "check_size", cut)
+    with pytest.raises(RequestError, match="or it is cut short"):
+        read_mapped(path)
 
 
 def _twice(tensor: onnx.TensorProto) -> None:

@@ -346,10 +346,10 @@ def _varying(shape: tuple[int | str, ...]) -> dict[int, Any]:
 
 
 _GROWING = "|".join(map(re.escape, KEYS))
-_CACHE = re.compile(rf"past_key_values\.(\d+)\.(?:{_GROWING}|(?:{'|'.join(STATES)})(?:_\d+)?)")
+_CACHE = re.compile(rf"past_key_values\.([0-9]{{1,6}})\.(?:{_GROWING}|(?:{'|'.join(STATES)})(?:_\d+)?)")
 
 
 def cached_layers(names: Iterable[str]) -> list[int]:
-    """The layers whose caches are among the inputs of these names."""
+    """The layers whose caches are among the inputs of these names; a number of more than six digits is no layer's."""
     matches = (_CACHE.fullmatch(name) for name in names)
     return sorted({int(match[1]) for match in matches if match is not None})

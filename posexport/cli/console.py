@@ -30,7 +30,7 @@ _STARTED = "posexport.cli.started"  # the key in click's context of the time at 
 
 _CELL, _LINE = 400, 2_000  # characters of a name of a fact or a step, and of a line in a cell of a table
 
-_LAYER = re.compile(r"\.(\d+)(?=\.|$)")
+_LAYER = re.compile(r"\.([0-9]{1,6})(?=\.|$)")
 
 _STATE_STYLES: dict[str, dict[str, Any]] = {
     "passed": {"fg": "green"},

@@ -82,7 +82,7 @@ ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "p
 _NO_NAME = re.compile(r"unk(nown)?(_*\d+)?|none|null|any|dyn(amic)?|[?*]|-1", re.IGNORECASE)
 """Names that exporters write where they know none."""
 
-_MULTIPLE = re.compile(r"(?P<factor>\d+)\s*\*\s*(?P<name>\w+)")
+_MULTIPLE = re.compile(r"(?P<factor>[0-9]{1,9})\s*\*\s*(?P<name>\w+)")
 """A name of a dimension as torch writes that of rows and heads on one axis: `4*s77`."""
 
 _ROW_WORD = re.compile(r"batch.*|bsz?|b|rows?")

@@ -74,6 +74,23 @@ def test_caches_and_logits_of_other_ranks_are_refused(tmp_path: Path) -> None:
     refused(cli("package", saved(tmp_path, cut("logits", 0)), "--genai"), "has logits without a fixed number of tokens")
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 10])
+def test_numbers_of_layers_have_few_digits(number: str, tmp_path: Path) -> None:
+    """Python makes no whole number of so many, and one layer after the other up to it would take all memory."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = value.name.replace(".0.", f".{number}.")
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [name.replace(".0.", f".{number}.") for name in names]
+
+    path = saved(tmp_path, change)
+    refused(cli("package", path, "--genai"), "has no caches past_key_values.N.key")
+    shown = cli("inspect", path, "--no-attention")
+    assert shown.exit_code == 0, shown.output
+
+
 def test_settings_that_choose_tokens_are_taken(tmp_path: Path) -> None:
     given = {"do_sample": True, "temperature": 1, "top_k": 50, "top_p": 0.9, "repetition_penalty": None}
     search = packaged(saved(tmp_path, **given))["search"]

@@ -10,6 +10,7 @@ from graph_signatures import Signature, graph_of
 from onnx import helper
 
 from posexport.errors import RequestError
+from posexport.graphs.axes import multiple_of
 from posexport.graphs.roles import ROLES, roles_of
 from posexport.graphs.sizes import fitted, shape_of
 
@@ -200,6 +201,12 @@ def test_an_axis_of_rows_and_heads_is_a_multiple_of_the_rows(tmp_path: Path) -> 
     for batch in (1, 3):
         sizes = fitted(roles, {"batch": batch, "past": 5})
         assert shape_of(roles["past_key_values.0.key"], sizes) == (4 * batch, 8, 5)
+
+
+def test_a_multiple_of_thousands_of_digits_is_none() -> None:
+    """Python makes no number of them."""
+    assert multiple_of("12*s7") == (12, "s7")
+    assert multiple_of(f"{'9' * 5000}*s7") is None
 
 
 @pytest.mark.parametrize("name", ["present_key.0", "pk0", "output_1.0.key"])

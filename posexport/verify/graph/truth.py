@@ -251,7 +251,7 @@ class Truth:
         """Of a whole model that is another function than the module: the first layer whose cache differs in float64;
         None where no cache does."""
         differ = {one.output for one in self._differences if one.of_rounding > 1}
-        layers = (re.fullmatch(r"present\.(\d+)\..+", name) for name in differ)
+        layers = (re.fullmatch(r"present\.([0-9]{1,6})\..+", name) for name in differ)
         return min((int(match[1]) for match in layers if match is not None), default=None)
 
     @cached_property

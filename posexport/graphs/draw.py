@@ -18,7 +18,7 @@ from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, 
 from posexport.graphs.input_facts import COUNTING, dtype_of, is_of_tokens, pads_encoder, rows_begin_apart, takes_padding
 from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import fitted, shape_of, taken_sizes
+from posexport.graphs.sizes import check_sizes, fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
 from posexport.spec.input_roles import chooses_tokens
 
@@ -310,12 +310,14 @@ def draw_inputs(
     label: str = "drawn",
     tokens: Mapping[str, Iterator[int]] | None = None,
 ) -> DrawnInputs:
-    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted).
+    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted);
+    RequestError where it allows none.
 
     `tokens` gives those of inputs by name, so that several sets share a vocabulary (`every_token`).
     """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
+    check_sizes(roles, sizes)
     if any(role.kind == "logits_to_keep" for role in roles.values()):
         sizes[KEPT] = int(rng.choice([1, sizes[SEQ], int(rng.integers(1, sizes[SEQ] + 1))]))
     if not any(map(takes_padding, roles.values())):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from posexport.errors import RequestError, shown
 from posexport.graphs.axes import BATCH, CACHED, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH, multiple_of
 from posexport.graphs.roles import Role
+from posexport.machine import available, size_text
 
 _SPARE = 5
 """Places of a cache that is written into that stay free behind the last token."""
@@ -14,6 +16,8 @@ _SPARE = 5
 PATCH, SMALLEST_PATCH, _PIXELS, _FRAMES = 16, 8, 64, 256
 """Pixels of a patch, where the graph doesn't say; a first convolution with smaller steps is followed by others. Pixels
 on a side, and the fewest frames of sound."""
+
+_BYTES = 8  # of a number of an input in float64
 
 _FREE = 6
 """The size of a dimension whose meaning is not known."""
@@ -123,3 +127,21 @@ def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:
         dim if isinstance(dim, int) else axis if isinstance(axis, int) else sizes[axis]
         for dim, axis in zip(role.shape, role.axes, strict=True)
     )
+
+
+def check_sizes(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> None:
+    """RequestError where the inputs of a graph are fixed to sizes of which nothing can be drawn: to no rows or tokens,
+    or to more numbers than fit into memory."""
+    free = available()
+    for name, role in roles.items():
+        shape = shape_of(role, sizes)
+        if any(size == 0 and axis in (BATCH, SEQ, ENCODER) for size, axis in zip(shape, role.axes, strict=True)):
+            raise RequestError(
+                f"the input {shown(name)} {shown(list(shape))} is fixed to no rows or no tokens, so nothing can be "
+                "drawn for it: export it with others."
+            )
+        if (needed := math.prod(shape) * _BYTES) > free:
+            raise RequestError(
+                f"the input {shown(name)} {shown(list(shape))} takes {size_text(needed)} in float64, and "
+                f"{size_text(free)} of memory are free: export it with smaller sizes."
+            )

@@ -73,6 +73,21 @@ def test_what_the_graph_fixes_stays(tmp_path: Path) -> None:
     assert arrays["attention_mask"].all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (["b", 0, 8], r"\[1, 0, 8\] is fixed to no rows or no tokens"),
+        ([0, "s", 8], "is fixed to no rows or no tokens"),
+        (["b", 2**62, 8], "GB of memory are free"),
+        (["b", "s", 2**62], "GB of memory are free"),
+    ],
+)
+def test_sizes_that_nobody_can_give_are_refused(shape: list[str | int], said: str, tmp_path: Path) -> None:
+    known = roles(tmp_path, {"hidden_states": (shape, "fp32")})
+    with pytest.raises(RequestError, match=said):
+        cases_of(known, 0)
+
+
 def test_numbers_stay_below_their_tables(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Gather", ["words", "input_ids read"], ["rows"]),

@@ -19,7 +19,7 @@ from posexport.graphs.cases import cases_of
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluator import EVALUATOR
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import fitted, is_dynamic, shape_of
+from posexport.graphs.sizes import check_sizes, fitted, is_dynamic, shape_of
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Pool, result
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -85,12 +85,14 @@ class GraphTrial:
         return Batching(max_batch_size=requested or MAX_BATCH, reason=text)
 
     def usual(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of a request of zeros that the graph takes; none where it takes none, or none is known."""
+        """Shapes of a request of zeros that the graph takes; none where it takes none, or none is known. RequestError
+        where it fixes them to what nobody can give."""
         if self._unknown is not None or _COUNTS & {role.kind for role in self._roles.values()}:
             return {}
         cached = is_dynamic(self._roles, PAST)
         for sizes in _USUAL[2:] if cached else _USUAL[:2]:
             known = fitted(self._roles, {BATCH: 1, **sizes})
+            check_sizes(self._roles, known)
             shapes = {name: shape_of(role, known) for name, role in self._roles.items()}
             zeros = {name: np.zeros(shapes[name], _dtype(role)) for name, role in self._roles.items()}
             if not isinstance(self._evaluated([zeros]), Reason):

@@ -117,7 +117,8 @@ def _cases(
             return [given_case(request.inputs, request.arrays, subject.inputs, roles)]
     corners += own.length_corners(lengths, weights)
     corners += band_corners(roles, seed, own.cost(roles, weights, subject.outputs))
-    return drawn_cases(roles, seed, request.reach, request.more, corners, own.length)
+    with located(repr(str(subject.path))):
+        return drawn_cases(roles, seed, request.reach, request.more, corners, own.length)
 
 
 def _greedy_check(

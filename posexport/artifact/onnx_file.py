@@ -373,7 +373,12 @@ def _bytes_of(path: Path, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"),
         open_file(path.parent / entry["location"]) as file,
     ):
-        return np.fromfile(file, dtype=np.uint8, count=length, offset=offset)
+        data = np.fromfile(file, dtype=np.uint8, count=length, offset=offset)
+    if len(data) < length:
+        raise RequestError(
+            f"can't read the weights of {str(path)!r}, {shown(entry['location'])} was cut short meanwhile: restore it."
+        )
+    return data
 
 
 def is_known(tensor: onnx.TensorProto) -> bool:

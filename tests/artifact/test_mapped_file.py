@@ -112,6 +112,16 @@ def test_a_file_that_is_cut_short_meanwhile_is_refused(tmp_path: Path, monkeypat
         read_mapped(path)
 
 
+def test_weights_that_are_cut_short_meanwhile_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, "inline")
+    tensors = read_mapped(path).model.graph.initializer  # whose data is left in the file
+    tensor = next(one for one in tensors if one.data_location == onnx.TensorProto.EXTERNAL)
+    assert onnx_file.array_of(path, tensor).nbytes > onnx_file.INLINE
+    os.truncate(path, 100)
+    with pytest.raises(RequestError, match="was cut short meanwhile"):
+        onnx_file.array_of(path, tensor)
+
+
 def _twice(tensor: onnx.TensorProto) -> None:
     tensor.float_data.extend([1.0])
 

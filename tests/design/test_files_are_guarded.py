@@ -69,7 +69,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "posexport/verify/graph/greedy_encoder.py": {"np.savez": NEW_FOLDER},
     "posexport/runtimes/npz.py": {"np.load": "gets an open file"},
     "posexport/artifact/onnx_file.py": {"np.fromfile": "gets an open file"},
-    "posexport/artifact/mapped_file.py": {"mmap.mmap": "gets an open file"},
     "models/weights.py": {"safetensors.safe_open": AFTER_CHECK},
     "models/checkpoints/tensors.py": {"safetensors.safe_open": AFTER_CHECK},
     "posexport/runtimes/tensors.py": {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import getpass
 import json
 import os
@@ -38,13 +39,16 @@ STOPPED = "stopped"  # the pool was closed before there was an answer
 # ... and what the work raised
 MEMORY = "memory"  # an error that says that memory ran out
 LIMITED = "memory-limit"  # the same, or a crash, below a limit on memory that the user set
+EXHAUSTED = "resources"  # the system has no more room, open files or processes for it
 REFUSED = "refused"  # the engine's error that it can't run this
 MISSING = "runtime-missing"  # RuntimeMissingError
 INVALID = "invalid-request"  # another error of posexport's own
 FAILED = "failed"  # any other error
 
-NOTHING_SHOWN = (MISSING, TIMED_OUT, LIMITED)
+NOTHING_SHOWN = (MISSING, TIMED_OUT, LIMITED, EXHAUSTED)
 """The codes of failures that say nothing about the work: it was not done to its end."""
+
+_OF_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
@@ -68,6 +72,8 @@ def explain(error: Exception) -> Reason:
     if isinstance(error, PosexportError):
         return Reason(MISSING if isinstance(error, RuntimeMissingError) else INVALID, str(error))
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in _OF_SYSTEM:
+        return Reason(EXHAUSTED, text)
     if not machine.is_short(error):
         return Reason(FAILED, text)
     limit = machine.set_limit()

@@ -17,6 +17,7 @@ from posexport.errors import Reason, RequestError
 from posexport.machine import usable
 from posexport.processes import (
     CRASHED,
+    EXHAUSTED,
     EXITED,
     INVALID,
     KILLED,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from posexport.artifact.original import Original
     from posexport.verify.locate import Graphs
 
-NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED, CRASHED, EXITED, STOPPED)
+NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, EXHAUSTED, KILLED, CRASHED, EXITED, STOPPED)
 """Failures of the reference that say nothing about the artifact: no runtime is judged then. How its process ended, by
 whatever cause, is one: an ordinary error on a file that was read is none."""
 

@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from posexport.errors import Reason
-from posexport.processes import KILLED, LIMITED, MEMORY, STOPPED, TIMED_OUT
+from posexport.processes import EXHAUSTED, KILLED, LIMITED, MEMORY, STOPPED, TIMED_OUT
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -34,7 +34,7 @@ NEAR = 64.0
 """Torch's error is taken again for errors up to this multiple of their limit: where tokens have logits of hundreds, one
 draw of it was 70 times smaller than the error of a sound runtime."""
 
-LOST = (TIMED_OUT, MEMORY, LIMITED, KILLED, STOPPED)
+LOST = (TIMED_OUT, MEMORY, LIMITED, EXHAUSTED, KILLED, STOPPED)
 """Failures that say nothing of what was to be computed: a machine that was too slow or too small for it."""
 
 Rerun = Callable[[Sequence[Arrays], dict[str, Any]], "Future[Answer]"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -130,8 +131,17 @@ def test_a_run_that_ends_below_a_limit_says_nothing_about_the_artifact(monkeypat
         processes.LIMITED, "the limit of 314.57 MB that ulimit -v sets is too small for it (MemoryError: )",
     )  # fmt: skip
     assert processes.explain(ValueError("no such axis")).code == processes.FAILED
+    assert processes.explain(OSError(errno.ENOENT, "no such file")).code == processes.FAILED
     assert processes.LIMITED in processes.NOTHING_SHOWN
     assert processes.LIMITED in NO_REFERENCE
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO])
+def test_what_the_system_has_no_more_of_says_nothing_of_a_file(number: int) -> None:
+    """No more open files, or no room on the disk."""
+    code = processes.explain(OSError(number, os.strerror(number))).code
+    assert code in processes.NOTHING_SHOWN
+    assert code in NO_REFERENCE
 
 
 AT_LIMIT = """

@@ -117,7 +117,18 @@ def hidden_by_a_constant_node(g: Graph) -> str:
     return merged(g, g.op("MatMul", weights, heads_of(g, "v", (0, 2, 1, 3))))
 
 
+def heads_before_rows(g: Graph) -> str:
+    """[N, B, S, D], as Zipformer has it, with a bias that falls with the place of the key at a rate of each head."""
+    scores = g.op("MatMul", heads_of(g, "q", (2, 0, 1, 3)), heads_of(g, "k", (2, 0, 3, 1)))
+    places = g.op("Range", g.constant(0), g.op("Squeeze", g.length("features", 1)), g.constant(1))
+    rates = g.random("rates", HEADS, 1, 1, 1)
+    biased = g.op("Add", scores, g.op("Mul", rates, g.op("Cast", places, to=TensorProto.FLOAT)))
+    mixed = g.op("MatMul", g.op("Softmax", biased, axis=-1), heads_of(g, "v", (2, 0, 1, 3)))
+    return merged(g, g.op("Transpose", mixed, perm=[1, 0, 2, 3]))
+
+
 STYLES = {
+    "heads before rows": heads_before_rows,
     "hidden by a Constant": hidden_by_a_constant_node,
     "softmax written out": written_out,
     "softmax with a reciprocal": lambda g: written_out(g, reciprocal=True),

@@ -14,10 +14,21 @@ import torch
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.layouts import EXACT
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.products import Product
+from posexport.graphs.attention.products import Product, with_heads_first
 
 _PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul", "Einsum", "Conv"}
 """Products that may be those of features with weights."""
+
+
+def by_rows(probe: Probe, product: Product) -> Product:
+    """The product with the axis of its result that may vary as its rows, where the other one is fixed: heads may stand
+    before rows, [N, B, S, D]."""
+    shape, letters = probe.shapes.of(product.result), product.axes[2]
+    if len(shape) != len(letters):
+        return product
+    sizes = dict(zip(letters, shape, strict=True))
+    before_rows = "h" in sizes and sizes["b"].is_fixed and not sizes["h"].is_fixed
+    return with_heads_first(product) if before_rows else product
 
 
 def traced_heads(flow: Dataflow, probe: Probe, product: Product) -> int | None:

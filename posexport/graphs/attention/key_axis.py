@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from posexport.errors import shown
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.head_count import by_rows
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product, with_keys_at
 from posexport.graphs.attention.score_axes import KEYS_FIRST, MOVES, ScoreAxes, score_axes
@@ -30,6 +31,7 @@ def scores_by_key(
     """The scores of a softmax with their axes; raises Declined. `weighted` is its product with values, and the nodes
     before that."""
     scores, rank = scores_of(flow, probe, softmax.logits), len(probe.shape(softmax.logits))
+    scores = attrs.evolve(scores, product=by_rows(probe, scores.product))
     is_operator = softmax.total is None  # Softmax or LogSoftmax, and no sums that are written out
     old = flow.graph.opset_imports.get("", 13) < 13 and is_operator
     axis = softmax.axis if softmax.axis is not None else 1 if old else -1

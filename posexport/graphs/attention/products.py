@@ -69,6 +69,12 @@ def with_keys_at(product: Product, axis: int) -> Product | None:
     return attrs.evolve(product, left=product.right, right=product.left, axes=(of_queries, of_keys, of_result))
 
 
+def with_heads_first(product: Product) -> Product:
+    """The product with heads on the first axis of its operands and rows on the second."""
+    left, right, result = (axes.translate(str.maketrans("bh", "hb")) for axes in product.axes)
+    return attrs.evolve(product, axes=(left, right, result))
+
+
 def _turned(axes: str) -> str:
     """The axes with the last two exchanged."""
     return axes[:-2] + axes[-1] + axes[-2]

@@ -14,6 +14,7 @@ from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.candidates import leads_to_product, reason_to_leave
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.guards import can_act
+from posexport.graphs.attention.head_count import by_rows
 from posexport.graphs.attention.heads import Side, Source
 from posexport.graphs.attention.hidden_keys import zeros_hide
 from posexport.graphs.attention.key_axis import scores_by_key
@@ -169,6 +170,7 @@ def _attention(
 ) -> Attention:
     logits, (product, passed) = softmax.logits, weighted
     scores, axes = scores_by_key(flow, probe, softmax, weighted, name)
+    product = by_rows(probe, product)
     sizes = sizes_of(flow, probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)

@@ -1,6 +1,7 @@
 """The axes of scores between their product and their softmax, where heads don't stand before queries.
 
-    [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]; keys before queries: [B, N, T, S]
+    [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]; keys before queries: [B, N, T, S];
+    heads before rows: [N, B, S, T]
 
 Multi-query attention that folds heads into tokens adds its mask, and takes its softmax, in such a layout. Axes are
 groups of the letters b rows, h heads, s queries, t keys; no group at all stands for the usual axes.
@@ -26,7 +27,7 @@ KEYS_FIRST: ScoreAxes = ("b", "h", "t", "s")
 
 _FOLDED: tuple[ScoreAxes, ...] = (("b", "s", "h", "t"), ("b", "hs", "t"), ("b", "sh", "t"))
 _FOLDED += tuple((*axes[:1], "", *axes[1:]) for axes in _FOLDED[1:])
-_FOLDED += (KEYS_FIRST,)
+_FOLDED += (KEYS_FIRST, ("h", "b", "s", "t"))
 """Axes of scores; an empty group is one of size 1."""
 
 MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")

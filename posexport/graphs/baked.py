@@ -59,9 +59,9 @@ def _sizes(model: ir.Model, roles: Mapping[str, Role]) -> Iterator[dict[str, int
         multiples = [steps[0] * length for length in lengths if steps[0] * length <= SIDES_TRIED]  # windows of patches
         yield from (dict.fromkeys(sides, side) for side in dict.fromkeys((*SIDES, *multiples)))
     free = [axis for axis in _varying(roles) if axis.startswith("dim ")]
-    if free:  # feature maps, cut into windows
-        axes = [*free, *(axis for axis in (SEQ, HEIGHT, WIDTH) if is_dynamic(roles, axis))]
-        yield from (dict.fromkeys(axes, length) for length in lengths)
+    maps = [*free, *(axis for axis in (SEQ, HEIGHT, WIDTH) if is_dynamic(roles, axis))] if free else []
+    if maps:  # feature maps, cut into windows
+        yield from (dict.fromkeys(maps, length) for length in lengths)
     rows = _ROWS if is_dynamic(roles, BATCH) else ()
     for axes in ([SEQ], [ENCODER], [SEQ, ENCODER]):
         if not all(is_dynamic(roles, axis) for axis in axes):
@@ -70,6 +70,8 @@ def _sizes(model: ir.Model, roles: Mapping[str, Role]) -> Iterator[dict[str, int
         yield from tried
         yield from ({BATCH: count, **sizes} for sizes in tried for count in rows)
     yield from ({BATCH: count} for count in rows)
+    if len(maps) == 2:  # a map that is higher than wide, or wider
+        yield from (dict(zip(maps, sizes, strict=True)) for sizes in itertools.permutations(lengths, 2))
 
 
 def _varying(roles: Mapping[str, Role]) -> list[str]:

@@ -77,6 +77,15 @@ def windows(side: int = 4) -> onnx.ModelProto:
     return _model(g, x, ("batch", "height", "width", WIDTH))
 
 
+def traced_map(height: int = 4, width: int = 5) -> onnx.ModelProto:
+    """Attention between all places of a feature map, whose sides are those of an example: no others are taken."""
+    g = Graph()
+    x = g.op("Reshape", "hidden", g.constant([-1, height, width, WIDTH]))  # other sides, or an error
+    x = _attention(g, g.op("Reshape", x, g.constant([0, height * width, WIDTH])), -1, height * width)
+    x = g.op("Add", g.op("Reshape", x, g.constant([-1, height, width, WIDTH])), "hidden")
+    return _model(g, x, ("batch", "height", "width", WIDTH))
+
+
 def squares(side: int = 5) -> onnx.ModelProto:
     """Attention within windows of as many tokens as a square has: windows of a square of any number of windows."""
     g = Graph()

@@ -49,6 +49,10 @@ def test_feature_maps_of_whole_windows_are_found() -> None:
     assert len(axes) == 2 and all(sizes[:2] == (7, 14) for sizes in axes.values())
 
 
+def test_a_feature_map_of_two_different_sides_is_found() -> None:
+    assert settled(graphs.traced_map(4, 5)).shape == ("batch", 4, 5, graphs.WIDTH)
+
+
 @pytest.mark.parametrize(("asked", "drawn"), [(1, 8), (8, 8), (9, 16), (20, 24), (25, 304), (1000, 304)])
 def test_sizes_that_were_taken_are_drawn(asked: int, drawn: int) -> None:
     roles = {"hidden": settled(graphs.blocks(8))}

@@ -171,6 +171,10 @@ def _describe(model: ir.Model, spec: Spec, fixed: Mapping[str, int | None]) -> N
 
 def finish(model: ir.Model, form: str) -> None:
     """Bring the graph to its form, remove duplicate nodes, and drop the names of source files and lines."""
+    for node in model.graph.all_nodes():
+        length = node.inputs[1] if node.op_type == "SplitToSequence" and len(node.inputs) > 1 else None
+        if length is not None and length.producer() is not None:
+            length.shape = None  # the optimizer raises an error for one number that is computed, if it knows the rank
     # Folds axes and scalars that the exporter computes from constants. Weights keep their names and layout.
     optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
     passes: list[ir.passes.InPlacePass] = [] if form == "function" else [common.InlinePass()]

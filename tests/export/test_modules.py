@@ -369,3 +369,20 @@ def test_a_loop_over_experts_that_have_tokens(named: bool) -> None:
                 scores[index] * (matrices[index][0] @ row + matrices[index][1]) for index in best
             )
             np.testing.assert_allclose(out, wanted, atol=1e-5)
+
+
+class HeadsInRows(nn.Module):
+    """Heads as further rows, cut apart by the number of rows, as Set Transformer does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = torch.cat(x.split(4, 2), 0)
+        mixed = torch.softmax(heads.bmm(heads.transpose(1, 2)), 2).bmm(heads)
+        return torch.cat(mixed.split(x.size(0), 0), 2)
+
+
+def test_parts_as_long_as_a_length_that_varies() -> None:
+    module = HeadsInRows()
+    model = export_module(module, torch.randn(2, 5, 16), form="native")
+    assert [node.op_type for node in model.graph].count("Attention") == 1
+    x = torch.randn(3, 7, 16)
+    np.testing.assert_allclose(run_ort(model, {"x": x.numpy()})["output"], module(x), atol=1e-5)

@@ -57,6 +57,7 @@ class BiasWriter:
         """All terms together. What is added before a mask decides is not seen where it hides: it may be no number
         there."""
         nodes, found, extents = self.writing.nodes, None, list[TermExtent]()
+        deepest = min((term.fill for term in attention.terms if term.seen_if is not None), default=-math.inf)
         for term in reversed(attention.terms):  # from the product to the softmax
             value, extent = self._term(term, attention.num_heads, q)
             extents.append(extent)
@@ -64,7 +65,9 @@ class BiasWriter:
                 value = nodes.cast(value, ir.DataType.BOOL)
                 seen = nodes.constant(0.0, self.wide) if found is None else found
                 is_told_apart = attention.guard is not None and term.fill == -math.inf
-                hidden = nodes.constant(-math.inf if is_told_apart else LOWEST, self.wide)
+                # a query that sees no key reads those that were given the larger logit
+                lowest = LOWEST if term.fill == deepest else LOWEST / 2
+                hidden = nodes.constant(-math.inf if is_told_apart else lowest, self.wide)
                 choices = [seen, hidden] if term.seen_if else [hidden, seen]
                 found = nodes.one("Where", value, *choices, dtype=self.wide)
             else:

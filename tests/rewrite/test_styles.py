@@ -127,7 +127,18 @@ def heads_before_rows(g: Graph) -> str:
     return merged(g, g.op("Transpose", mixed, perm=[1, 0, 2, 3]))
 
 
+def hidden_twice(g: Graph) -> str:
+    """Tokens that don't see themselves, but for the first one: its logit of itself is larger than those of later keys,
+    as in Reformer."""
+    places = g.op("Range", g.constant(0), g.op("Squeeze", g.length("features", 1)), g.constant(1))
+    rows = g.op("Unsqueeze", places, g.constant([1]))
+    itself = g.op("Where", g.op("Equal", rows, places), g.constant(-5e4, np.float32), scores_of(g))
+    scores = g.op("Where", g.op("Greater", places, rows), g.constant(-3e38, np.float32), itself)
+    return merged(g, g.op("MatMul", g.op("Softmax", scores, axis=-1), heads_of(g, "v", (0, 2, 1, 3))))
+
+
 STYLES = {
+    "hidden twice": hidden_twice,
     "heads before rows": heads_before_rows,
     "hidden by a Constant": hidden_by_a_constant_node,
     "softmax written out": written_out,

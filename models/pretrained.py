@@ -22,6 +22,7 @@ from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
 from posexport.models.checkpoints.tensors import INDEX, Tensors, weights_file
+from posexport.models.dynamic_angles import stateless_angles
 from posexport.models.pretrained_limits import check_counts, limited_to
 
 EXPERTS = "batched_mm"
@@ -146,6 +147,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     if hasattr(model.config, "_experts_implementation"):
         model.set_experts_implementation(EXPERTS)
     model.eval().requires_grad_(False)
+    stateless_angles(model)
     weights = dict(model.named_parameters(remove_duplicate=False))
     values = {name: weight.data for name, weight in weights.items()}
     unread = tuple(sorted(loaded["unexpected_keys"]))

@@ -68,14 +68,24 @@ def encoder_of(
     Sizes that the architecture fixes, such as those of images, are numbers. RequestError for a model that reads or
     gives something else than is known here.
     """
+    _check_head(model)
     inputs = encoder_inputs(model, folder)
     example = encoder_example(inputs, dtype)
     configuration: Any = model.config
     for config in (configuration, configuration.get_text_config()):
         if getattr(config, "use_cache", False):  # of a decoder without a head, whose caches nothing reads
             config.use_cache = False
-    with torch.no_grad(), unchanged(model):
-        made = model(**example, return_dict=True)
+    try:
+        with torch.no_grad(), unchanged(model):
+            made = model(**example, return_dict=True)
+    except ValueError:
+        text: Any = configuration.get_text_config()
+        if "input_ids" in inputs and getattr(text, "pad_token_id", None) is None:  # heads read a row's last token
+            raise RequestError(
+                f"{type(model).__name__} doesn't run on several rows, which end where padding begins, since "
+                'config.json has no pad_token_id: add it, such as "pad_token_id": 0.'
+            ) from None
+        raise
     names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]
     if not names:
         raise RequestError(
@@ -89,6 +99,24 @@ def encoder_of(
         for name, shape in inputs.items()
     }
     return module, Signature(inputs=inputs, outputs=dict.fromkeys(outputs), example=example, shapes=shapes)
+
+
+def _check_head(model: nn.Module) -> None:
+    """RequestError for a head that reads several texts at once, or finds the ends of texts by values."""
+    from transformers.models.auto import modeling_auto as lists
+
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if name in lists.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+        raise RequestError(
+            f"{name} chooses between several texts, which a file has no input for: give a checkpoint of another head, "
+            "or of the model without a head."
+        )
+    classifies = name in lists.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()
+    if classifies and getattr(config, "is_encoder_decoder", False):
+        raise RequestError(
+            f"{name} looks for the last </s> of each text and fails where texts have different numbers of them, which "
+            "torch can't export: give a checkpoint of another head, or of the model without a head."
+        )
 
 
 def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Dimensions]:

@@ -14,6 +14,7 @@ from posexport.artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
 from posexport.models.pretrained import open_pretrained
+from posexport.models.whole_encoder import encoder_of
 
 BOUND = 2e-5
 
@@ -174,3 +175,24 @@ def test_a_decoder_without_its_head_has_no_caches(name: str, tmp_path: Path) -> 
     found = results(session(tmp_path / "model.onnx"), given)
     for output, array in found.items():
         assert error(array, wanted[output].numpy()) < BOUND
+
+
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}
+SMALL_BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+SMALL_BOTH |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+HEADS: dict[str, tuple[dict[str, Any], str]] = {
+    "LlamaForSequenceClassification": ({**SMALL, "hidden_size": 8}, "no pad_token_id: add it"),
+    "GPT2ForSequenceClassification": ({"n_embd": 8, "n_layer": 1, "n_head": 2}, "no pad_token_id: add it"),
+    "BertForMultipleChoice": ({**SMALL, "hidden_size": 8}, "chooses between several texts"),
+    "BartForSequenceClassification": ({**SMALL_BOTH, "vocab_size": 16}, "looks for the last </s> of each text"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_that_are_refused_say_why(name: str) -> None:
+    import transformers
+
+    options, said = HEADS[name]
+    kind: Any = getattr(transformers, name)
+    with pytest.raises(RequestError, match=f"^{name} .*{said}"):
+        encoder_of(kind(kind.config_class(**options)).eval(), torch.float32)

@@ -13,8 +13,8 @@ from tiny_models import error, session, transformers
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.export.whole_model import HowToExport, export_whole
-from posexport.models.dynamic_angles import stateless_angles
 from posexport.models.pretrained import open_pretrained
+from posexport.models.pretrained_angles import stateless_angles
 
 TRAINED = 16
 LONG_AND_SHORT = (40, 12, 30)

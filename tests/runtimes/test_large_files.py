@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,7 @@ def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.M
     lock, busy, most = threading.Lock(), 0, 0
 
     class Slow:
-        def __init__(self, *modules: str) -> None:
+        def __init__(self, *modules: str, environment: Mapping[str, str]) -> None:
             pass
 
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:

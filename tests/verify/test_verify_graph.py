@@ -239,7 +239,8 @@ def test_tokens_before_rows_beside_a_mask_of_rows_and_tokens(tmp_path: Path) -> 
 
 
 def test_an_input_of_other_axes_than_its_role_has_is_one_sentence(tmp_path: Path) -> None:
-    result = cli("verify", str(_masked(tmp_path / "masked.onnx", "seqlens_k", "seq")), "--runtime", "ort-cpu")
+    path = _masked(tmp_path / "masked.onnx", "seqlens_k", "seq")
+    result = cli("verify", str(path), "--runtime", "ort-cpu")
     assert result.exit_code == 2, result.stderr
-    assert result.stderr.startswith("Error: the input 'seqlens_k' can't be drawn as last_key: ")
+    assert result.stderr.startswith(f"Error: {str(path)!r}: the input 'seqlens_k' can't be drawn as last_key: ")
     assert result.stderr.count("\n") == 1

@@ -80,12 +80,14 @@ def compared(spec: Spec, folder: Path, sizes: list[Sizes], other: str = "ort") -
             np.testing.assert_allclose(found[name], wide, atol=limit * max(1.0, float(np.abs(wide).max())), rtol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("encoding", "positions"), JOINED)
 def test_one_head_after_the_other_is_the_same_as_all_at_once(encoding: str, positions: str, tmp_path: Path) -> None:
     lengths = [Sizes(batch=batch, seq=seq) for batch, seq in ((1, MANY), (3, 35), (2, FEW))]
     compared(block(encoding, positions), tmp_path, lengths)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cache", ["concat", "shared"])
 @pytest.mark.parametrize("encoding", ["alibi", "cope", "deberta", "fire", "relative", "t5"])
 def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) -> None:
@@ -94,6 +96,7 @@ def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) 
     compared(spec, tmp_path, [Sizes(batch=2, seq=seq, past_seq=past, **slots) for seq, past in ((MANY, 7), (1, 20))])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "fields", [{"window": 9}, {"attention_chunk_size": 16}, {"num_kv_heads": 2}, {"dtype": "fp16"}]
 )

@@ -113,6 +113,7 @@ def test_blocks_of_queries_see_what_they_must(fields: dict[str, Any], tmp_path: 
     compare(block(**fields), tmp_path, lengths)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cache", ["concat", "shared"])
 @pytest.mark.parametrize("fields", FEATURES, ids=str)
 def test_behind_a_cache_with_padding(fields: dict[str, Any], cache: str, tmp_path: Path) -> None:

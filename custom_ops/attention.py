@@ -340,15 +340,18 @@ def finished_onnx(call: Call, out: ir.Value, seen: ir.Value | None) -> ir.Value:
     return call.flat(out)
 
 
-def _decomposed(call: Call) -> Results:
-    """Attention in standard operators.
+def decomposed_onnx(call: Call, write: Callable[..., ir.Value] = written_onnx) -> Results:
+    """Attention in standard operators; `write` is how new keys get into a shared cache.
 
     TensorRT fuses all of it into one kernel in half precision; it doesn't with tanh, or with the sinks concatenated to
     the logits.
     """
-    present, lengths = caches_onnx(call, written_onnx)
+    present, lengths = caches_onnx(call, write)
     return finished_onnx(call, *attended_onnx(call, *laid_out_onnx(call, present), lengths)), *present
 
 
-for _kind in (attend, attend_cached, attend_shared):
-    add_bodies(_kind, _decomposed)
+KINDS = (attend, attend_cached, attend_shared)
+"""Attention of all three kinds."""
+
+for _kind in KINDS:
+    add_bodies(_kind, decomposed_onnx)

@@ -10,10 +10,8 @@ from typing import Any
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.attention import (
+    KINDS,
     MASKED,
-    attend,
-    attend_cached,
-    attend_shared,
     attended_onnx,
     by_heads_onnx,
     caches_onnx,
@@ -158,5 +156,5 @@ def _add(operator: Operator[..., Any]) -> None:
         return _by_head(call, logits) if isinstance(logits, ByHead) else _by_queries(call, logits)
 
 
-for _kind in (attend, attend_cached, attend_shared):
+for _kind in KINDS:
     _add(_kind)

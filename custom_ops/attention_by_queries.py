@@ -8,17 +8,15 @@ from typing import Any
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.attention import (
-    attend,
-    attend_cached,
-    attend_shared,
+    KINDS,
     attended_onnx,
     by_heads_onnx,
     caches_onnx,
+    decomposed_onnx,
     finished_onnx,
-    laid_out_onnx,
 )
 from posexport.custom_ops.attention_forms import Call, Results, call_of
-from posexport.custom_ops.by_head import scan_onnx
+from posexport.custom_ops.by_head import count_of_blocks, scan_onnx
 from posexport.custom_ops.cache import scattered_onnx
 from posexport.custom_ops.operator import Operator, Ops, few_onnx, shape_of, size_of
 from posexport.custom_ops.visibility import Lengths
@@ -33,11 +31,11 @@ the keys that it sees, so more blocks take longer beyond some number (1024 and 4
 
 def attended_by_queries_onnx(call: Call) -> Results:
     """Attention in standard operators, and with a cache the present keys and values."""
-    present, lengths = caches_onnx(call, scattered_onnx)
     length, buffers = shape_of(call.q)[1], call.write_indices is not None
     some_hidden = call.heads.causal or (call.heads.window and not buffers)
     if call.bias is not None or not some_hidden or (isinstance(length, int) and length <= WHOLE):
-        return finished_onnx(call, *attended_onnx(call, *laid_out_onnx(call, present), lengths)), *present
+        return decomposed_onnx(call, scattered_onnx)
+    present, lengths = caches_onnx(call, scattered_onnx)
     # before the choice, where heads are laid out without a copy; keys are turned behind it, which is part of a product
     k, v = present or (call.k, call.v)
     keys, v = (by_heads_onnx(call.op, t, call.heads, width) for t, width in ((k, call.head_dim), (v, call.value_dim)))
@@ -56,8 +54,8 @@ def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Va
     """[B, S, N*value_dim] of keys [B, N, T, head_dim] and values [B, N, T, value_dim]: blocks of queries one after the
     other, by a Scan."""
     op, heads, (seq, total) = call.op, call.heads, lengths
-    count = op.Min(_blocks_of(op, seq, LEAST), op.Max(BLOCKS, _blocks_of(op, seq, MOST)))
-    size = _blocks_of(op, seq, count)
+    count = op.Min(count_of_blocks(op, seq, LEAST), op.Max(BLOCKS, count_of_blocks(op, seq, MOST)))
+    size = count_of_blocks(op, seq, count)
     spare = op.Sub(op.Mul(count, size), seq)  # queries of zeros in front, so that blocks end where the prompt does
     width = size_of(call.q, -1)
     q = op.Pad(call.q, op.Concat(op.Unsqueeze(spare, [0]), [0], axis=0), None, [1])
@@ -67,8 +65,8 @@ def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Va
     indices = op.Sub(total, seq) if call.write_indices is None else call.write_indices
 
     def one(op: Ops, number: ir.Value, q: ir.Value) -> ir.Value:
-        before = op.Sub(op.Mul(number, size), spare)
-        first = last = op.Add(indices, before)  # the index of the first query, with a shared cache of each row
+        # the index of the first query, with a shared cache of each row
+        first = last = own = op.Add(indices, op.Sub(op.Mul(number, size), spare))
         if call.write_indices is not None:
             first, last = op.ReduceMin(first, [0], keepdims=0), op.ReduceMax(last, [0], keepdims=0)
         end, start = op.Add(last, size), op.Constant(value_int=0)
@@ -83,7 +81,7 @@ def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Va
             op=op,
             q=q,
             mask=None if call.mask is None else op.Slice(call.mask, *bounds, [1]),
-            write_indices=None if call.write_indices is None else op.Sub(op.Add(indices, before), start),
+            write_indices=None if call.write_indices is None else op.Sub(own, start),
         )
         here = _turned(op, op.Slice(keys, *bounds, [2])), op.Slice(v, *bounds, [2])
         return finished_onnx(small, *attended_onnx(small, *here, (size, op.Sub(end, start)), op.Sub(first, start)))
@@ -97,16 +95,11 @@ def _turned(op: Ops, keys: ir.Value) -> ir.Value:
     return op.Transpose(keys, perm=[0, 1, 3, 2])
 
 
-def _blocks_of(op: Ops, count: ir.Value, size: ir.Value | int) -> ir.Value:
-    """How many blocks of this size hold so many, int64 []."""
-    return op.Div(op.Sub(op.Add(count, size), 1), size)
-
-
 def _add(operator: Operator[..., Any]) -> None:
     @operator.form("decomposed:ort", "function:ort")
     def body(op: Ops, *args: Any) -> Results:
         return attended_by_queries_onnx(call_of(operator, op, args))
 
 
-for _kind in (attend, attend_cached, attend_shared):
+for _kind in KINDS:
     _add(_kind)

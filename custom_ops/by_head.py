@@ -93,9 +93,15 @@ def by_head(
     return ByHead(like, queries, made, make, few or (lambda op: make(op, size_of(like, 1), *made(op))))
 
 
+def count_of_blocks(op: Ops, count: ir.Value, block: ir.Value | int) -> ir.Value:
+    """How many blocks hold `count`, int64 []."""
+    less = block - 1 if isinstance(block, int) else op.Sub(block, 1)
+    return op.Div(op.Add(count, less), block)
+
+
 def blocks_of(op: Ops, count: ir.Value, block: int) -> ir.Value:
     """The next multiple of `block`, of a number int64 []."""
-    return op.Mul(op.Div(op.Add(count, block - 1), block), block)
+    return op.Mul(count_of_blocks(op, count, block), block)
 
 
 def padded_onnx(op: Ops, value: ir.Value, total: ir.Value, axis: int, number: float) -> ir.Value:

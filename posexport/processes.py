@@ -49,6 +49,7 @@ NOTHING_SHOWN = (MISSING, TIMED_OUT, LIMITED, EXHAUSTED)
 """The codes of failures that say nothing about the work: it was not done to its end."""
 
 _OF_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
+"""Errors that say that the system has no more open files or processes, or no room on the disk, or that it failed."""
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""

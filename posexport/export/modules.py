@@ -22,8 +22,8 @@ from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
 from posexport.artifact.onnx_artifact import module_metadata
-from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.custom_ops.arguments import related_sizes
+from posexport.custom_ops.attention import KINDS
 from posexport.errors import RequestError, shown
 from posexport.export import complex_numbers, exporter, support
 from posexport.export.bfloat16 import without_bfloat16_arithmetic
@@ -43,7 +43,7 @@ from posexport.runtimes.trace_errors import tracing
 if TYPE_CHECKING:
     from posexport.rewrite.rewriter import Rewritten
 
-_ATTENTION = tuple(operator.function for operator in (attend, attend_cached, attend_shared))
+_ATTENTION = tuple(operator.function for operator in KINDS)
 """The functions of a graph that stand for attention."""
 
 

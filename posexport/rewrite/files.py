@@ -150,11 +150,11 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     operators = [operator_of(view, name) for view, name in views if view is not None]
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
-    own = without_keys(roles) if told else ()
-    own = (*own, *of_more_queries(most_of_few(rewritten.original, rewritten.model)))
+    few = most_of_few(rewritten.original, rewritten.model)
+    own = (*(without_keys(roles) if told else ()), *of_more_queries(few))
     cases = cases_of(roles, options.seed, own=own)
     evidence = whole_evidence(
-        rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else ()
+        rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else (), few
     )
     if evidence.problem is None:
         error = None if evidence.untested is not None else rounded(evidence.error)

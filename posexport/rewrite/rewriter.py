@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import attrs
 import onnx_ir as ir
 
-from posexport.custom_ops import attend, attend_cached, attend_shared
+from posexport.custom_ops.attention import KINDS
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.candidates import may_hold_attention, unread
@@ -198,7 +198,7 @@ def _without(chosen: Sequence[Attention], names: Collection[str]) -> list[Attent
 
 def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:
     """The attention that calls of posexport's functions stand for; it is in the form `function` already."""
-    names = {operator.function for operator in (attend, attend_cached, attend_shared)}
+    names = {operator.function for operator in KINDS}
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type.rstrip("_0123456789") in names:
             reason = Reason(ALREADY, "it is in the form function already")

@@ -20,7 +20,6 @@ import torch
 
 from posexport.errors import Reason, RequestError
 from posexport.graphs.attention.dataflow import bodies
-from posexport.graphs.branches import most_of_few
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.node_arguments import ROUNDING
@@ -63,9 +62,10 @@ class WholeEvidence:
 
 
 def whole_evidence(
-    before: ir.Model, after: ir.Model, cases: Sequence[DrawnInputs], buffers: Sequence[str] = ()
+    before: ir.Model, after: ir.Model, cases: Sequence[DrawnInputs], buffers: Sequence[str] = (), few: int | None = None
 ) -> WholeEvidence:
-    """What the cases show of two graphs; `buffers` are the inputs of `after` that are caches of a fixed length."""
+    """What the cases show of two graphs; `buffers` are the inputs of `after` that are caches of a fixed length. One of
+    more queries than `few` is tried if there is one."""
     old, new = Evaluator(before), Evaluator(after)
     outputs = [value.name or "" for value in before.graph.outputs]
     missing = [name for name in outputs if name not in {value.name for value in after.graph.outputs}]
@@ -78,7 +78,7 @@ def whole_evidence(
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
     computable, finite = set[str](), set[str]()
     narrow = NARROW_CASES
-    for case in _affordable(before, cases, most_of_few(before, after)):
+    for case in _affordable(before, cases, few):
         try:
             expected = _evaluated(old, case.arrays, outputs)
         except RequestError as problem:  # the model itself takes no such inputs

@@ -259,4 +259,4 @@ def _differ(values: Array, most: float) -> bool:
 
 def _apart(values: Array) -> float:
     """How far tokens are from the mean of their row, in units of the root mean square of all."""
-    return float(abs(values - values.mean(1, keepdims=True)).max() / np.sqrt((values**2).mean() or 1.0))
+    return float(abs(values - values.mean(1, keepdims=True)).max() / (root_mean_square(values) or 1.0))

@@ -1,4 +1,4 @@
-"""Reasons to skip a runtime: unsupported, too slow, or out of memory."""
+"""Reasons to skip a runtime: unsupported, too slow, or out of memory; and options of the others' runs."""
 
 from __future__ import annotations
 

@@ -15,19 +15,7 @@ import numpy as np
 from posexport import temporary
 from posexport.errors import Reason, RequestError
 from posexport.machine import usable
-from posexport.processes import (
-    CRASHED,
-    EXHAUSTED,
-    EXITED,
-    INVALID,
-    KILLED,
-    LIMITED,
-    MEMORY,
-    MISSING,
-    NOTHING_SHOWN,
-    STOPPED,
-    TIMED_OUT,
-)
+from posexport.processes import CRASHED, EXITED, INVALID, MISSING, NOTHING_SHOWN
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.base import Arrays
@@ -79,7 +67,7 @@ if TYPE_CHECKING:
     from posexport.artifact.original import Original
     from posexport.verify.locate import Graphs
 
-NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, EXHAUSTED, KILLED, CRASHED, EXITED, STOPPED)
+NO_REFERENCE = (*LOST, CRASHED, EXITED)
 """Failures of the reference that say nothing about the artifact: no runtime is judged then. How its process ended, by
 whatever cause, is one: an ordinary error on a file that was read is none."""
 

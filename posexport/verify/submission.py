@@ -11,7 +11,7 @@ import attrs
 
 from posexport.artifact.authenticity import AS_ORIGINAL
 from posexport.errors import MismatchError, Reason, located
-from posexport.runtimes import RUNTIMES, TENSORRT, TORCH_WORKER, Runtime
+from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, TORCH_WORKER, Runtime
 from posexport.runtimes.pool import result
 from posexport.verify import eligibility
 from posexport.verify.aligned import directions_of
@@ -48,7 +48,10 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         by_torch, source = RUNTIMES[TORCH_WORKER], artifact.source.path
         spec = artifact.spec
         products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
-        options = {"streamed": True, **({} if job.original is None else {"original": job.original.to_options()})}
+        options = {
+            **eligibility.OPTIONS[TORCH],
+            **({} if job.original is None else {"original": job.original.to_options()}),
+        }
         of_reference = {"dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
         pool = job.pool  # a job that is named in its own function would be kept, with all its arrays
         job.run_reference = lambda inputs, more: pool.submit(by_torch, source, inputs, options | of_reference | more)

@@ -9,83 +9,99 @@ from dataclasses import replace
 from typing import Any
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.attention import (
-    KINDS,
-    MASKED,
-    attended_onnx,
-    by_heads_onnx,
-    caches_onnx,
-    finished_onnx,
-    laid_out_onnx,
-)
+from posexport.custom_ops.attention import KINDS, MASKED, attended_onnx, by_heads_onnx, caches_onnx, finished_onnx
+from posexport.custom_ops.attention_by_queries import divided_onnx, hides, turned_onnx
 from posexport.custom_ops.attention_forms import Call, Results, call_of
-from posexport.custom_ops.by_head import ByHead, blocks_of, each_row_onnx, padded_onnx
+from posexport.custom_ops.by_head import ByHead, Part, blocks_of, each_row_onnx, padded_onnx
 from posexport.custom_ops.by_queries import ByQueries, some_queries_onnx
 from posexport.custom_ops.cache import scattered_onnx
-from posexport.custom_ops.heads import heads_onnx
+from posexport.custom_ops.heads import Heads, heads_onnx
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, few_onnx, rank_of
 from posexport.custom_ops.visibility import Lengths, visible_onnx
 from posexport.errors import RequestError
 
-Many = Callable[..., "ir.Value"]
-"""`many(op, q, k, v, hidden, keys)`: attention [B, N, S, head_dim] of many queries, of q [B, N, S, head_dim], k and v
-[B, N, T, head_dim], what hides keys and the number of keys T."""
+LEAST = 256
+"""Queries of a block, at least, which each head or some of whose queries have a turn for."""
 
 
-def _divided(call: Call, few_logits: Callable[[Ops], ir.Value], many_queries: Many) -> Results:
-    """Attention that is divided for many queries; a few go all at once, with their logits."""
-    (present, lengths), op, heads = caches_onnx(call, scattered_onnx), call.op, call.heads
-    queries, (keys, values) = op.Shape(call.q, start=1, end=2), present or (call.k, call.v)
-    # computed once for both uses: what padding hides is as large as all logits of a head
-    seen = None if call.mask is None else visible_onnx(op, heads, lengths, call.mask, call.write_indices)
+def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
+    """Attention whose bias are these logits, which go all at once for a few queries. Of many, one head has its turn
+    after the other, or some queries with all heads, and where logits can be those of a part, in blocks of queries with
+    the keys that one of them may see."""
+    (present, lengths), heads = caches_onnx(call, scattered_onnx), call.heads
+    pairs = zip(present or (call.k, call.v), (call.head_dim, call.value_dim), strict=True)
+    k, v = (by_heads_onnx(call.op, t, heads, width) for t, width in pairs)
 
     def few(op: Ops) -> ir.Value:
-        small = replace(call, op=op, bias=few_logits(op))
-        return attended_onnx(small, *laid_out_onnx(small, present), lengths)[0]
+        small = replace(call, op=op, bias=logits.few(op))
+        return finished_onnx(small, *attended_onnx(small, turned_onnx(op, k), v, lengths))
+
+    def attended(
+        call: Call, k: ir.Value, v: ir.Value, logits: ByHead | ByQueries, lengths: Lengths, first: ir.Value | None
+    ) -> ir.Value:
+        op, seen = call.op, None
+        if call.mask is not None:
+            seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices, first=first)
+        hidden, q = _hidden_onnx(call, lengths, seen, first), heads_onnx(op, call.q, heads.num_heads)
+        if isinstance(logits, ByHead):
+            made = _by_head(op, logits, q, k, v, hidden, lengths[1], heads)
+        else:
+            made = _by_queries(op, logits, q, k, v, hidden, heads.scale)
+        return finished_onnx(call, made, seen)
+
+    def part_of(call: Call, k: ir.Value, v: ir.Value, part: Part, first: ir.Value) -> ir.Value:
+        assert logits.part is not None
+        of_part = part.count, call.op.Sub(part.end, part.start)
+        return attended(call, k, v, logits.part(call.op, part), of_part, first)
 
     def many(op: Ops) -> ir.Value:
-        q, k = heads_onnx(op, call.q, heads.num_heads), by_heads_onnx(op, keys, heads, call.head_dim)
-        v, hidden = by_heads_onnx(op, values, heads, call.value_dim), _hidden_onnx(replace(call, op=op), lengths, seen)
-        return many_queries(op, q, k, v, hidden, lengths[1])
+        small = replace(call, op=op)
+        if logits.part is not None and hides(call):
+            return divided_onnx(small, k, v, lengths, part_of, LEAST)
+        return attended(small, k, v, logits, lengths, None)
 
+    out = few_onnx(call.op, True, call.op.Shape(call.q, start=1, end=2), few, many)
     # of both the shape, which an If may hide
-    out = op.Reshape(few_onnx(op, True, queries, few, many), op.Concat([0, heads.num_heads], queries, [-1], axis=0))
-    return finished_onnx(call, out, seen), *present
+    return call.op.Reshape(out, [0, -1, heads.num_heads * call.value_dim]), *present
 
 
-def _by_head(call: Call, logits: ByHead) -> Results:
-    """Attention whose bias are these logits: of many queries one head after the other, of a few all at once."""
-    heads = call.heads
+def _by_head(
+    op: Ops,
+    logits: ByHead,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    hidden: ir.Value | None,
+    count: ir.Value,
+    heads: Heads,
+) -> ir.Value:
+    """One head after the other, [B, N, S, value_dim]: of q [B, N, S, head_dim], k [B, N, T, head_dim], v [B, N, T,
+    value_dim], what hides keys, and T."""
+    if logits.of_product is None:
+        return each_row_onnx(op, heads.num_heads, (q, k, v), *_with_logits(op, logits, hidden, heads.scale))
+    total = blocks_of(op, count, logits.block)
+    k, v = (padded_onnx(op, t, total, 2, 0.0) for t in (k, v))
+    if hidden is None:
+        hidden = op.Unsqueeze(
+            op.Mul(op.Cast(op.Range(0, count, 1), to=ir.DataType.FLOAT), constant(op, 0.0)), [0, 1, 2]
+        )
+    hidden = padded_onnx(op, hidden, total, 3, MASKED)
+    return each_row_onnx(op, heads.num_heads, (q, k, v), [hidden], _with_product(logits.of_product, heads.scale))
 
-    def many(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value | None, keys: ir.Value) -> ir.Value:
-        if logits.of_product is None:
-            return each_row_onnx(op, heads.num_heads, (q, k, v), *_with_logits(op, logits, hidden, heads.scale))
-        total = blocks_of(op, keys, logits.block)
-        k, v = (padded_onnx(op, t, total, 2, 0.0) for t in (k, v))
-        if hidden is None:
-            hidden = op.Unsqueeze(
-                op.Mul(op.Cast(op.Range(0, keys, 1), to=ir.DataType.FLOAT), constant(op, 0.0)), [0, 1, 2]
-            )
-        hidden = padded_onnx(op, hidden, total, 3, MASKED)
-        return each_row_onnx(op, heads.num_heads, (q, k, v), [hidden], _with_product(logits.of_product, heads.scale))
 
-    return _divided(call, logits.few, many)
-
-
-def _by_queries(call: Call, logits: ByQueries) -> Results:
-    """Attention whose bias are these logits: of many queries some at a time, with all heads."""
-
-    def many(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value | None, _: ir.Value) -> ir.Value:
-        q = op.Mul(q, constant(op, call.heads.scale, dtype_of(q)))
-        parts = [logits.numbers(op), None if hidden is None else op.Squeeze(hidden, [1])]
-        return some_queries_onnx(op, q, k, v, parts, some)
+def _by_queries(
+    op: Ops, logits: ByQueries, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value | None, scale: float
+) -> ir.Value:
+    """As `_by_head`, some queries at a time with all heads."""
 
     def some(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, numbers: ir.Value, hidden: ir.Value | None) -> ir.Value:
         added = logits.make(op, numbers)
         added = added if hidden is None else op.Add(added, hidden)
         return _weighted_onnx(op, op.Add(cast(op, op.MatMul(q, k), ir.DataType.FLOAT), added), v)
 
-    return _divided(call, logits.few, many)
+    q = op.Mul(q, constant(op, scale, dtype_of(q)))
+    parts = [logits.numbers(op), None if hidden is None else op.Squeeze(hidden, [1])]
+    return some_queries_onnx(op, q, k, v, parts, some)
 
 
 Head = Callable[..., "ir.Value"]
@@ -128,9 +144,9 @@ def _summed_onnx(op: Ops, q: ir.Value, k: ir.Value, added: ir.Value, scale: floa
     return op.Add(cast(op, product, ir.DataType.FLOAT), added)
 
 
-def _hidden_onnx(call: Call, lengths: Lengths, seen: ir.Value | None) -> ir.Value | None:
+def _hidden_onnx(call: Call, lengths: Lengths, seen: ir.Value | None, first: ir.Value | None = None) -> ir.Value | None:
     """What hides keys where it is added to logits, [B|1, 1, S, T], with a mask those that are not `seen`; None where
-    every query sees every key."""
+    every query sees every key. `first` as in `visible_onnx`."""
     op, heads, lowest = call.op, call.heads, constant(call.op, MASKED)
     if heads.causal and not heads.local and call.mask is None and call.write_indices is None:
         # in fp32: ONNX Runtime's Where has one thread
@@ -140,7 +156,7 @@ def _hidden_onnx(call: Call, lengths: Lengths, seen: ir.Value | None) -> ir.Valu
         hidden = op.Mul(op.Clip(behind, constant(op, -1.0), constant(op, 0.0)), op.Neg(lowest))
     else:
         if seen is None:
-            seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices)
+            seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices, first=first)
         if seen is None:
             return None
         hidden = op.Mul(op.Cast(op.Not(seen), to=ir.DataType.FLOAT), lowest)
@@ -153,7 +169,7 @@ def _add(operator: Operator[..., Any]) -> None:
         call = call_of(operator, op, args)
         if call.heads.softcap or call.sinks is not None:
             raise RequestError("Logits with a cap or sinks are computed for all heads at once.")
-        return _by_head(call, logits) if isinstance(logits, ByHead) else _by_queries(call, logits)
+        return _joined(call, logits)
 
 
 for _kind in KINDS:

@@ -3,6 +3,7 @@ causal attention half the work is on keys that are hidden, of a window nearly al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from posexport.custom_ops.attention import (
     finished_onnx,
 )
 from posexport.custom_ops.attention_forms import Call, Results, call_of
-from posexport.custom_ops.by_head import count_of_blocks, scan_onnx
+from posexport.custom_ops.by_head import Part, count_of_blocks, scan_onnx
 from posexport.custom_ops.cache import scattered_onnx
 from posexport.custom_ops.operator import Operator, Ops, few_onnx, shape_of, size_of
 from posexport.custom_ops.visibility import Lengths
@@ -31,9 +32,8 @@ the keys that it sees, so more blocks take longer beyond some number (1024 and 4
 
 def attended_by_queries_onnx(call: Call) -> Results:
     """Attention in standard operators, and with a cache the present keys and values."""
-    length, buffers = shape_of(call.q)[1], call.write_indices is not None
-    some_hidden = call.heads.causal or (call.heads.window and not buffers)
-    if call.bias is not None or not some_hidden or (isinstance(length, int) and length <= WHOLE):
+    length = shape_of(call.q)[1]
+    if call.bias is not None or not hides(call) or (isinstance(length, int) and length <= WHOLE):
         return decomposed_onnx(call, scattered_onnx)
     present, lengths = caches_onnx(call, scattered_onnx)
     # before the choice, where heads are laid out without a copy; keys are turned behind it, which is part of a product
@@ -42,19 +42,38 @@ def attended_by_queries_onnx(call: Call) -> Results:
 
     def whole(op: Ops) -> ir.Value:
         small = replace(call, op=op)
-        return finished_onnx(small, *attended_onnx(small, _turned(op, keys), v, lengths))
+        return finished_onnx(small, *attended_onnx(small, turned_onnx(op, keys), v, lengths))
 
     queries = call.op.Shape(call.q, start=1, end=2)
-    out = few_onnx(call.op, True, queries, whole, lambda op: _divided(replace(call, op=op), keys, v, lengths), WHOLE)
+
+    def divided(op: Ops) -> ir.Value:
+        return divided_onnx(replace(call, op=op), keys, v, lengths, _attended, LEAST)
+
+    out = few_onnx(call.op, True, queries, whole, divided, WHOLE)
     # of both the shape, which an If may hide
     return call.op.Reshape(out, [0, -1, call.heads.num_heads * call.value_dim]), *present
 
 
-def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
-    """[B, S, N*value_dim] of keys [B, N, T, head_dim] and values [B, N, T, value_dim]: blocks of queries one after the
-    other, by a Scan."""
+def hides(call: Call) -> bool:
+    """Whether keys that some queries see are hidden from others."""
+    return call.heads.causal or (call.heads.window > 0 and call.write_indices is None)
+
+
+Attended = Callable[[Call, "ir.Value", "ir.Value", Part, "ir.Value"], "ir.Value"]
+"""`attended(call, k, v, part, first)`: attention [B, S, N*value_dim] of the queries of a call over keys k [B, N, T,
+head_dim] and values v [B, N, T, value_dim], a part of all; the first query has the index `first` among these keys."""
+
+
+def _attended(call: Call, k: ir.Value, v: ir.Value, part: Part, first: ir.Value) -> ir.Value:
+    lengths = part.count, call.op.Sub(part.end, part.start)
+    return finished_onnx(call, *attended_onnx(call, turned_onnx(call.op, k), v, lengths, first))
+
+
+def divided_onnx(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, attended: Attended, least: int) -> ir.Value:
+    """[B, S, N*value_dim] of keys [B, N, T, head_dim] and values [B, N, T, value_dim]: blocks of queries, `least` at
+    least, one after the other, by a Scan."""
     op, heads, (seq, total) = call.op, call.heads, lengths
-    count = op.Min(count_of_blocks(op, seq, LEAST), op.Max(BLOCKS, count_of_blocks(op, seq, MOST)))
+    count = op.Min(count_of_blocks(op, seq, least), op.Max(BLOCKS, count_of_blocks(op, seq, MOST)))
     size = count_of_blocks(op, seq, count)
     spare = op.Sub(op.Mul(count, size), seq)  # queries of zeros in front, so that blocks end where the prompt does
     width = size_of(call.q, -1)
@@ -66,7 +85,8 @@ def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Va
 
     def one(op: Ops, number: ir.Value, q: ir.Value) -> ir.Value:
         # the index of the first query, with a shared cache of each row
-        first = last = own = op.Add(indices, op.Sub(op.Mul(number, size), spare))
+        of_all = op.Sub(op.Mul(number, size), spare)
+        first = last = own = op.Add(indices, of_all)
         if call.write_indices is not None:
             first, last = op.ReduceMin(first, [0], keepdims=0), op.ReduceMax(last, [0], keepdims=0)
         end, start = op.Add(last, size), op.Constant(value_int=0)
@@ -75,23 +95,23 @@ def _divided(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Va
         end = op.Min(end, total)
         if heads.window and not heads.chunk:  # chunks are counted from the first key of all
             start = op.Max(start, op.Sub(first, heads.window - 1))
-        bounds = [op.Unsqueeze(bound, [0]) for bound in (start, end)]
+        part = Part(first=of_all, count=size, start=start, end=end)
         small = replace(
             call,
             op=op,
             q=q,
-            mask=None if call.mask is None else op.Slice(call.mask, *bounds, [1]),
+            mask=None if call.mask is None else part.of_keys(op, call.mask, 1),
             write_indices=None if call.write_indices is None else op.Sub(own, start),
         )
-        here = _turned(op, op.Slice(keys, *bounds, [2])), op.Slice(v, *bounds, [2])
-        return finished_onnx(small, *attended_onnx(small, *here, (size, op.Sub(end, start)), op.Sub(first, start)))
+        return attended(small, part.of_keys(op, keys, 2), part.of_keys(op, v, 2), part, op.Sub(first, start))
 
     made = op.Transpose(scan_onnx(op, count, one, [q]), perm=[1, 0, 2, 3])
     made = op.Reshape(made, [0, -1, heads.num_heads * call.value_dim])
     return op.Slice(made, op.Unsqueeze(spare, [0]), [2**31 - 1], [1])
 
 
-def _turned(op: Ops, keys: ir.Value) -> ir.Value:
+def turned_onnx(op: Ops, keys: ir.Value) -> ir.Value:
+    """Keys [B, N, T, head_dim] as [B, N, head_dim, T]."""
     return op.Transpose(keys, perm=[0, 1, 3, 2])
 
 

@@ -4,7 +4,9 @@ and takes the memory of one head."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import attrs
@@ -29,6 +31,32 @@ Parts = Callable[[Ops], "Sequence[ir.Value | None]"]
 """What makes such parts."""
 
 
+@attrs.frozen(kw_only=True)
+class Part:
+    """Some queries that follow each other, `count` from the `first` on, and the keys from `start` to below `end` that
+    one of them may see, all int64 []. `first` is negative where queries stand in front that there are not."""
+
+    first: ir.Value
+    count: ir.Value
+    start: ir.Value
+    end: ir.Value
+
+    def of_keys(self, op: Ops, value: ir.Value, axis: int) -> ir.Value:
+        """What a value has of these keys, whose axis this is."""
+        return slice_onnx(op, value, self.start, self.end, axis)
+
+    def of(self, op: Ops, name: str, value: Any) -> Any:
+        """What an input by its name has of these queries and keys: `q` or `q_...` [B, S, ...], `k_...` [B, T, ...], or
+        a dataclass of such; any other as it is."""
+        if is_dataclass(value) and not isinstance(value, type):
+            named = {each.name: getattr(value, each.name) for each in fields(value)}
+            return replace(value, **{key: self.of(op, key, each) for key, each in named.items()})
+        if name == "q" or name.startswith("q_"):
+            rows = op.Max(op.Range(self.first, op.Add(self.first, self.count), 1), 0)
+            return op.Gather(value, rows, axis=1)
+        return self.of_keys(op, value, 1) if name.startswith("k_") else value
+
+
 @attrs.frozen
 class ByHead:
     """Logits [B, N, S, T] as `make(op, N, *parts(op))`, or, on ONNX Runtime, of one head after the other for many
@@ -36,7 +64,8 @@ class ByHead:
     always `few(op)`, `make` may be of one head alone.
 
     In attention, `of_product(op, product, q)` adds them to the product [1, 1, S, T] of queries and keys in fp32, where
-    hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled.
+    hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled. `part`
+    are the logits of some queries and keys alone.
     """
 
     like: ir.Value
@@ -47,6 +76,7 @@ class ByHead:
     hide: Callable[[Ops, ir.Value], ByHead] | None = None
     of_product: Callable[[Ops, ir.Value, ir.Value], ir.Value] | None = None
     block: int = 1
+    part: Callable[[Ops, Part], ByHead] | None = None
 
     def under(self, op: Ops, hidden: ir.Value | None) -> ByHead:
         """The logits with a mask [B|1, 1, S, T] added to them, by `hide(op, hidden)` where it is one for all rows."""
@@ -108,14 +138,31 @@ def padded_onnx(op: Ops, value: ir.Value, total: ir.Value, axis: int, number: fl
     """The value with as many numbers behind it that the axis has `total`."""
     spare = op.Sub(op.Unsqueeze(total, [0]), op.Shape(value, start=axis, end=axis + 1))
     padded: ir.Value = op.Pad(value, op.Concat([0], spare, axis=0), constant(op, number, dtype_of(value)), [axis])
-    # sizes of other axes, which onnx doesn't infer here
-    padded.shape = ir.Shape([None if place == axis else size for place, size in enumerate(shape_of(value))])
+    padded.shape = _resized(value, axis)  # which onnx doesn't infer here
     return padded
+
+
+def slice_onnx(op: Ops, value: ir.Value, start: ir.Value, end: ir.Value, axis: int) -> ir.Value:
+    """What a value has from `start` to below `end`, int64 [], along an axis."""
+    taken: ir.Value = op.Slice(value, op.Unsqueeze(start, [0]), op.Unsqueeze(end, [0]), [axis])
+    taken.shape = _resized(value, axis)  # which onnx doesn't infer here
+    return taken
+
+
+def _resized(value: ir.Value, axis: int) -> ir.Shape:
+    """The shape of a value but for the size of an axis."""
+    return ir.Shape([None if place == axis else size for place, size in enumerate(shape_of(value))])
+
+
+def _has_sides(value: Any) -> bool:
+    """Whether a value is a dataclass of what queries and keys have, such as Positions."""
+    return is_dataclass(value) and any(each.name.startswith("q_") for each in fields(value))
 
 
 def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Value], scans: bool = True) -> None:
     """Give an operator of logits its bodies: `body(..., ort=...)`, for ONNX Runtime or for all targets. It may give the
-    logits of all heads where those of one can't be made by themselves. Without `scans`, logits that are written are
+    logits of all heads where those of one can't be made by themselves; they can be of some queries and keys where they
+    are made of two sides, such as Positions, and not of keys themselves. Without `scans`, logits that are written are
     `few(op)`, of all heads at once, for ONNX Runtime too."""
 
     def written(ort: bool) -> Body:
@@ -128,9 +175,25 @@ def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Va
 
         return write
 
+    names = [*signature(body).parameters][1:]
+
+    @wraps(body)
+    def joined(op: Ops, *args: Any) -> ByHead | ir.Value:
+        made = body(op, *args, ort=True)
+        if not isinstance(made, ByHead) or made.part is not None or "k" in names or not any(map(_has_sides, args)):
+            return made
+
+        def part(op: Ops, part: Part) -> ByHead:
+            own = (part.of(op, name, arg) for name, arg in zip(names, args, strict=False))
+            of_part = body(op, *own, ort=True)
+            assert isinstance(of_part, ByHead)  # as those of all are
+            return of_part
+
+        return attrs.evolve(made, part=part)
+
     operator.onnx(written(False))
     operator.form(*ORT_FORMS)(written(True))
-    operator.logits(partial(body, ort=True))
+    operator.logits(joined)
 
 
 def each_head_onnx(op: Ops, batch: ir.Value, num_heads: int, parts: Sequence[ir.Value | None], make: Make) -> ir.Value:

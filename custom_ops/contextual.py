@@ -106,8 +106,8 @@ def _contextual(
         scaled = heads_onnx(op, op.Mul(q, constant(op, heads.scale, dtype_of(q))), heads.num_heads)
         return [queries, scaled, keys_onnx(op, q, k, heads), seen]
 
-    made = by_head(op, queries, parts, make)
-    return attrs.evolve(made, of_product=of_product, block=BLOCK)
+    of_all = attrs.evolve(by_head(op, queries, parts, make), of_product=of_product, block=BLOCK)
+    return attrs.evolve(of_all, part=lambda op, part: of_all)  # any product's
 
 
 BLOCK = 32

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.bias import fake_logits
-from posexport.custom_ops.by_head import ByHead, Make, Parts, add_by_head
+from posexport.custom_ops.by_head import ByHead, Make, Part, Parts, add_by_head, slice_onnx
 from posexport.custom_ops.operator import Ops, cast, constant, operator, size_of, wide
 
 
@@ -129,7 +129,11 @@ def difference_bias(numbers: Tensor, tokens: Tensor, causal: bool = False) -> Te
 
 
 def _bias_by_head(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, ort: bool) -> ByHead:
-    queries = op.Shape(tokens, start=1, end=2)
+    return _bias(op, numbers, op.Shape(tokens, start=1, end=2), causal, ort)
+
+
+def _bias(op: Ops, numbers: ir.Value, queries: ir.Value, causal: bool, ort: bool) -> ByHead:
+    """The bias of so many queries, int64 [1]."""
 
     def few(op: Ops) -> ir.Value:
         return op.Expand(numbers, op.Concat([1, 1], queries, [1], axis=0))
@@ -148,9 +152,13 @@ def _bias_by_head(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, or
 
         return slid(numbers, queries, causal, few, lambda op: [numbers, before], masked, ort)
 
-    return attrs.evolve(
-        slid(numbers, queries, causal, few, lambda op: [numbers], many, ort), hide=hide if causal else None
-    )
+    def part(op: Ops, part: Part) -> ByHead:
+        behind = op.Sub(op.Squeeze(queries), op.Add(part.first, part.count))
+        bounds = op.Add(behind, part.start), op.Add(op.Add(behind, part.end), 1)
+        return _bias(op, slice_onnx(op, numbers, *bounds, 3), op.Unsqueeze(part.count, [0]), causal, ort)
+
+    made = slid(numbers, queries, causal, few, lambda op: [numbers], many, ort)
+    return attrs.evolve(made, hide=hide, part=part) if causal else made
 
 
 add_by_head(difference_bias, _bias_by_head)

@@ -11,6 +11,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.bias import distances, distances_onnx, fake_bias
+from posexport.custom_ops.by_head import Part
 from posexport.custom_ops.by_queries import ByQueries, logits_onnx
 from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
 
@@ -125,7 +126,10 @@ def _features_first(
         made = features(op, op.Reshape(x, [0, 1, -1]))
         return op.Reshape(made, op.Concat([0, num_heads], op.Shape(x, start=1), axis=0))
 
-    return ByQueries(numbers, some, few)
+    def part(op: Ops, part: Part) -> ByQueries:
+        return _features_first(op, part.of(op, "", positions), c, multiplier, mlp, init_l)
+
+    return ByQueries(numbers, some, few, part)
 
 
 fire_bias.logits(_features_first)

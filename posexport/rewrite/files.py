@@ -21,6 +21,7 @@ from posexport.artifact.manifest import manifest_path, tensors_of
 from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
+from posexport.custom_ops.attention_by_queries import WHOLE
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
 from posexport.graphs.attention.candidates import may_hold_attention, unread
@@ -151,6 +152,8 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
     few = most_of_few(rewritten.original, rewritten.model)
+    if few is not None:
+        few = max(few, WHOLE)  # up to which many queries may be one block
     own = (*(without_keys(roles) if told else ()), *of_more_queries(few))
     cases = cases_of(roles, options.seed, own=own)
     evidence = whole_evidence(

@@ -12,7 +12,7 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.attention import KINDS, MASKED, attended_onnx, by_heads_onnx, caches_onnx, finished_onnx
 from posexport.custom_ops.attention_by_queries import divided_onnx, hides, turned_onnx
 from posexport.custom_ops.attention_forms import Call, Results, call_of
-from posexport.custom_ops.by_head import ByHead, Part, blocks_of, each_row_onnx, padded_onnx
+from posexport.custom_ops.by_head import ByHead, Span, blocks_of, each_row_onnx, padded_onnx
 from posexport.custom_ops.by_queries import ByQueries, some_queries_onnx
 from posexport.custom_ops.cache import scattered_onnx
 from posexport.custom_ops.heads import Heads, heads_onnx
@@ -26,7 +26,7 @@ LEAST = 256
 
 def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
     """Attention whose bias are these logits, which go all at once for a few queries. Of many, one head has its turn
-    after the other, or some queries with all heads, and where logits can be those of a part, in blocks of queries with
+    after the other, or some queries with all heads, and where logits can be those of a span, in blocks of queries with
     the keys that one of them may see."""
     (present, lengths), heads = caches_onnx(call, scattered_onnx), call.heads
     pairs = zip(present or (call.k, call.v), (call.head_dim, call.value_dim), strict=True)
@@ -49,16 +49,17 @@ def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
             made = _by_queries(op, logits, q, k, v, hidden, heads.scale)
         return finished_onnx(call, made, seen)
 
-    def part_of(call: Call, k: ir.Value, v: ir.Value, part: Part, first: ir.Value) -> ir.Value:
-        assert logits.part is not None
-        of_part = part.count, call.op.Sub(part.end, part.start)
-        return attended(call, k, v, logits.part(call.op, part), of_part, first)
-
     def many(op: Ops) -> ir.Value:
         small = replace(call, op=op)
-        if logits.part is not None and hides(call):
-            return divided_onnx(small, k, v, lengths, part_of, LEAST)
-        return attended(small, k, v, logits, lengths, None)
+        if logits.spans is None or not hides(call):
+            return attended(small, k, v, logits, lengths, None)
+        logits_of = logits.spans(op)
+
+        def one(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
+            of_span = span.count, call.op.Sub(span.end, span.start)
+            return attended(call, k, v, logits_of(call.op, span), of_span, first)
+
+        return divided_onnx(small, k, v, lengths, one, LEAST)
 
     out = few_onnx(call.op, True, call.op.Shape(call.q, start=1, end=2), few, many)
     # of both the shape, which an If may hide

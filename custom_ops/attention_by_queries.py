@@ -17,7 +17,7 @@ from posexport.custom_ops.attention import (
     finished_onnx,
 )
 from posexport.custom_ops.attention_forms import Call, Results, call_of
-from posexport.custom_ops.by_head import Part, count_of_blocks, scan_onnx
+from posexport.custom_ops.by_head import Span, count_of_blocks, scan_onnx
 from posexport.custom_ops.cache import scattered_onnx
 from posexport.custom_ops.operator import Operator, Ops, few_onnx, shape_of, size_of
 from posexport.custom_ops.visibility import Lengths
@@ -59,13 +59,13 @@ def hides(call: Call) -> bool:
     return call.heads.causal or (call.heads.window > 0 and call.write_indices is None)
 
 
-Attended = Callable[[Call, "ir.Value", "ir.Value", Part, "ir.Value"], "ir.Value"]
-"""`attended(call, k, v, part, first)`: attention [B, S, N*value_dim] of the queries of a call over keys k [B, N, T,
-head_dim] and values v [B, N, T, value_dim], a part of all; the first query has the index `first` among these keys."""
+Attended = Callable[[Call, "ir.Value", "ir.Value", Span, "ir.Value"], "ir.Value"]
+"""`attended(call, k, v, span, first)`: attention [B, S, N*value_dim] of the queries of a call over keys k [B, N, T,
+head_dim] and values v [B, N, T, value_dim] of a span; the first query has the index `first` among these keys."""
 
 
-def _attended(call: Call, k: ir.Value, v: ir.Value, part: Part, first: ir.Value) -> ir.Value:
-    lengths = part.count, call.op.Sub(part.end, part.start)
+def _attended(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
+    lengths = span.count, call.op.Sub(span.end, span.start)
     return finished_onnx(call, *attended_onnx(call, turned_onnx(call.op, k), v, lengths, first))
 
 
@@ -95,15 +95,15 @@ def divided_onnx(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, atte
         end = op.Min(end, total)
         if heads.window and not heads.chunk:  # chunks are counted from the first key of all
             start = op.Max(start, op.Sub(first, heads.window - 1))
-        part = Part(first=of_all, count=size, start=start, end=end)
+        span = Span(first=of_all, count=size, start=start, end=end)
         small = replace(
             call,
             op=op,
             q=q,
-            mask=None if call.mask is None else part.of_keys(op, call.mask, 1),
+            mask=None if call.mask is None else span.of_keys(op, call.mask, 1),
             write_indices=None if call.write_indices is None else op.Sub(own, start),
         )
-        return attended(small, part.of_keys(op, keys, 2), part.of_keys(op, v, 2), part, op.Sub(first, start))
+        return attended(small, span.of_keys(op, keys, 2), span.of_keys(op, v, 2), span, op.Sub(first, start))
 
     made = op.Transpose(scan_onnx(op, count, one, [q]), perm=[1, 0, 2, 3])
     made = op.Reshape(made, [0, -1, heads.num_heads * call.value_dim])

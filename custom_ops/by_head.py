@@ -32,7 +32,7 @@ Parts = Callable[[Ops], "Sequence[ir.Value | None]"]
 
 
 @attrs.frozen(kw_only=True)
-class Part:
+class Span:
     """Some queries that follow each other, `count` from the `first` on, and the keys from `start` to below `end` that
     one of them may see, all int64 []. `first` is negative where queries stand in front that there are not."""
 
@@ -40,6 +40,14 @@ class Part:
     count: ir.Value
     start: ir.Value
     end: ir.Value
+
+    def of_queries(self, op: Ops, value: ir.Value, axis: int) -> ir.Value:
+        """What a value has of these queries, whose axis this is."""
+        taken: ir.Value = op.Gather(
+            value, op.Max(op.Range(self.first, op.Add(self.first, self.count), 1), 0), axis=axis
+        )
+        taken.shape = _resized(value, axis)  # which onnx doesn't infer here
+        return taken
 
     def of_keys(self, op: Ops, value: ir.Value, axis: int) -> ir.Value:
         """What a value has of these keys, whose axis this is."""
@@ -52,9 +60,11 @@ class Part:
             named = {each.name: getattr(value, each.name) for each in fields(value)}
             return replace(value, **{key: self.of(op, key, each) for key, each in named.items()})
         if name == "q" or name.startswith("q_"):
-            rows = op.Max(op.Range(self.first, op.Add(self.first, self.count), 1), 0)
-            return op.Gather(value, rows, axis=1)
+            return self.of_queries(op, value, 1)
         return self.of_keys(op, value, 1) if name.startswith("k_") else value
+
+
+Spans = Callable[[Ops], Callable[[Ops, Span], "ByHead"]]
 
 
 @attrs.frozen
@@ -64,8 +74,9 @@ class ByHead:
     always `few(op)`, `make` may be of one head alone.
 
     In attention, `of_product(op, product, q)` adds them to the product [1, 1, S, T] of queries and keys in fp32, where
-    hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled. `part`
-    are the logits of some queries and keys alone.
+    hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled.
+
+    `spans(op)` makes what all spans share, and gives `of_span(op, span)`, the logits of one alone.
     """
 
     like: ir.Value
@@ -76,7 +87,7 @@ class ByHead:
     hide: Callable[[Ops, ir.Value], ByHead] | None = None
     of_product: Callable[[Ops, ir.Value, ir.Value], ir.Value] | None = None
     block: int = 1
-    part: Callable[[Ops, Part], ByHead] | None = None
+    spans: Spans | None = None
 
     def under(self, op: Ops, hidden: ir.Value | None) -> ByHead:
         """The logits with a mask [B|1, 1, S, T] added to them, by `hide(op, hidden)` where it is one for all rows."""
@@ -180,16 +191,16 @@ def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Va
     @wraps(body)
     def joined(op: Ops, *args: Any) -> ByHead | ir.Value:
         made = body(op, *args, ort=True)
-        if not isinstance(made, ByHead) or made.part is not None or "k" in names or not any(map(_has_sides, args)):
+        if not isinstance(made, ByHead) or made.spans is not None or "k" in names or not any(map(_has_sides, args)):
             return made
 
-        def part(op: Ops, part: Part) -> ByHead:
-            own = (part.of(op, name, arg) for name, arg in zip(names, args, strict=False))
-            of_part = body(op, *own, ort=True)
-            assert isinstance(of_part, ByHead)  # as those of all are
-            return of_part
+        def of_span(op: Ops, span: Span) -> ByHead:
+            own = (span.of(op, name, arg) for name, arg in zip(names, args, strict=False))
+            logits = body(op, *own, ort=True)
+            assert isinstance(logits, ByHead)  # as those of all are
+            return logits
 
-        return attrs.evolve(made, part=part)
+        return attrs.evolve(made, spans=lambda _: of_span)
 
     operator.onnx(written(False))
     operator.form(*ORT_FORMS)(written(True))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.by_head import Part, blocks_of, padded_onnx, scan_onnx
+from posexport.custom_ops.by_head import Span, blocks_of, padded_onnx, scan_onnx
 from posexport.custom_ops.operator import Ops, shape_of
 
 QUERIES = 16
@@ -18,12 +18,12 @@ QUERIES = 16
 @attrs.frozen
 class ByQueries:
     """Logits [N, QUERIES, T] as `make(op, part)`, of parts [QUERIES, T] of `numbers(op)` [B, S, T]; and all of them as
-    `few(op)`, [B, N, S, T], for a few queries. `part` are those of some queries and keys alone."""
+    `few(op)`, [B, N, S, T], for a few queries. `spans` are as of ByHead."""
 
     numbers: Callable[[Ops], ir.Value]
     make: Callable[[Ops, ir.Value], ir.Value]
     few: Callable[[Ops], ir.Value]
-    part: Callable[[Ops, Part], ByQueries] | None = None
+    spans: Callable[[Ops], Callable[[Ops, Span], ByQueries]] | None = None
 
 
 def logits_onnx(op: Ops, logits: ByQueries) -> ir.Value:

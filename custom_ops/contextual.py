@@ -107,7 +107,7 @@ def _contextual(
         return [queries, scaled, keys_onnx(op, q, k, heads), seen]
 
     of_all = attrs.evolve(by_head(op, queries, parts, make), of_product=of_product, block=BLOCK)
-    return attrs.evolve(of_all, part=lambda op, part: of_all)  # any product's
+    return attrs.evolve(of_all, spans=lambda _: lambda op, span: of_all)  # any product's
 
 
 BLOCK = 32

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
-from posexport.custom_ops.by_head import ByHead, add_by_head
-from posexport.custom_ops.differences import fake_laid_out, laid_out, slid
+from posexport.custom_ops.by_head import ByHead, Span, add_by_head
+from posexport.custom_ops.differences import columns_onnx, fake_laid_out, laid_out, slid
 from posexport.custom_ops.operator import Ops, cast, dtype_of, operator, shape_of, size_of
 from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
 
@@ -107,7 +109,18 @@ def _relative(
         table = op.MatMul(r_proj, op.Concat(*_table_onnx(op, turns, length, dtype_of(heads)), axis=1))
         return [heads, op.Reshape(table, [0, *shape])]
 
-    return slid(heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
+    def spans(op: Ops) -> Callable[[Ops, Span], ByHead]:
+        all_heads, table = parts(op)
+
+        def of_span(op: Ops, span: Span) -> ByHead:
+            own = [span.of_queries(op, all_heads, 2), columns_onnx(op, table, queries, span)]
+            count = op.Unsqueeze(span.count, [0])
+            return slid(heads, count, causal, few, lambda op: own, lambda op, *parts: op.MatMul(*parts), ort)
+
+        return of_span
+
+    made = slid(heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
+    return attrs.evolve(made, spans=spans) if causal else made
 
 
 add_by_head(difference_relative_score, _relative)

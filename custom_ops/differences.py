@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.bias import fake_logits
-from posexport.custom_ops.by_head import ByHead, Make, Part, Parts, add_by_head, slice_onnx
+from posexport.custom_ops.by_head import ByHead, Make, Parts, Span, add_by_head, slice_onnx
 from posexport.custom_ops.operator import Ops, cast, constant, operator, size_of, wide
 
 
@@ -90,6 +90,12 @@ def blocks_onnx(op: Ops, numbers: ir.Value, size: ir.Value, part: tuple[Any, Any
     return op.Gather(blocks, rows, axis=2)
 
 
+def columns_onnx(op: Ops, numbers: ir.Value, queries: ir.Value, span: Span) -> ir.Value:
+    """The columns that a span has of [..., L] with a number for each difference, where causal."""
+    behind = op.Sub(op.Squeeze(queries), op.Add(span.first, span.count))
+    return slice_onnx(op, numbers, op.Add(behind, span.start), op.Add(op.Add(behind, span.end), 1), 3)
+
+
 def laid_out(products: Tensor, causal: bool) -> Tensor:
     """[B, N, S, L] with a number for each difference to [B, N, S, T], each looked up; in the dtype of logits."""
     places = places_of(products.shape[2], products.shape[3], causal, products.device)
@@ -152,13 +158,11 @@ def _bias(op: Ops, numbers: ir.Value, queries: ir.Value, causal: bool, ort: bool
 
         return slid(numbers, queries, causal, few, lambda op: [numbers, before], masked, ort)
 
-    def part(op: Ops, part: Part) -> ByHead:
-        behind = op.Sub(op.Squeeze(queries), op.Add(part.first, part.count))
-        bounds = op.Add(behind, part.start), op.Add(op.Add(behind, part.end), 1)
-        return _bias(op, slice_onnx(op, numbers, *bounds, 3), op.Unsqueeze(part.count, [0]), causal, ort)
+    def of_span(op: Ops, span: Span) -> ByHead:
+        return _bias(op, columns_onnx(op, numbers, queries, span), op.Unsqueeze(span.count, [0]), causal, ort)
 
     made = slid(numbers, queries, causal, few, lambda op: [numbers], many, ort)
-    return attrs.evolve(made, hide=hide, part=part) if causal else made
+    return attrs.evolve(made, hide=hide, spans=lambda _: of_span) if causal else made
 
 
 add_by_head(difference_bias, _bias_by_head)

@@ -11,7 +11,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.bias import distances, distances_onnx, fake_bias
-from posexport.custom_ops.by_head import Part
+from posexport.custom_ops.by_head import Span
 from posexport.custom_ops.by_queries import ByQueries, logits_onnx
 from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
 
@@ -126,10 +126,10 @@ def _features_first(
         made = features(op, op.Reshape(x, [0, 1, -1]))
         return op.Reshape(made, op.Concat([0, num_heads], op.Shape(x, start=1), axis=0))
 
-    def part(op: Ops, part: Part) -> ByQueries:
-        return _features_first(op, part.of(op, "", positions), c, multiplier, mlp, init_l)
+    def of_span(op: Ops, span: Span) -> ByQueries:
+        return _features_first(op, span.of(op, "", positions), c, multiplier, mlp, init_l)
 
-    return ByQueries(numbers, some, few, part)
+    return ByQueries(numbers, some, few, lambda _: of_span)
 
 
 fire_bias.logits(_features_first)

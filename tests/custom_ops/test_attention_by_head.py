@@ -14,7 +14,7 @@ from posexport.artifact.graph_file import read_graph
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.custom_ops.attention_by_head import LEAST
-from posexport.custom_ops.by_head import Part
+from posexport.custom_ops.by_head import Span
 from posexport.export import export
 from posexport.graphs.inspection import inspect_graph
 from posexport.models import read_spec
@@ -44,11 +44,7 @@ JOINED = [
 ]
 """Encodings whose logits can be made of one head after the other, or of some queries at a time, by their positions."""
 
-DIVIDED = [
-    pair
-    for pair in JOINED
-    if pair[0] in ("alibi", "kerple", "sandwich", "t5", "cope", "fire") or pair == ("relative", "data")
-]
+DIVIDED = [pair for pair in JOINED if pair[0] in ("alibi", "kerple", "sandwich", "t5", "cope", "fire", "relative")]
 """Of these, those whose logits can be of some queries with the keys that one of them may see."""
 
 FEW, MANY = 5, 45
@@ -135,13 +131,13 @@ def test_blocks_of_queries_behind_a_cache(
 
 
 def test_a_key_that_a_block_lacks_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = Part.of_keys
+    taken = Span.of_keys
 
-    def one_less(part: Part, op: Any, value: ir.Value, axis: int) -> ir.Value:
-        made = taken(part, op, value, axis)
+    def one_less(span: Span, op: Any, value: ir.Value, axis: int) -> ir.Value:
+        made = taken(span, op, value, axis)
         return op.Concat(op.Slice(made, [0], [1], [axis]), op.Slice(made, [0], [-1], [axis]), axis=axis)
 
-    monkeypatch.setattr(Part, "of_keys", one_less)
+    monkeypatch.setattr(Span, "of_keys", one_less)
     with pytest.raises(AssertionError, match="Not equal"):
         compared(block("alibi", window=100), tmp_path, [Sizes(batch=1, seq=LEAST + 1)])
 

@@ -16,7 +16,7 @@ import attrs
 
 from posexport import machine, temporary
 from posexport.artifact.graph_file import GraphFile
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import PosexportError, Reason, RequestError
 from posexport.jsondata import structure, unstructure
 from posexport.processes import Worker, failure_of, report, serve
@@ -89,7 +89,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Inspect the file."""
     machine.limit_to_what_is_free()
     report("reading the graph")
-    graph = read_mapped(Path(request["path"]), request["sha256"])
+    graph = read_with_weights_on_disk(Path(request["path"]), request["sha256"])
     from posexport.graphs.roles import GivenRoleError
 
     try:

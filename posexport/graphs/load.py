@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact.graph_file import GraphFile, read_graph
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import RequestError, shown
 from posexport.graphs.sequences import without_sequences
 
@@ -215,5 +215,5 @@ def model_at(path: Path) -> ir.Model:
     key = (str(path), status.st_mtime_ns, status.st_size)
     if key not in _kept:
         _kept.clear()
-        _kept[key] = inlined(ir_of(read_mapped(path)))
+        _kept[key] = inlined(ir_of(read_with_weights_on_disk(path)))
     return _kept[key]

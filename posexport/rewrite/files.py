@@ -18,9 +18,9 @@ from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.artifact.loaded import check_manifest
 from posexport.artifact.manifest import manifest_path, tensors_of
-from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.custom_ops.attention_by_queries import WHOLE
 from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
@@ -55,7 +55,7 @@ def rewrite_into(
     says; `folder` is then empty.
     """
     progress("reading the file")
-    graph = read_mapped(path)
+    graph = read_with_weights_on_disk(path)
     graph.check_ends()
     check_manifest(graph)
     for name in graph.external_files():
@@ -99,7 +99,7 @@ def rewrite_into(
 def _check_written(place: Path, target: Path) -> None:
     """RequestError where the file at `place`, for `target`, can't be read: no runtime would be tried with it then."""
     try:
-        read_mapped(place)
+        read_with_weights_on_disk(place)
     except RequestError as error:
         text = str(error).replace(str(place), str(target)).rstrip(".")
         raise RequestError(
@@ -110,7 +110,7 @@ def _check_written(place: Path, target: Path) -> None:
 def exact_into(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> None:
     """Write the ONNX file at `path` into `folder`, with exact angles in the attentions of these names: what a file must
     compute that was rewritten so. RequestError where one of them can't have them."""
-    graph = read_mapped(path)
+    graph = read_with_weights_on_disk(path)
     with located(repr(str(path))):
         options = RewriteOptions(roles=roles, only=tuple(names), seed=seed)
         exact = exact_model(model_of(graph), options)

@@ -16,7 +16,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_matmul import numpy_matmul
 
 from posexport.artifact import onnx_file
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import system_error
 from posexport.runtimes.base import Arrays, check_onnx_file, timed
 
@@ -130,7 +130,7 @@ class ReferenceRunner:
 def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
     """Open the `.onnx` file at `path`, its weights mapped from the disk; there are no options."""
     check_onnx_file("onnx-reference", path, options)
-    model = read_mapped(path).model
+    model = read_with_weights_on_disk(path).model
     weights = len(model.graph.initializer)  # which come first; others are those that nodes hold
     with system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"):
         for tensor in itertools.islice(onnx_file.tensors_within(model), weights, None):

@@ -14,7 +14,7 @@ import rewrite_helpers as helpers
 from onnx import TensorProto, helper
 from small_graphs import Graph
 
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.cases import cases_of
 from posexport.graphs.inspection import inspected
@@ -90,7 +90,7 @@ def test_attention_before_and_behind_is_rewritten(form: str) -> None:
 def test_the_whole_command_says_what_was_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
     path, out = helpers.saved(tmp_path, model_with("Mixer")), tmp_path / "out.onnx"
-    states = [one["state"] for one in inspected(read_mapped(path), {}).attentions]
+    states = [one["state"] for one in inspected(read_with_weights_on_disk(path), {}).attentions]
     assert states == ["recognised", "recognised"]
     result = helpers.rewritten(path, out, form="native", target="ort")
     assert [one["state"] for one in result.attentions] == ["rewritten", "rewritten"]
@@ -101,7 +101,7 @@ def test_the_whole_command_says_what_was_tested(tmp_path: Path, monkeypatch: pyt
 
 def test_an_operator_whose_output_has_no_stated_size_leaves_all(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, model_with("Mixer", stated=None))
-    found = inspected(read_mapped(path), {})
+    found = inspected(read_with_weights_on_disk(path), {})
     assert found.reason is not None and found.reason.code == "not-evaluated"
 
 
@@ -110,7 +110,7 @@ def test_an_operator_whose_output_has_no_stated_size_leaves_all(tmp_path: Path) 
 )
 def test_sizes_that_are_not_those_of_tokens_rewrite_nothing_wrong(stated: Any, tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, model_with("Mixer", stated=stated))
-    assert inspected(read_mapped(path), {}).reason is not None
+    assert inspected(read_with_weights_on_disk(path), {}).reason is not None
 
 
 def test_a_wrong_rewrite_beside_it_is_seen() -> None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from small_graphs import KV_HEADS, Graph, run
 from softmax_graphs import HEADS, HIDDEN, NEAR_MISSES, REASONS, SIZE, SPELLINGS, attention
 
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.graphs.inspection import inspected
 from posexport.rewrite.rewriter import KEPT, REWRITTEN, rewrite_model
 
@@ -132,7 +132,7 @@ def with_operator(kind: str) -> onnx.ModelProto:
 def test_operators_that_are_not_read_are_listed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
     path, out = helpers.saved(tmp_path, with_operator(kind)), tmp_path / "out.onnx"
-    (one,) = inspected(read_mapped(path), {}).attentions
+    (one,) = inspected(read_with_weights_on_disk(path), {}).attentions
     assert (one["name"], one["state"], one["reason"]["code"]) == ("attention", "unknown", "operator")
     result = helpers.rewritten(path, out, form="native", target="ort")
     assert [(one["state"], one["reason"]["code"]) for one in result.attentions] == [("kept", "operator")]
@@ -150,9 +150,9 @@ def test_a_file_whose_operators_are_not_read_may_have_texts(tmp_path: Path, monk
 
 @pytest.mark.parametrize("kind", ["PrepareAttentionMask", "AttentionBias"])
 def test_what_makes_a_mask_or_a_bias_is_no_attention(kind: str, tmp_path: Path) -> None:
-    assert inspected(read_mapped(helpers.saved(tmp_path, with_operator(kind))), {}).attentions == ()
+    assert inspected(read_with_weights_on_disk(helpers.saved(tmp_path, with_operator(kind))), {}).attentions == ()
 
 
 def test_linear_attention_has_no_softmax(tmp_path: Path) -> None:
     path = helpers.saved(tmp_path, with_operator("LinearAttention"))
-    assert inspected(read_mapped(path), {}).attentions == ()
+    assert inspected(read_with_weights_on_disk(path), {}).attentions == ()

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import torch
 
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.installation import install_command
@@ -223,7 +223,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
         raise RuntimeMissingError(f"{name} can't start here: {'; '.join(log.errors()) or error}.") from error
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
-    graph = read_mapped(path)  # whose weights the parser reads where they lie, once
+    graph = read_with_weights_on_disk(path)  # whose weights the parser reads where they lie, once
     if not parser.parse(graph.model.SerializeToString(), str(path)):
         raise parser_error(NAME, str(path), parser, graph.model)
     return ImportRunner(trt, network, parser, builder, log)

@@ -15,8 +15,8 @@ from posexport.artifact.authenticity import signature_of, weights_of
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.loaded import check_manifest
 from posexport.artifact.manifest import OnnxManifest, read_manifest_of
-from posexport.artifact.mapped_file import read_mapped
 from posexport.artifact.signing import TrustedKey
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import Reason, RequestError
 from posexport.graphs.load import ir_of
 from posexport.graphs.node_arguments import ROUNDING
@@ -112,7 +112,7 @@ def read_file(path: Path, trusted: Sequence[TrustedKey] = ()) -> GraphFile:
         raise RequestError(f"{str(path)!r} is no .onnx: give an ONNX file.")
     if trusted:
         read_manifest_of(OnnxManifest, path, trusted)
-    return read_mapped(path)
+    return read_with_weights_on_disk(path)
 
 
 def main_dtype(model: onnx.ModelProto, inputs: Values) -> str:

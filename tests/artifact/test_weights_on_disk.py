@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_graph_writer import bits, graph_of_everything, saved
 
-from posexport.artifact import mapped_file, onnx_file, onnx_limits
+from posexport.artifact import onnx_file, onnx_limits, weights_on_disk
 from posexport.artifact.graph_file import read_graph
 from posexport.artifact.graph_writer import copy_graph, write_graph
-from posexport.artifact.mapped_file import read_mapped
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.graphs.load import model_of
@@ -23,15 +23,15 @@ from posexport.graphs.load import model_of
 @pytest.mark.parametrize("how", ["inline", "one", "many"])
 def test_it_is_the_same_graph_without_the_weights(how: str, tmp_path: Path) -> None:
     path = saved(tmp_path, how)
-    whole, mapped = read_graph(path), read_mapped(path)
-    assert (mapped.sha256, mapped.inputs(), mapped.outputs()) == (whole.sha256, whole.inputs(), whole.outputs())
-    assert mapped.external_files() == whole.external_files()
-    assert mapped.external_sha256 == whole.external_sha256
-    assert (mapped.metadata(), mapped.domains()) == (whole.metadata(), whole.domains())
-    large = [tensor for tensor in mapped.model.graph.initializer if len(tensor.raw_data) > onnx_file.INLINE]
+    whole, left = read_graph(path), read_with_weights_on_disk(path)
+    assert (left.sha256, left.inputs(), left.outputs()) == (whole.sha256, whole.inputs(), whole.outputs())
+    assert left.external_files() == whole.external_files()
+    assert left.external_sha256 == whole.external_sha256
+    assert (left.metadata(), left.domains()) == (whole.metadata(), whole.domains())
+    large = [tensor for tensor in left.model.graph.initializer if len(tensor.raw_data) > onnx_file.INLINE]
     assert not large
-    onnx.load_external_data_for_model(mapped.model, str(path.parent))
-    assert bits(path) == bits_of(mapped.model, tmp_path)
+    onnx.load_external_data_for_model(left.model, str(path.parent))
+    assert bits(path) == bits_of(left.model, tmp_path)
 
 
 def bits_of(model: onnx.ModelProto, folder: Path) -> object:
@@ -44,7 +44,7 @@ def bits_of(model: onnx.ModelProto, folder: Path) -> object:
 def test_it_is_written_as_the_whole_file_is(how: str, tmp_path: Path) -> None:
     path = saved(tmp_path, how)
     results = []
-    for number, read in enumerate((read_graph, read_mapped)):
+    for number, read in enumerate((read_graph, read_with_weights_on_disk)):
         for write in (True, False):
             out = tmp_path / f"{number}{write}" / "out.onnx"
             out.parent.mkdir()
@@ -63,7 +63,7 @@ def test_a_file_with_several_names_is_read_whole(link: str, tmp_path: Path) -> N
         other.symlink_to(path)
     else:
         other.hardlink_to(path)
-    graph = read_mapped(other)
+    graph = read_with_weights_on_disk(other)
     assert graph.model == read_graph(path).model
     assert model_of(graph).graph.initializers["typed"].const_value is not None
 
@@ -74,7 +74,7 @@ def test_what_is_no_file_is_refused_with_the_same_words(tmp_path: Path) -> None:
     for size in [*range(0, len(data), len(data) // 40), len(data) - 1]:
         path.write_bytes(data[:size])
         sentences = []
-        for read in (read_graph, read_mapped):
+        for read in (read_graph, read_with_weights_on_disk):
             with pytest.raises(RequestError) as raised:
                 read(path)
             sentences.append(str(raised.value))
@@ -94,7 +94,7 @@ def test_a_file_whose_beginning_is_sound_is_not_read_as_that(tmp_path: Path) -> 
     path = tmp_path / "in.onnx"
     path.write_bytes(begin + bytes([7 << 3 | 2, len(graph)]) + graph)
     assert [value.name for value in onnx.load(path).graph.output][-1] == "more"
-    for read in (read_graph, read_mapped):
+    for read in (read_graph, read_with_weights_on_disk):
         with pytest.raises(RequestError, match="is not an ONNX file, or it is cut short"):
             read(path)
 
@@ -107,14 +107,14 @@ def test_a_file_that_is_cut_short_meanwhile_is_refused(tmp_path: Path, monkeypat
         os.truncate(path, 100)
         onnx_limits.check_size(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(mapped_file, "check_size", cut)
+    monkeypatch.setattr(weights_on_disk, "check_size", cut)
     with pytest.raises(RequestError, match="or it is cut short"):
-        read_mapped(path)
+        read_with_weights_on_disk(path)
 
 
 def test_weights_that_are_cut_short_meanwhile_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, "inline")
-    tensors = read_mapped(path).model.graph.initializer  # whose data is left in the file
+    tensors = read_with_weights_on_disk(path).model.graph.initializer  # whose data is left in the file
     tensor = next(one for one in tensors if one.data_location == onnx.TensorProto.EXTERNAL)
     assert onnx_file.array_of(path, tensor).nbytes > onnx_file.INLINE
     os.truncate(path, 100)
@@ -140,7 +140,7 @@ def test_a_damaged_weight_is_refused(fault: object, tmp_path: Path) -> None:
     fault(model.graph.initializer[0])  # type: ignore[operator]
     path = tmp_path / "in.onnx"
     path.write_bytes(model.SerializeToString())
-    for read in (read_graph, read_mapped):
+    for read in (read_graph, read_with_weights_on_disk):
         with pytest.raises(RequestError, match=r"is damaged|has its data twice|no offset"):
             read(path)
 
@@ -178,7 +178,7 @@ def test_weights_anywhere_are_no_structure(
     path.write_bytes(holding(where, tensor).SerializeToString())
     monkeypatch.setattr(onnx_limits, "available", lambda: 10**7)
     monkeypatch.setattr(onnx_limits, "LARGEST_STRUCTURE", 10**4)
-    for read in (read_graph, read_mapped):
+    for read in (read_graph, read_with_weights_on_disk):
         assert read(path).model.graph.node
 
 

@@ -24,7 +24,7 @@ _DATA_FIELDS = {4, 5, 6, 7, _RAW_DATA, 10, 11, 13, 14}
 """Those of a tensor that hold its data, or say where it lies."""
 
 
-def read_mapped(path: Path, expected: str | None = None) -> GraphFile:
+def read_with_weights_on_disk(path: Path, expected: str | None = None) -> GraphFile:
     """Read any ONNX file, its weights left on the disk; raises as `read_graph` does.
 
     One whose name is a link to another folder, or that has several names, is read whole: weights of external data may

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from posexport.errors import RequestError
 from posexport.models.whole_both_ways import check_causal
+from posexport.spec.contract import split_layer
 
 _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 """The kinds of layers, as configurations list them, whose caches are keys and values."""
@@ -346,10 +347,10 @@ def _varying(shape: tuple[int | str, ...]) -> dict[int, Any]:
 
 
 _GROWING = "|".join(map(re.escape, KEYS))
-_CACHE = re.compile(rf"past_key_values\.([0-9]{{1,6}})\.(?:{_GROWING}|(?:{'|'.join(STATES)})(?:_\d+)?)")
+_KIND = re.compile(rf"{_GROWING}|(?:{'|'.join(STATES)})(?:_\d+)?")
 
 
 def cached_layers(names: Iterable[str]) -> list[int]:
-    """The layers whose caches are among the inputs of these names; a number of more than six digits is no layer's."""
-    matches = (_CACHE.fullmatch(name) for name in names)
-    return sorted({int(match[1]) for match in matches if match is not None})
+    """The layers whose caches are among the inputs of these names."""
+    found = filter(None, map(split_layer, names))
+    return sorted({layer for before, layer, kind in found if before == "past_key_values" and _KIND.fullmatch(kind)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import textwrap
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from posexport.errors import ERROR_FILE, plain
+from posexport.spec.contract import split_layer
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -29,8 +29,6 @@ MINUTE = 60.0
 _STARTED = "posexport.cli.started"  # the key in click's context of the time at which the command began
 
 _CELL, _LINE = 400, 2_000  # characters of a name of a fact or a step, and of a line in a cell of a table
-
-_LAYER = re.compile(r"\.([0-9]{1,6})(?=\.|$)")
 
 _STATE_STYLES: dict[str, dict[str, Any]] = {
     "passed": {"fg": "green"},
@@ -150,17 +148,17 @@ def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """`facts` with equal values of consecutive layers in one row: `past_key.0 ... past_key.31`, and where others lie
     between them `past.0.key, past.1.key ... past.31.key`."""
     rows: list[tuple[dict[int, str], Any]] = []  # names by their places
-    last: dict[str, tuple[int, int]] = {}  # a name without its number: its last row, and the number there
+    last: dict[tuple[str, str], tuple[int, int]] = {}  # a name without its number: its last row, and the number there
     for place, (name, value) in enumerate(facts):
-        match = _LAYER.search(name)
-        if match:
-            bare, number = _LAYER.sub("", name, count=1), int(match[1])
-            row, before = last.get(bare, (len(rows), number))
+        found = split_layer(name)
+        if found:
+            stem, number, ending = found
+            row, before = last.get((stem, ending), (len(rows), number))
             if number == before + 1 and rows[row][1] == value:
                 rows[row][0][place] = name
-                last[bare] = (row, number)
+                last[stem, ending] = (row, number)
                 continue
-            last[bare] = (len(rows), number)
+            last[stem, ending] = (len(rows), number)
         rows.append(({place: name}, value))
     return [(_run(names), value) for names, value in rows]
 

@@ -7,6 +7,7 @@ attention_mask. Imports no engine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,16 @@ SUMS = {PRESENT: ("past_seq", "seq"), "total_seq": ("past_seq", "seq")}
 
 TRACED_SIZES = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
 """Sizes of the example that torch traces; all differ, so that a size that stays in the graph shows."""
+
+
+_LAYER = re.compile(r"(?P<before>.*?)\.(?P<layer>[0-9]{1,6})(\.(?P<behind>.*))?", re.DOTALL)
+
+
+def split_layer(name: str) -> tuple[str, int, str] | None:
+    """The name of a cache before the number of its layer, the number, and what follows: `past_key.3`, which ends with
+    it, or `present.3.key`. None for other names; a number of more than six digits is no layer's."""
+    match = _LAYER.fullmatch(name)
+    return None if match is None else (match["before"], int(match["layer"]), match["behind"] or "")
 
 
 def read_dims(dims: Iterable[str | int]) -> list[str | int]:

@@ -7,7 +7,6 @@ coarser dtype that is held against another may have its own rounding error as we
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -22,6 +21,7 @@ from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.runtimes.wide_outputs import columns_of
+from posexport.spec.contract import split_layer
 from posexport.spec.input_roles import is_state
 from posexport.verify.graph.cases import GraphCase
 from posexport.verify.graph.outputs import TokenAxes, selected, token_axes
@@ -251,8 +251,8 @@ class Truth:
         """Of a whole model that is another function than the module: the first layer whose cache differs in float64;
         None where no cache does."""
         differ = {one.output for one in self._differences if one.of_rounding > 1}
-        layers = (re.fullmatch(r"present\.([0-9]{1,6})\..+", name) for name in differ)
-        return min((int(match[1]) for match in layers if match is not None), default=None)
+        found = filter(None, map(split_layer, differ))
+        return min((layer for before, layer, kind in found if before == "present" and kind), default=None)
 
     @cached_property
     def _differences(self) -> list[Difference]:

@@ -134,7 +134,7 @@ class Staged:
         check_target(target)
         place = _place(target)
         if any(place == _place(other) for _, other in self.renames):
-            raise RequestError(f"two files would be written to {str(target)!r}: name two.")
+            raise _written_twice(target)
         with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
             made, descriptor = temporary.file(target)
         self.renames.append((made, target))
@@ -169,19 +169,6 @@ def real_path(path: Path) -> Path:
     """Where the symbolic links of a path lead. One that leads to itself stays, and is refused when it is opened;
     `Path.resolve` raises RuntimeError for it before Python 3.13."""
     return Path(os.path.realpath(path))
-
-
-def make_folders(path: Path) -> None:
-    """Make a folder and those above it, as `Path.mkdir(parents=True)` does, which calls itself for each of them."""
-    missing: list[Path] = []
-    for folder in (path, *path.parents):
-        try:
-            folder.mkdir(exist_ok=True)
-            break
-        except FileNotFoundError:
-            missing.append(folder)
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
 
 
 def is_there(path: Path) -> bool:
@@ -229,13 +216,25 @@ def _place(target: Path) -> Path:
     return real_path(target.parent) / target.name
 
 
-def check_writable(target: Path) -> None:
-    """RequestError where no file can be written at `target`: checked before the work whose result goes there."""
-    check_target(target)
-    with system_error(f"output {str(target)!r} can't be written", "give a file in a folder that can be"):
-        made, descriptor = temporary.file(target)
-        os.close(descriptor)
-        made.remove()
+def check_writable(*targets: Path | None) -> None:
+    """RequestError where a file can't be written at one of the `targets` that are given, or where two would be at one
+    place, such as that of a manifest: checked before the work whose results go there."""
+    places: list[Path] = []
+    for target in filter(None, targets):
+        beside = _BESIDE[:2] if target.suffix in _ARTIFACTS else ()  # weights may come to lie inside
+        for path in (target, *(target.with_name(target.name + ending) for ending in beside)):
+            check_target(path)
+            if _place(path) in places:
+                raise _written_twice(path)
+            places.append(_place(path))
+        with system_error(f"output {str(target)!r} can't be written", "give a file in a folder that can be"):
+            made, descriptor = temporary.file(target)
+            os.close(descriptor)
+            made.remove()
+
+
+def _written_twice(target: Path) -> RequestError:
+    return RequestError(f"two files would be written to {str(target)!r}: name two.")
 
 
 def check_output(target: Path, ending: str) -> None:
@@ -249,8 +248,6 @@ def check_output(target: Path, ending: str) -> None:
     if ending in _ARTIFACTS:
         check_companions(target)
     check_writable(target)
-    if ending in _ARTIFACTS:
-        check_target(target.with_name(target.name + _BESIDE[0]))
 
 
 def check_companions(target: Path) -> None:

@@ -63,3 +63,16 @@ def _is_folder(entry: os.DirEntry[str], links: bool = True) -> bool:
 def files_below(folder: Path) -> list[Path]:
     """All in a folder and below that is no folder, sorted; as in `walk`."""
     return sorted(entries.place / name for entries in walk(folder) for name in entries.files)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it, as `Path.mkdir(parents=True)` does, which calls itself for each of them."""
+    missing: list[Path] = []
+    for folder in (path, *path.parents):
+        try:
+            folder.mkdir(exist_ok=True)
+            break
+        except FileNotFoundError:
+            missing.append(folder)
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)

@@ -10,8 +10,7 @@ import click
 
 from posexport.cli import console
 from posexport.cli.options import report_file
-from posexport.errors import RequestError
-from posexport.files import check_target, real_path
+from posexport.files import check_writable
 from posexport.report.paths import check_paths
 
 if TYPE_CHECKING:
@@ -36,11 +35,8 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     paths = [Path(text) for text in results]
     page_file = report_file("--output", output, _TAKEN, (".html", ".htm"))
     summary_file = None if markdown is None else report_file("--markdown", markdown, _TAKEN)
-    if summary_file is not None and real_path(summary_file) == real_path(page_file):
-        raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
     check_paths(paths)
-    for target in filter(None, (page_file, summary_file)):
-        check_target(target)
+    check_writable(page_file, summary_file)
     with console.steps("reading results") as progress:
         from posexport.files import staged
         from posexport.report.page.markdown import to_markdown

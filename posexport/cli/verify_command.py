@@ -111,6 +111,7 @@ def verify(
         required = (*required, *(name for name in project.require if name not in required))
     report = unreadable_report(files, settings.seed) if files else None
     reports = {name: _report_path(name, text) for name, text in (("junit", junit), ("markdown", markdown))}
+    check_writable(*reports.values())
     if report is None:
         with console.steps("starting", total=len(files) or None) as progress:
 
@@ -229,6 +230,4 @@ def _report_path(name: str, text: str | None) -> Path | None:
     """The path of a report to write, or None where none was given; RequestError where it can't be written."""
     if text is None:
         return None
-    path = report_file(f"--{name}", text, (".onnx", ".plan", ".npz", ".data"))
-    check_writable(path)
-    return path
+    return report_file(f"--{name}", text, (".onnx", ".plan", ".npz", ".data"))

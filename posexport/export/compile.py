@@ -20,7 +20,7 @@ from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.export.compile_source import CompileSource, compile_source
 from posexport.export.fused_attention import with_attentions
 from posexport.export.support import unsupported_reason
-from posexport.files import staged
+from posexport.files import check_writable, staged
 from posexport.graphs.attention.support import HEAD_DIMS
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
@@ -60,6 +60,7 @@ def compile_plan(
     spec, and for a graph that the runtime rejects; RuntimeMissingError where the runtime can't be loaded. No file is
     changed then.
     """
+    check_writable(output, options.timing_cache, options.runtime_cache)
     with build_process() as worker:
         source = compile_source(path, options, progress, trusted, roles)
         _check_runtime_cache(options)

@@ -12,9 +12,8 @@ from helpers import cli, refused
 
 from posexport import temporary
 from posexport.artifact import folders
-from posexport.artifact.folders import files_below, walk
+from posexport.artifact.folders import files_below, make_folders, walk
 from posexport.errors import RequestError
-from posexport.files import make_folders
 from posexport.workflows.sweep.patterns import matching
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and depths of POSIX")

@@ -18,9 +18,14 @@ from safetensors.numpy import save_file
 from posexport import files
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.signing import SigningKey, read_signing_key
+from posexport.bench.tune import request
 from posexport.errors import RequestError
+from posexport.export import compile
 from posexport.files import open_file, protect, protected_inputs, renewed, staged, write_folder, write_json
 from posexport.models.weights import weight_shapes
+from posexport.report.page import page
+from posexport.runtimes.tensorrt.options import BuildOptions
+from posexport.verify import verifier
 
 pytestmark = pytest.mark.few_inputs
 
@@ -161,11 +166,43 @@ def test_reports_in_a_folder_that_is_read_may_be_written_again(inputs: Path) -> 
         assert cli("export", *BLOCK, "-o", "b.onnx").exit_code == 0
 
 
-def test_two_reports_do_not_share_a_name(inputs: Path) -> None:
+TWICE = (
+    "verify a.onnx --junit r.txt --markdown linked/r.txt",
+    "report result.json -o r.html --markdown linked/r.html",
+    "tune {block} --scenario prefill:8 -o r.onnx --save linked/r.onnx.json",
+)
+
+
+@pytest.mark.parametrize("line", TWICE)
+def test_two_outputs_of_one_name_are_refused_before_the_work(
+    line: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "verify", None)
+    monkeypatch.setattr(page, "make_page", None)
+    monkeypatch.setattr(request.TuneRequest, "run", None)
     (inputs / "linked").symlink_to(inputs)
-    result = cli("verify", "a.onnx", *RUN, "--junit", "r.txt", "--markdown", "linked/r.txt")
-    refused(result, "two files would be written")
-    assert not (inputs / "r.txt").exists()
+    refused(cli(*line.format(block=" ".join(BLOCK)).split()))
+    assert not [path for path in inputs.iterdir() if path.name.startswith("r.")]
+
+
+@pytest.mark.parametrize(
+    ("caches", "said"),
+    [
+        ({"timing_cache": "p.plan"}, "two files would be written"),
+        ({"timing_cache": "linked/p.plan.json"}, "two files would be written"),
+        ({"timing_cache": "c.bin", "runtime_cache": "linked/c.bin"}, "two files would be written"),
+        ({"timing_cache": "a.onnx.data"}, "is a file that this command reads"),
+    ],
+)
+def test_caches_of_a_builder_are_files_of_their_own(
+    caches: dict[str, str], said: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile, "compile_source", None)
+    (inputs / "linked").symlink_to(inputs)
+    with protected_inputs():
+        protect(Path("a.onnx"))
+        with pytest.raises(RequestError, match=said):
+            compile.compile_plan(Path("a.onnx"), Path("p.plan"), BuildOptions(runtime="tensorrt-rtx", **caches))
 
 
 def test_what_is_read_is_protected_as_long_as_the_command_runs(tmp_path: Path) -> None:

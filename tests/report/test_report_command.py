@@ -239,7 +239,7 @@ def test_numbers_are_written_for_people() -> None:
         (("-o", "none/r.html"), "in a folder that is there"),
         (("--markdown", "a.onnx"), "has the name of an artifact, of inputs or of results"),
         (("--markdown", "."), "can't be written"),
-        (("-o", "a.html", "--markdown", "a.html"), "can't hold both the page and the Markdown"),
+        (("-o", "a.html", "--markdown", "a.html"), "two files would be written to 'a.html'"),
         (("--nothing",), "No such option"),
     ],
 )

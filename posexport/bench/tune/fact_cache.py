@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from posexport import __version__, temporary
+from posexport.artifact.folders import make_folders
 from posexport.bench.tune.facts import fits
 from posexport.errors import system_error
-from posexport.files import make_folders, renewed, write_json
+from posexport.files import renewed, write_json
 from posexport.jsondata import DataError, json_sha256, read_json
 
 FOLDER = ".posexport-tune"

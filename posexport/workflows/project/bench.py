@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from posexport.artifact.folders import make_folders
 from posexport.bench.benchmark import PROCESSES, bench
 from posexport.bench.candidates import CANDIDATES, choose, is_reference
 from posexport.bench.gate import bench_gated, bench_to_keep, excused_references
@@ -27,7 +28,7 @@ from posexport.bench.result import (
     read_benchmark,
 )
 from posexport.errors import RequestError
-from posexport.files import make_folders, write_json
+from posexport.files import write_json
 from posexport.progress import Progress, Warn
 from posexport.workflows.project import latency
 from posexport.workflows.project.file import Project

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import attrs
 
+from posexport.artifact.folders import make_folders
 from posexport.artifact.manifest import read_manifest
 from posexport.artifact.signing import SigningKey
 from posexport.errors import MismatchError, RequestError, located, system_error
 from posexport.export.request import write
-from posexport.files import make_folders, renewed
+from posexport.files import renewed
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build

@@ -24,8 +24,9 @@ from typing import IO
 import attrs
 
 from posexport import __version__
+from posexport.artifact.folders import make_folders
 from posexport.errors import RequestError, system_error
-from posexport.files import json_bytes, make_folders, renewed, staged, write_json
+from posexport.files import json_bytes, renewed, staged, write_json
 from posexport.jsondata import DataError, read_json, structure, unstructure
 from posexport.verify.matrix.table import REFUSED, Cell, Entry, Matrix, read
 from posexport.workflows.sweep.job_plan import Plan, Refused

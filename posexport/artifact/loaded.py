@@ -25,6 +25,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.artifact.onnx_artifact import Artifact, ForeignFileError, artifact_of, module_of, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
+from posexport.artifact.rewrite_record import RewriteRecord
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, shown
 from posexport.files import sha256_of
@@ -258,16 +259,16 @@ def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[obje
 
 
 def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[object, object]]:
-    """What a manifest says of a file without a spec, and what the file does: the export of a module has metadata, which
-    a rewritten one keeps as they were, and a foreign one has none. The manifests of these two name no module, no
-    attentions of a whole model and no weights, for which nothing in the file would stand."""
+    """What a manifest says of a file without a spec, and what the file does: the export of a module has metadata, and a
+    foreign one has none."""
     pairs: dict[str, tuple[object, object]] = {"spec": (manifest.spec, None)}
     if not isinstance(manifest, OnnxManifest):
         return pairs
     known = module_of(graph)
-    if known is None or manifest.rewrite is not None:
-        nothing = {"weights": None, "module": None, "attentions": ()}
-        return pairs | {key: (getattr(manifest, key), value) for key, value in nothing.items()}
+    if manifest.rewrite is not None:
+        return pairs | _rewritten_pairs(manifest, manifest.rewrite, graph, known is not None)
+    if known is None:
+        return pairs | _unstated(manifest, "form", "target", "weights", "module", "attentions")
     (module, origin), properties = known, graph.metadata()
     pairs |= {
         "form": (manifest.form, properties.get("posexport.form")),
@@ -276,6 +277,29 @@ def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[objec
         "module": (manifest.module, module),
     }
     return pairs if origin is None else pairs | origin.pairs(manifest)
+
+
+def _rewritten_pairs(
+    manifest: OnnxManifest, record: RewriteRecord, graph: GraphFile, known: bool
+) -> dict[str, tuple[object, object]]:
+    """The same of a file that was rewritten. Of its metadata, which it has where the export of a module is `known`,
+    form and target became those of its attention; `version` and `tools` are those of the original, not of the rewrite.
+    """
+    pairs = _unstated(manifest, "weights", "module", "attentions")
+    pairs["form"] = (record.fits(manifest.form, graph.model), True)
+    if not record.changed and not graph.external_files() and not graph.holds_external_data:
+        pairs["rewrite.source"] = (record.source.sha256, graph.sha256)
+    properties = graph.metadata()
+    if known and record.all_rewritten() and "posexport.form" in properties:
+        pairs["form"] = (manifest.form, properties["posexport.form"])
+        if manifest.target != "portable":  # which is written only where it is another
+            pairs["target"] = (manifest.target, properties.get("posexport.target"))
+    return pairs
+
+
+def _unstated(manifest: OnnxManifest, *keys: str) -> dict[str, tuple[object, object]]:
+    """Keys for which nothing in a file would stand, so that its manifest has none of them."""
+    return {key: (getattr(manifest, key) or None, None) for key in keys}
 
 
 def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | None:

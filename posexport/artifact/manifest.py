@@ -20,7 +20,7 @@ from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed,
 from posexport.jsondata import OMITTED, DataError, json_sha256, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
-from posexport.spec.forms import FORMS
+from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
 MOMENTS = ("min", "opt", "max")
@@ -49,9 +49,14 @@ def _file_names(instance: object, field: attrs.Attribute[Any], value: Mapping[st
         _file_name(instance, field, name)
 
 
-def _form(instance: object, field: attrs.Attribute[str], value: str) -> None:
-    if value not in FORMS:
-        raise ValueError(f"has the form {value!r}, not one of {', '.join(FORMS)}")
+def _one_of(what: str, names: Iterable[str]) -> Any:
+    """None, where a field may be, is fine."""
+
+    def check(instance: object, field: attrs.Attribute[Any], value: str | None) -> None:
+        if value is not None and value not in names:
+            raise ValueError(f"has the {what} {shown(value)}, not one of {', '.join(names)}")
+
+    return check
 
 
 def _spec(instance: Manifest, field: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
@@ -61,11 +66,6 @@ def _spec(instance: Manifest, field: attrs.Attribute[Any], value: Mapping[str, A
         read_spec(value)
     except RequestError as error:
         raise ValueError(f"has a spec that can't be used: {str(error).rstrip('.')}") from None
-
-
-def _builder(instance: object, field: attrs.Attribute[str], value: str) -> None:
-    if value not in BUILDERS:
-        raise ValueError(f"has the builder {shown(value)}, not one of {', '.join(BUILDERS)}")
 
 
 def _some(instance: object, field: attrs.Attribute[Any], value: tuple[Tensor, ...]) -> None:
@@ -166,8 +166,8 @@ class Manifest:
     external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
     signer: str | None = attrs.field(default=None, metadata={OMITTED: True})
     version: str
-    form: str | None = attrs.field(default=None, validator=attrs.validators.optional(_form), metadata={OMITTED: True})
-    target: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    form: str | None = attrs.field(default=None, validator=_one_of("form", FORMS), metadata={OMITTED: True})
+    target: str | None = attrs.field(default=None, validator=_one_of("target", TARGETS), metadata={OMITTED: True})
     weights: WeightSource | None = attrs.field(default=None, metadata={OMITTED: True})
     spec: Mapping[str, Any] | None = attrs.field(
         default=None, validator=attrs.validators.optional(_spec), metadata={OMITTED: True}
@@ -219,7 +219,7 @@ class PlanSource:
 class Builder:
     """The runtime that built a plan, and alone can open it."""
 
-    name: str = attrs.field(validator=_builder)
+    name: str = attrs.field(validator=_one_of("builder", BUILDERS))
     version: str
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport.artifact import rewrite_record
 from posexport.artifact.manifest import Tensor, WeightSource
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason
@@ -15,7 +16,7 @@ from posexport.rewrite.angles.result import PARITY, SiteAngles, angles_record
 if TYPE_CHECKING:
     from posexport.artifact.onnx_artifact import Artifact
 
-REWRITTEN, KEPT = "rewritten", "kept"
+REWRITTEN, KEPT = rewrite_record.REWRITTEN, "kept"
 
 ALREADY = "already-in-form"
 """The code of the reason of an attention that needs no rewriting."""

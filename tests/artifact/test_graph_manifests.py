@@ -93,7 +93,7 @@ FALSE: dict[str, Any] = {
 }
 """What is false of each key, or what makes it so of what is there."""
 
-OF_THE_GRAPH = ("opset", "domains", "inputs", "outputs", "weights", "module", "attentions")
+OF_THE_GRAPH = ("opset", "domains", "inputs", "outputs", "form", "weights", "module", "attentions")
 """What is checked of a file that was rewritten, or that another tool made."""
 
 
@@ -215,3 +215,76 @@ def test_a_manifest_that_claims_to_be_of_a_rewritten_file_states_no_more(
     manifest = read_manifest_of(OnnxManifest, path)
     assert manifest is not None
     assert contradictions(manifest, read_graph(path)) == f"its {key}"
+
+
+def contradiction(path: Path, data: dict[str, Any]) -> str:
+    """What is said of a manifest beside a file."""
+    path.with_name(f"{path.name}.json").write_text(json.dumps(data), encoding="utf-8")
+    manifest = read_manifest_of(OnnxManifest, path)
+    assert manifest is not None
+    return contradictions(manifest, read_graph(path))
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("form", [None, "contrib", "function"])
+def test_the_form_of_a_rewritten_file_has_its_operators(
+    form: str | None, made: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(made["rewritten"], tmp_path / "x.onnx"))
+    for data_file in made["rewritten"].parent.glob("*.bin"):
+        shutil.copy(data_file, tmp_path)
+    data = {**manifest_of(made["rewritten"]), "file": "x.onnx"}
+    assert contradiction(path, data) == ""
+    assert contradiction(path, {**data, "form": form} if form else {k: v for k, v in data.items() if k != "form"}) == (
+        "its form"
+    )
+
+
+class TwoHeads(nn.Module):
+    """Two heads without weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(2, (2, 4)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.few_inputs
+def test_the_form_of_a_rewritten_module_is_that_of_its_metadata(tmp_path: Path) -> None:
+    write_onnx(export_any(TwoHeads().eval(), (torch.randn(1, 5, 8),), form="decomposed").model, tmp_path / "a.onnx")
+    done = cli("rewrite", tmp_path / "a.onnx", "--form", "native", "--target", "ort", "-o", tmp_path / "x.onnx")
+    assert done.exit_code == 0, done.output
+    path, data = tmp_path / "x.onnx", manifest_of(tmp_path / "x.onnx")
+    assert contradiction(path, data) == ""
+    assert contradiction(path, {**data, "form": "decomposed"}) == "its form"
+    assert contradiction(path, {**data, "target": "tensorrt"}) == "its target"
+
+
+def test_a_key_rewrite_that_was_added_explains_no_other_file(made: dict[str, Path], tmp_path: Path) -> None:
+    """A file of which nothing was rewritten is the file that it was."""
+    path, data = Path(shutil.copy(made["module"], tmp_path / "x.onnx")), manifest_of(made["module"])
+    del data["module"]
+    record = {**manifest_of(made["rewritten"])["rewrite"], "changed": False, "attentions": [], "whole": None}
+    said = contradiction(path, {**data, "file": "x.onnx", "rewrite": record, "version": "9.9"})
+    assert said == "its rewrite.source"
+
+
+def test_a_file_that_nobody_rewrote_has_no_form(tmp_path: Path, made: dict[str, Path]) -> None:
+    path, data = foreign(tmp_path / "x.onnx"), manifest_of(made["rewritten"])
+    sha256 = read_graph(path).sha256
+    given = {**data, "file": "x.onnx", "sha256": sha256, "opset": 18, "domains": {"": 18}}
+    del given["rewrite"]
+    assert contradiction(path, given) == "its form, target"
+
+
+@pytest.mark.parametrize(
+    "change", [{"target": "cuda"}, {"form": "fast"}, {"version": 1}, {"tools": {"torch": 2}}, {"tools": ["torch"]}]
+)
+def test_values_that_a_manifest_can_not_have_are_refused(
+    change: dict[str, Any], made: dict[str, Path], tmp_path: Path
+) -> None:
+    path, data = Path(shutil.copy(made["rewritten"], tmp_path / "x.onnx")), manifest_of(made["rewritten"])
+    with pytest.raises(RequestError, match=r"x\.onnx"):
+        contradiction(path, {**data, "file": "x.onnx", **change})

@@ -10,7 +10,6 @@ import attrs
 import onnx
 
 from posexport.artifact import onnx_file
-from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.spec.contract import Shape
 
@@ -59,12 +58,6 @@ class GraphFile:
     def outputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's outputs, as `inputs` gives its inputs."""
         return values_of_infos(self.model.graph.output)
-
-    def check_ends(self) -> None:
-        """RequestError for a graph that takes nothing or gives nothing, of which there is no manifest."""
-        for kind, values in (("inputs", self.inputs()), ("outputs", self.outputs())):
-            if not values:
-                raise RequestError(f"{str(self.path)!r} has no {kind}: export it with some.")
 
     def domains(self) -> dict[str, int]:
         """The version of each operator domain, sorted by name."""

@@ -217,6 +217,15 @@ def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> Onnx
     return manifest
 
 
+def check_source(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | None:
+    """`check_manifest` of a file of which another is made; RequestError for a graph that takes nothing or gives
+    nothing, of which there is no manifest."""
+    for kind, values in (("inputs", graph.inputs()), ("outputs", graph.outputs())):
+        if not values:
+            raise RequestError(f"{str(graph.path)!r} has no {kind}: export it with some.")
+    return check_manifest(graph, trusted)
+
+
 def _changed_weights(path: Path, name: str) -> Reason:
     manifest = manifest_path(path).name
     return Reason(

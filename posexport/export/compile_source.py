@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from posexport.artifact.graph_file import GraphFile
-from posexport.artifact.loaded import check_manifest, load_sound
+from posexport.artifact.loaded import check_source, load_sound
 from posexport.artifact.manifest import OnnxManifest, PlanManifest
 from posexport.artifact.onnx_artifact import Artifact, ForeignFileError
 from posexport.artifact.signing import TrustedKey
@@ -77,8 +77,7 @@ def compile_source(
         if roles:
             raise RequestError("--input was given with an artifact of posexport, whose inputs are known: drop it.")
         return CompileSource(graph=loaded.source, manifest=loaded.manifest)
-    graph.check_ends()
-    manifest = check_manifest(graph, trusted)
+    manifest = check_source(graph, trusted)
     found = inspect_graph(graph, roles, progress)
     inputs = {name: shape for name, (shape, _) in graph.inputs().items()}
     shapes = Shapes(

@@ -18,22 +18,18 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
-from posexport import __version__, temporary
+from posexport import temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
-from posexport.artifact.onnx_artifact import module_metadata
 from posexport.custom_ops.arguments import related_sizes
 from posexport.custom_ops.attention import KINDS
 from posexport.errors import RequestError, shown
-from posexport.export import complex_numbers, exporter, support
-from posexport.export.bfloat16 import without_bfloat16_arithmetic
-from posexport.export.exact_decays import with_exact_decays
+from posexport.export import exporter, support
 from posexport.export.expert_loops import LoopsOverAllExperts
 from posexport.export.fewer_nodes import with_fewer_nodes
-from posexport.export.known_sizes import without_idle_squeezes
 from posexport.export.module_axes import Axes
 from posexport.export.module_conversions import traced_conversions
-from posexport.export.subtraction import with_converted_tensors
+from posexport.export.traced import describe, name_values, translatable
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
 from posexport.rewrite.result import ALREADY, KEPT, site_record
@@ -142,8 +138,7 @@ def export_any(
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
-            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(with_exact_decays(program)))
-            program = without_idle_squeezes(with_converted_tensors(program))
+            program = translatable(program)
         progress("writing the graph")
         with tracing(module, not axes.found):
             model = exporter.capture(program, functions)
@@ -151,7 +146,7 @@ def export_any(
     operators = sum(name.startswith(_ATTENTION) for name in calls)
     exporter.finish(model, form)
     axes.name_dimensions(model)
-    _name_values(model, inputs, results)
+    name_values(model, inputs, results)
     rewritten = None
     if not calls:  # a module with posexport's operators has its form from them
         progress("looking for attention")
@@ -159,11 +154,8 @@ def export_any(
         model = rewritten.model
         RemoveUnusedOpsetsPass()(model)
     with_fewer_nodes(model)
-    origin = module_metadata(source or ModuleSource(name=type(module).__name__))
-    model.metadata_props.update({"posexport.form": form, "posexport.version": __version__, **origin})
-    if functions.for_target_only or (rewritten is not None and rewritten.changed and target != "portable"):
-        model.metadata_props["posexport.target"] = target
-    model.producer_name, model.producer_version = "posexport", __version__
+    alone = functions.for_target_only or (rewritten is not None and rewritten.changed and target != "portable")
+    describe(model, source or ModuleSource(name=type(module).__name__), form, target if alone else None)
     onnx_file.check(model)
     return ExportedModule(model=model, operators=operators, rewritten=rewritten, fixed=axes.fixed)
 
@@ -209,31 +201,3 @@ def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for each, training in modes.items():
             each.training = training
-
-
-def _name_values(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs their names, which nothing else in the graph may have.
-
-    An output that is an input or a weight, or another output, becomes a value of its own.
-    """
-    graph = model.graph
-    taken = {*inputs, *outputs}
-    clash = {*outputs} & ({*inputs} | {*graph.initializers})
-    if clash or len(taken) < len(inputs) + len(outputs):
-        raise RequestError(f"an output has the name of an input or a weight, {shown(min(clash))}: give output_names.")
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.name in taken:
-                value.name = f"{value.name}_inner"
-    for value, name in zip(graph.inputs, inputs, strict=True):
-        value.name = name
-    seen: set[ir.Value] = set()
-    for at, (value, name) in enumerate(zip(graph.outputs, outputs, strict=True)):
-        if value.producer() is None or value in seen:
-            node = ir.node("Identity", [value], num_outputs=1)
-            graph.append(node)
-            own = node.outputs[0]
-            own.shape, own.type = value.shape, value.type
-            graph.outputs[at] = value = own
-        seen.add(value)
-        value.name = name

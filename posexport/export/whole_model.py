@@ -19,25 +19,20 @@ from onnx.shape_inference import InferenceError
 from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 from torch import Tensor, nn
 
-from posexport import __version__, temporary
+from posexport import temporary
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import ModuleSource
-from posexport.artifact.onnx_artifact import module_metadata
 from posexport.errors import FieldError, RequestError, shown
-from posexport.export import complex_numbers, exporter, support
-from posexport.export.attention_heads import with_equal_heads
-from posexport.export.bfloat16 import without_bfloat16_arithmetic
-from posexport.export.exact_decays import with_exact_decays
+from posexport.export import exporter, support
 from posexport.export.expert_loops import LoopsOverAllExperts
 from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
-from posexport.export.known_sizes import with_known_sizes, without_idle_squeezes
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.linear_attention import linear_attention_as_operator
 from posexport.export.model_errors import exporting
 from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
-from posexport.export.subtraction import with_converted_tensors
+from posexport.export.traced import describe, name_values, translatable
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
@@ -165,7 +160,7 @@ class _Export:
         """The model; with `layers`, one of each kind is traced."""
         progress, how, signature = self.progress, self.how, self.part.signature
         model = self._captured(layers)
-        _name_values(model, signature)
+        name_values(model, [*signature.inputs], [*signature.outputs])
         if layers is not None:
             _drop_untraced(model, layers)
         exporter.finish(model, how.form)
@@ -183,11 +178,8 @@ class _Export:
             copy_layers(model, layers, boundaries, names, self._tensor)
         with_fewer_nodes(model)
         RemoveUnusedOpsetsPass()(model)
-        origin = module_metadata(ModuleSource(name=self.pretrained.architecture))
-        model.metadata_props.update({"posexport.form": how.form, "posexport.version": __version__, **origin})
-        if rewritten.changed and how.target != "portable":
-            model.metadata_props["posexport.target"] = how.target
-        model.producer_name, model.producer_version = "posexport", __version__
+        target = how.target if rewritten.changed and how.target != "portable" else None
+        describe(model, ModuleSource(name=self.pretrained.architecture), how.form, target)
         self._check(model)
         records = attention_records(rewritten, layers, owned)
         return ExportedModel(
@@ -233,8 +225,7 @@ class _Export:
                     prefer_deferred_runtime_asserts_over_guards=True,
                 )
             _check_sizes(program, signature, self.pretrained)
-            program = without_bfloat16_arithmetic(complex_numbers.without_complex_operators(with_exact_decays(program)))
-            program = without_idle_squeezes(with_known_sizes(with_converted_tensors(with_equal_heads(program))))
+            program = translatable(program)
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
 
@@ -302,25 +293,6 @@ def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pr
                     f"as a loop over chunks does, and the model was trained for {length}: give --layer in place of "
                     "--model for one layer of it."
                 )
-
-
-def _name_values(model: ir.Model, signature: Signature) -> None:
-    """Give inputs and outputs their names, which nothing else in the graph may have."""
-    graph = model.graph
-    taken = {*signature.inputs, *signature.outputs}
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.name in taken:
-                value.name = f"{value.name}_inner"
-    for value, name in zip(graph.inputs, signature.inputs, strict=True):
-        value.name = name
-    for at, (value, name) in enumerate(zip(graph.outputs, signature.outputs, strict=True)):
-        if value.producer() is None:
-            node = ir.node("Identity", [value], num_outputs=1)
-            graph.append(node)
-            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
-            graph.outputs[at] = value = node.outputs[0]
-        value.name = name
 
 
 def _name_dimensions(model: ir.Model, signature: Signature) -> None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from posexport.artifact import onnx_file
 from posexport.artifact.graph_file import GraphFile
 from posexport.artifact.graph_writer import copy_graph, write_graph
-from posexport.artifact.loaded import check_manifest
+from posexport.artifact.loaded import check_source
 from posexport.artifact.manifest import manifest_path, tensors_of
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
@@ -56,8 +56,7 @@ def rewrite_into(
     """
     progress("reading the file")
     graph = read_with_weights_on_disk(path)
-    graph.check_ends()
-    check_manifest(graph)
+    check_source(graph)
     for name in graph.external_files():
         protect(graph.path.with_name(name))
     for place in (target, onnx_file.data_path(target), manifest_path(target)):

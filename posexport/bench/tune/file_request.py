@@ -46,7 +46,7 @@ class FileTuneRequest:
         says.
         """
         from posexport.artifact.graph_file import read_graph
-        from posexport.artifact.loaded import check_manifest
+        from posexport.artifact.loaded import check_source
         from posexport.bench.timed_graph import timed_graph
         from posexport.bench.tune.fact_cache import Store
         from posexport.bench.tune.file_programs import TunedFile
@@ -56,8 +56,7 @@ class FileTuneRequest:
         check_there(self.runtime)
         progress(f"reading {self.file.name}")
         file = read_graph(self.file)
-        file.check_ends()
-        check_manifest(file)
+        check_source(file)
         graph = timed_graph(file, self.roles)
         with located(repr(str(self.file))):
             check_given(self.roles, graph.inputs)

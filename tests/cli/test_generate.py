@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
     folder = tmp_path_factory.mktemp("model")
     model = small_checkpoint(folder / "checkpoint")
     (folder / "out").mkdir()
-    exported_model(folder / "checkpoint", folder / "out" / "model.onnx", "--form", "native")
+    exported_model(folder / "checkpoint", folder / "out" / "model.onnx")
     word_tokenizer(folder / "out" / "tokenizer.json")
     return folder / "out", greedy(model)
 

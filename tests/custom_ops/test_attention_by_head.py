@@ -87,7 +87,7 @@ def compared(spec: Spec, folder: Path, sizes: list[Sizes], other: str = "ort") -
             np.testing.assert_allclose(found[name], wide, atol=limit * max(1.0, float(np.abs(wide).max())), rtol=0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("encoding", "positions"), JOINED)
 def test_one_head_after_the_other_is_the_same_as_all_at_once(encoding: str, positions: str, tmp_path: Path) -> None:
     lengths = [Sizes(batch=batch, seq=seq) for batch, seq in ((1, MANY), (3, 35), (2, FEW))]
@@ -103,7 +103,7 @@ def test_behind_a_cache_with_padding(encoding: str, cache: str, tmp_path: Path) 
     compared(spec, tmp_path, [Sizes(batch=2, seq=seq, past_seq=past, **slots) for seq, past in ((MANY, 7), (1, 20))])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "fields", [{"window": 9}, {"attention_chunk_size": 16}, {"num_kv_heads": 2}, {"dtype": "fp16"}]
 )
@@ -170,6 +170,7 @@ def test_a_query_without_keys_gets_zeros(tmp_path: Path) -> None:
     assert np.isfinite(output).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("encoding", "positions"), JOINED)
 def test_no_array_has_the_logits_of_all_heads_for_many_queries(encoding: str, positions: str) -> None:
     """All softmaxes stand in a body: that of few queries, or that of one head, or of some queries."""
@@ -208,6 +209,7 @@ def test_rewrite_reads_the_way_of_few_queries(tmp_path: Path) -> None:
     assert site.state == "rewritten"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fields", [{}, {"causal": False}, {"kv_cache": "concat"}, {"kv_cache": "shared"}])
 def test_deberta_for_tensorrt_is_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
     """There distances are looked up, not slid."""

@@ -180,13 +180,14 @@ def test_operators_that_nobody_knows(decoder: Path) -> None:
     assert re.search(r"ort-cpu +not run: .*Magic", result.stdout)
 
 
-def test_signed_and_verified(decoder: Path) -> None:
+def test_a_file_is_signed(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     secret = serialization.PrivateFormat.PKCS8
     key = Ed25519PrivateKey.generate()
     data = key.private_bytes(serialization.Encoding.PEM, secret, serialization.NoEncryption())
+    helpers.saved(tmp_path, small_graphs.no_attention())
     Path("key.pem").write_bytes(data)
     result = cli("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", "--sign", "key.pem")
     assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 export made once per process."""
 
 import gc
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ import hypothesis
 import numpy as np
 import pytest
 import quick_torch
+import shared_exports
 import traces
 
 from posexport import processes
@@ -39,6 +41,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 50)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folder_of_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tmp_path_factory.getbasetemp()  # each process of pytest-xdist has one of its own within that of the run
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
+    folder.mkdir(exist_ok=True)
+    shared_exports.FOLDER[:] = [folder]
 
 
 @pytest.fixture

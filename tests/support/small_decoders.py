@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from helpers import cli
+from shared_exports import made_once
 
 VOCABULARY, TRAINED = 60, 96
 """Tokens, and positions that they are trained for, of all of them."""
@@ -65,8 +66,12 @@ def save_randomised(model: Any, folder: Path, seed: int = 0) -> None:
 
 def exported_model(folder: Path, path: Path, *options: str) -> Path:
     """The file of a whole model of a checkpoint."""
-    result = cli("export", "--from", folder, "--model", "-o", path, *options)
-    assert result.exit_code == 0, result.output
+
+    def make(new: Path) -> None:
+        result = cli("export", "--from", folder, "--model", "-o", new, *options)
+        assert result.exit_code == 0, result.output
+
+    made_once(folder, path, options, make)
     return path
 
 

@@ -36,12 +36,13 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def checkpoint(name: str, dtype: str = "float32") -> Path:
-    """The folder of a random checkpoint, of the architectures of `scripts/whole_models`, which have four layers."""
-    folder, row = Path(_root().name) / f"{name}-{dtype}", ROWS[name]
+def checkpoint(name: str, dtype: str = "float32", **layers: int) -> Path:
+    """The folder of a random checkpoint, of the architectures of `scripts/whole_models`, which have four layers;
+    `layers` are options that say otherwise."""
+    folder, row = Path(_root().name) / "-".join((name, dtype, *map(str, layers.values()))), ROWS[name]
     if name in TWO_LAYERS:
         row = attrs.evolve(row, options=ARCHITECTURES[name].options)
-    model = build(row)
+    model = build(attrs.evolve(row, options={**row.options, **layers}))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 

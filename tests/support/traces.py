@@ -31,7 +31,7 @@ capture = Strategy._capture
 
 @contextmanager
 def same_program(*key: object) -> Iterator[None]:
-    """Exports within it are of the module and the opset that `key` names."""
+    """Exports within it are of the module that `key` names: its program is the same for every opset of a block."""
     token = program_key.set(key)
     try:
         yield
@@ -40,8 +40,8 @@ def same_program(*key: object) -> Iterator[None]:
 
 
 def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
-    block = (spec, *fixed.items(), functions.opset)
-    key = (*block, functions.form, functions.target)
+    block = (spec, *fixed.items())
+    key = (*block, functions.opset, functions.form, functions.target)
     if key not in GRAPHS:
         with same_program(*block):
             GRAPHS[key] = trace(spec, fixed, functions), _copied(vars(functions))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 import pytest
+from draws import draw_once
 from helpers import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ TOKENS = {"step": (1, 1), "short chunk": (2, 7), "chunk": (8, 55), "wide chunk":
 
 
 def _made(spec: Spec, seed: int = 0) -> list[Case]:
-    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}))
+    return draw_once(spec, seed, bounds_of(graph_inputs(spec), {}))
 
 
 def _cached(each: Case) -> int:

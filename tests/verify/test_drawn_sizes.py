@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from draws import draw_once
 from helpers import small_spec
 
 from posexport.spec.contract import TRACED_SIZES, bounds_of, graph_inputs, resolved
 from posexport.spec.spec import Spec
-from posexport.verify.cases import Case, make_cases
+from posexport.verify.cases import Case
 from posexport.verify.coverage import not_shown, reached, too_costly
 from posexport.verify.draft import Draft
 from posexport.verify.drafts import corners
@@ -25,7 +26,7 @@ STEEP = {"num_heads": 12, "hidden_size": 96, "padding_mask": True}
 
 
 def made(spec: Spec, seed: int = 0) -> list[Case]:
-    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}))
+    return draw_once(spec, seed, bounds_of(graph_inputs(spec), {}))
 
 
 def drafts_of(spec: Spec, seed: int) -> list[Draft]:

@@ -176,13 +176,8 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
 }
 
 
-USUALLY = {"rows before the end"}  # the others are tried by `scripts/test slow`
-"""Faults of wide blocks but one: each takes a minute."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.slow if each not in USUALLY else ()) for each in FAULTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_long_caches_or_of_batches_fails(tmp_path: Path, name: str) -> None:
     spec, mutate = FAULTS[name]
     assert verdict_of(tmp_path, spec, mutate).state == FAILED

@@ -18,6 +18,7 @@ PATCH, SMALLEST_PATCH, _PIXELS, _FRAMES = 16, 8, 64, 256
 on a side, and the fewest frames of sound."""
 
 _BYTES = 8  # of a number of an input in float64
+_ALWAYS_FREE = 2**20  # bytes: reading how many are free takes longer than drawing so many
 
 _FREE = 6
 """The size of a dimension whose meaning is not known."""
@@ -132,7 +133,6 @@ def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:
 def check_sizes(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> None:
     """RequestError where the inputs of a graph are fixed to sizes of which nothing can be drawn: to no rows or tokens,
     or to more numbers than fit into memory."""
-    free = available()
     for name, role in roles.items():
         shape = shape_of(role, sizes)
         if any(size == 0 and axis in (BATCH, SEQ, ENCODER) for size, axis in zip(shape, role.axes, strict=True)):
@@ -140,7 +140,8 @@ def check_sizes(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> None:
                 f"the input {shown(name)} {shown(list(shape))} is fixed to no rows or no tokens, so nothing can be "
                 "drawn for it: export it with others."
             )
-        if (needed := math.prod(shape) * _BYTES) > free:
+        needed = math.prod(shape) * _BYTES
+        if needed > _ALWAYS_FREE and needed > (free := available()):
             raise RequestError(
                 f"the input {shown(name)} {shown(list(shape))} takes {size_text(needed)} in float64, and "
                 f"{size_text(free)} of memory are free: export it with smaller sizes."

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 from helpers import cli
-from small_decoders import PROMPTS, TRAINED, VOCABULARY, exported_model, greedy, small_checkpoint
+from small_decoders import NATIVE, PROMPTS, TRAINED, VOCABULARY, exported_model, greedy, small_checkpoint
 
 pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
     folder = tmp_path_factory.mktemp("model")
     model = small_checkpoint(folder / "checkpoint")
     (folder / "out").mkdir()
-    exported_model(folder / "checkpoint", folder / "out" / "model.onnx")
+    exported_model(folder / "checkpoint", folder / "out" / "model.onnx", *NATIVE)
     word_tokenizer(folder / "out" / "tokenizer.json")
     return folder / "out", greedy(model)
 

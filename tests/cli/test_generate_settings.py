@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import cli, refused
-from small_decoders import VOCABULARY, exported_model, save_randomised, small_checkpoint
+from small_decoders import NATIVE, VOCABULARY, exported_model, save_randomised, small_checkpoint
 
 from posexport.runtimes.tokens import length_of_short_frequencies, stop_tokens
 
@@ -26,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("model")
     model = small_checkpoint(folder / "checkpoint")
     (folder / "out").mkdir()
-    return exported_model(folder / "checkpoint", folder / "out" / "model.onnx"), model
+    return exported_model(folder / "checkpoint", folder / "out" / "model.onnx", *NATIVE), model
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,8 @@ from posexport.graphs.view import view_of
 from posexport.rewrite.evidence import evidence_of
 from posexport.rewrite.rewriter import rewrite_model
 
+pytestmark = pytest.mark.all_inputs
+
 WORDS, WIDTH, HEADS = 30_000, 16, 2
 SIZE = WIDTH // HEADS
 PAD = 12_345

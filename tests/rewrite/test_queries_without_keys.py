@@ -178,6 +178,7 @@ GUARDED: dict[str, tuple[Hook, Hook]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("guard", GUARDED)
 def test_zeros_stay_zeros(guard: str, form: str) -> None:
@@ -265,6 +266,7 @@ def low_in_half_precision(g: Graph) -> str:
     return g.op("Cast", half, to=TensorProto.FLOAT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["decomposed", "contrib", "function"])
 @pytest.mark.parametrize("mask", [seen, infinite, low_in_half_precision])
 def test_zeros_of_the_operator_stay_zeros(mask: Callable[[Graph], str], form: str) -> None:

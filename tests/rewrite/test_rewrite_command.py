@@ -26,7 +26,7 @@ from posexport.rewrite.whole import DIFFERS, NOT_TESTED, WholeEvidence
 from posexport.verify import rewritten
 from posexport.verify.result import FAILED, Report
 
-pytestmark = pytest.mark.few_bands
+pytestmark = [pytest.mark.few_bands, pytest.mark.all_inputs]
 
 
 @pytest.fixture(autouse=True)

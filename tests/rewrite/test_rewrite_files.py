@@ -24,6 +24,8 @@ from posexport.rewrite.evidence import Evidence
 from posexport.rewrite.request import RewriteOptions
 from posexport.spec.forms import FORMS
 
+pytestmark = pytest.mark.all_inputs
+
 KEYS = ["name", "layer", "num_heads", "num_kv_heads", "head_dim", "scale", "mask", "encoding", "cache", "operator"]
 KEYS += ["state", "reason", "error", "cases", "angles"]
 

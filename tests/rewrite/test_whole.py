@@ -22,6 +22,8 @@ from posexport.graphs.roles import roles_of
 from posexport.rewrite import whole
 from posexport.rewrite.whole import WholeEvidence, whole_evidence
 
+pytestmark = pytest.mark.all_inputs
+
 Change = Callable[[onnx.ModelProto], object]
 
 

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
-from small_decoders import PROMPTS, TRAINED, VOCABULARY, exported_model, greedy, small_checkpoint
+from small_decoders import NATIVE, PROMPTS, TRAINED, VOCABULARY, exported_model, greedy, small_checkpoint
 
 from posexport.errors import RequestError
 from posexport.runtimes.generation import Decoder, Generated, GenerationOptions, generate
@@ -23,8 +23,9 @@ pytest.importorskip("transformers")
 COUNT = 24
 
 FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "grown": ("Llama", (), "grown"),
-    "buffers": ("Llama", ("--kv-cache", "shared", "--form", "native", "--opset", "24"), "buffers"),
+    "grown": ("Llama", NATIVE, "grown"),
+    "decomposed": ("Llama", (), "grown"),
+    "buffers": ("Llama", (*NATIVE, "--kv-cache", "shared"), "buffers"),
     "contrib": ("Llama", ("--form", "contrib", "--target", "ort"), "grown"),
     "fp16": ("Llama", ("--dtype", "fp16", "--form", "native"), "grown"),
     "no caches": ("Llama", ("--kv-cache", "none"), "none"),

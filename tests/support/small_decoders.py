@@ -39,6 +39,10 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+NATIVE = ("--form", "native", "--opset", "24")
+"""Options of an export that several files of tests share."""
+
+
 def small_checkpoint(folder: Path, kind: str = "Llama", seed: int = 0, **changes: Any) -> Any:
     """Write the checkpoint of a model into a folder; returns the model of transformers."""
     import transformers

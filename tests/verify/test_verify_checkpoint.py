@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import cli
 from safetensors.torch import load_file, save_file
-from small_decoders import TRAINED, exported_model, small_checkpoint
+from small_decoders import NATIVE, TRAINED, exported_model, small_checkpoint
 from tiny_models import checkpoint
 
 pytestmark = pytest.mark.few_inputs
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.few_inputs
 pytest.importorskip("transformers")
 
 HERE = ("--runtime", "ort-cpu")
-NATIVE = ("--form", "native", "--opset", "24")
 
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "grown": ("Llama", NATIVE),

@@ -25,8 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    *("test_docs", "test_whole_models", "test_whole_encoders", "test_verify_checkpoint", "test_verify_artifacts"),
-    *("test_trt_import", "test_verify_mutants", "test_cache_mutants", "test_verify_faults", "test_genai_folder"),
+    *("test_docs", "test_compile", "test_verify_artifacts", "test_trt_import", "test_attention_by_head"),
+    *("test_verify_translator", "test_verify_checkpoint", "test_cache_mutants", "test_generation", "test_verify_graph"),
+    *("test_whole_model_command", "test_compile_command"),
 )
 """Files that take longest. They run first: one that begins last would keep one process busy while the other is idle."""
 

@@ -107,7 +107,6 @@ def compare(spec: Spec, folder: Path, sizes: list[Sizes]) -> None:
         )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", FEATURES, ids=str)
 def test_blocks_of_queries_see_what_they_must(fields: dict[str, Any], tmp_path: Path) -> None:
     lengths = [Sizes(batch=batch, seq=seq) for batch, seq in ((1, WHOLE + 1), (2, 391), (1, 1100), (2, WHOLE))]

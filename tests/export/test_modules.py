@@ -351,6 +351,7 @@ class Experts(nn.Module):
         return result.reshape(x.shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("named", [True, False])
 def test_a_loop_over_experts_that_have_tokens(named: bool) -> None:
     torch.manual_seed(0)

@@ -117,6 +117,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 """Hooks of the graph, those of one without the zeros, and the length of a row on which they do something."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_zeros_that_hide_keys_stay(fault: str, form: str) -> None:

@@ -47,6 +47,7 @@ def with_other_softmax(path: Path) -> None:
     onnx.save(model, path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoding", ["none", "alibi"])
 def test_a_fault_in_the_way_of_many_queries_stays(encoding: str, tmp_path: Path) -> None:
     path, out = own_file(encoding, tmp_path / "a.onnx"), tmp_path / "out.onnx"

@@ -66,6 +66,7 @@ def table(name: str) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize("added", ADDED)
 def test_rows_of_a_table_are_rows(added: str, form: str) -> None:

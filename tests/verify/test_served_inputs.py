@@ -296,6 +296,7 @@ def test_in_half_precision_a_query_far_from_others_sees_itself() -> None:
     assert all((each.arrays["attention_mask"] == 1).all() for each in texts)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("encoding", "slope"), [("alibi", 2.0), ("alibi2d", 2.0), ("alibi", None), ("alibi2d", None), ("kerple", 1.0)]
 )

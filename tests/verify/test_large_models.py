@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import cli
 from onnx import TensorProto, helper, numpy_helper
-from small_decoders import exported_model, small_checkpoint
+from small_decoders import NATIVE, exported_model, small_checkpoint
 
 from posexport.runtimes import torch_module
 from posexport.runtimes.base import Arrays, GroupRunner
@@ -111,7 +111,9 @@ def test_a_weight_is_converted_once_for_several_inputs(model: Path, monkeypatch:
     assert len(converted) > len(products) / 2
 
 
-def test_weights_that_need_no_other_dtype_are_not_copied(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_need_no_other_dtype_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_checkpoint(tmp_path / "Llama")
+    model = exported_model(tmp_path / "Llama", tmp_path / "file" / "model.onnx", *NATIVE)
     monkeypatch.setattr(torch_module, "_kept", {})
     options = {"module": checkpoint_of(model), "wide": False}
     runners = [torch_module.load(model, {**options, "dtype": dtype}) for dtype in ("fp32", "fp16")]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from page_helpers import DOCS, Reader, bench, everything, html_of, write_all
 
+from posexport.report.page.blocks import Page
 from posexport.report.page.markdown import to_markdown
 from posexport.report.page.page import FOLDER, make_page, to_html
 from posexport.spec.forms import TARGETS
@@ -20,8 +21,13 @@ EVIL = "<script>alert(1)</script><img src=x onerror=\"alert('2')\"> | `a` *b* &a
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return html_of(tmp_path_factory.mktemp("page"), everything())
+def made(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return make_page(write_all(tmp_path_factory.mktemp("page"), everything()))
+
+
+@pytest.fixture(scope="module")
+def page(made: Page) -> str:
+    return to_html(made)
 
 
 def test_the_page_has_three_boxes_and_a_section_for_each_kind_of_result(page: str) -> None:
@@ -212,8 +218,7 @@ def test_a_matrix_of_thousands_of_cells_makes_a_page_of_moderate_size() -> None:
     assert len(to_markdown(made)) < 100_000
 
 
-def test_the_markdown_says_what_the_page_says(tmp_path: Path) -> None:
-    made = make_page(write_all(tmp_path, everything()))
+def test_the_markdown_says_what_the_page_says(made: Page) -> None:
     lines = to_markdown(made).splitlines()
     assert lines[0] == "## posexport report"
     assert [line for line in lines if line.startswith("### ")][:3] == [

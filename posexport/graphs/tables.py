@@ -164,13 +164,14 @@ def _added(node: ir.Node, place: int) -> int:
 
 def required_sizes(value: ir.Value, rank: int) -> dict[int, int]:
     """Sizes of axes, by their place, that the first readers of an input need: those of what it is concatenated with,
-    and the channels of a Conv."""
+    the channels of a Conv, and the features of a product with weights."""
     sizes: dict[int, int] = {}
     for node, place in value.uses():
-        if node.op_type == "Conv" and place == 0 and len(node.inputs) > 1 and node.inputs[1] is not None:
-            weight = _constant_shape(node.inputs[1])
-            if weight is not None and len(weight) > 1 and isinstance(weight[1], int):
-                sizes[1] = weight[1] * (node.attributes.get_int("group", 1) or 1)
+        weight = _weight_shape(node) if place == 0 and node.op_type in ("Conv", "MatMul", "Gemm") else None
+        if weight is not None and node.op_type == "Conv":
+            sizes[1] = weight[1] * (node.attributes.get_int("group", 1) or 1)
+        elif weight is not None and not node.attributes.get_int("transA", 0):
+            sizes[rank - 1] = weight[-1 if node.attributes.get_int("transB", 0) else -2]
         elif node.op_type == "Concat":
             axis = (node.attributes.get_int("axis", 0) or 0) % max(rank, 1)
             for other in node.inputs:
@@ -178,6 +179,14 @@ def required_sizes(value: ir.Value, rank: int) -> dict[int, int]:
                     dims = enumerate(other.shape)
                     sizes |= {at: dim for at, dim in dims if isinstance(dim, int) and dim > 0 and at != axis}
     return sizes
+
+
+def _weight_shape(node: ir.Node) -> list[int] | None:
+    """The shape of the weights of a Conv or a product, of two axes at least; None where they are computed."""
+    weight = input_of(node, 1)
+    shape = [] if weight is None else _constant_shape(weight) or []
+    sizes = [size for size in shape if isinstance(size, int)]
+    return sizes if len(sizes) == len(shape) > 1 else None
 
 
 def strides_of(value: ir.Value) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from posexport.graphs.tables import lengths_of_tables, rows_of
+from posexport.graphs.tables import lengths_of_tables, required_sizes, rows_of
 
 CONSTANTS: dict[str, Any] = {"zero": [0], "one": [1], "last": [-1], "minus": [-2], "first": 0, "step": 1, "two": 2}
 
@@ -109,3 +109,19 @@ READ: dict[str, tuple[list[onnx.NodeProto], set[int]]] = {
 def test_lengths_of_tables(name: str) -> None:
     nodes, lengths = READ[name]
     assert lengths_of_tables(graph_of(*nodes)) == lengths
+
+
+@pytest.mark.parametrize(
+    ("reader", "expected"),
+    [
+        (node("MatMul", ["x", "table"], ["y"]), {1: 50}),
+        (node("MatMul", ["table", "x"], ["y"]), {}),
+        (node("MatMul", ["x", "x"], ["y"]), {}),
+        (node("Gemm", ["x", "table"], ["y"]), {1: 50}),
+        (node("Gemm", ["x", "table"], ["y"], transB=1), {1: 4}),
+        (node("Gemm", ["x", "table"], ["y"], transA=1), {}),
+    ],
+)
+def test_features_that_meet_weights_are_as_many_as_these(reader: onnx.NodeProto, expected: dict[int, int]) -> None:
+    (x,) = graph_of(reader).inputs
+    assert required_sizes(x, 2) == expected

@@ -14,11 +14,18 @@ import attrs
 
 from posexport.errors import RequestError, check_known
 from posexport.runtimes import ORT, REFERENCE, RUNTIMES, TENSORRT, TORCH, Runtime
+from posexport.runtimes.module_reference import MODULE, module_parts
 
 if TYPE_CHECKING:
     from posexport.bench.timed_file import TimedFile
 
-_TAKES = {TORCH: ("threads",), ORT: ("threads", "cuda_graph"), TENSORRT: ("cuda_graph",), REFERENCE: ()}
+_TAKES = {
+    TORCH: ("threads",),
+    MODULE.module: ("threads",),
+    ORT: ("threads", "cuda_graph"),
+    TENSORRT: ("cuda_graph",),
+    REFERENCE: (),
+}
 """Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
 
 ALWAYS = ("lower_bound", "torch", "torch-compile")
@@ -51,7 +58,7 @@ class Candidate:
     def missing(self, artifact: TimedFile) -> str | None:
         """Why it can't time the artifact here, or None."""
         required = artifact.required_runtime
-        if self.role in ROLES and artifact.no_references:
+        if self.role in ROLES and self.runtime != MODULE and artifact.no_references:
             return artifact.no_references
         if required not in (None, self.runtime.name) and self.role in ("", PREVIOUS_ARTIFACT):
             return f"a plan of {required} runs on nothing else"
@@ -97,6 +104,13 @@ def choose(names: Iterable[str], alternatives: bool = False, required: Iterable[
     for name in tuple(chosen):
         chosen |= {CANDIDATES[name].references[role] for role in (*ALWAYS, *(ALTERNATIVES if alternatives else ()))}
     return [candidate for name, candidate in CANDIDATES.items() if name in chosen]
+
+
+def torch_of(module: str) -> Candidate:
+    """The user's torch module FILE.py:NAME in the place of torch eager; RequestError where no file is there."""
+    path, name = module_parts(module)
+    options = {"module": f"{path.absolute()}:{name}", "wide": False}
+    return attrs.evolve(CANDIDATES["torch"], runtime=MODULE, options=options)
 
 
 def is_reference(name: str) -> bool:

@@ -136,12 +136,13 @@ def excused_references(named: Sequence[str]) -> set[str]:
 
 def exit_code(result: Benchmark, options: BenchOptions, strict: bool) -> tuple[int, str]:
     """The exit code of `posexport bench FILE`, and a sentence without its full stop where it needs one."""
-    for name in options.required:
+    asked = (*options.required, *(() if options.module is None else ("torch",)))
+    for name in asked:
         timings = [timing for timing in result.timings if timing.runtime == name]
         missing = next((timing.reason for timing in timings if timing.state == NOT_RUN), None)
         if missing is not None or not timings:
             return 3, f"required runtime {name} was not run: {missing or 'nothing was timed on it'}"
-    excused = excused_references((*options.runtimes, *options.required))
+    excused = excused_references((*options.runtimes, *asked))
     if any(timing.state == FAILED and timing.runtime not in excused for timing in result.timings):
         return 1, ""
     if not any(timing.state == TIMED for timing in result.timings):

@@ -22,7 +22,7 @@ class BenchOptions:
     `alternatives` adds torch's own export and ONNX Runtime's optimizer. `torch_compile` times torch.compile in several
     processes too, where it is else left out since it starts slowly. `seconds` limits the rounds of one shape. One of
     the `trusted` keys must have signed what is timed. `roles` says what inputs are for, by name, in files without a
-    spec (posexport.graphs.roles).
+    spec (posexport.graphs.roles). `module`, FILE.py:NAME, is the torch module that such a file was made of.
     """
 
     runtimes: tuple[str, ...] = ()
@@ -40,6 +40,7 @@ class BenchOptions:
     processes: int | None = integer(None, "processes of each runtime", at_most=100)
     trusted: tuple[TrustedKey, ...] = ()
     roles: Mapping[str, str] = attrs.field(factory=dict)
+    module: str | None = None
 
 
 DEFAULTS = BenchOptions()

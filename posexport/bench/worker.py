@@ -31,6 +31,7 @@ from posexport.processes import FAILED, MEMORY, REFUSED, serve
 from posexport.runtimes import TENSORRT, runtime
 from posexport.runtimes.base import Arrays, MethodRunner, Runner
 from posexport.runtimes.cuda import memory_used
+from posexport.runtimes.module_reference import MODULE
 
 LONG_RUN_SECONDS = 0.25
 """Seconds of a run from which on one is timed per turn, with none before it: threads wake within milliseconds."""
@@ -58,7 +59,7 @@ class Worker:
     def open(
         self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None, role: str = ""
     ) -> dict[str, Any]:
-        row = runtime(runtime_name)
+        row = MODULE if runtime_name == MODULE.name else runtime(runtime_name)
         self._limited = not row.needs_gpu
         self._compiled = options.get("compiled", False)
         if row.package == "torch":

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
 )
 @roles_option
+@click.option("--module", metavar="FILE.py:NAME", help="beside this torch module, whose file is run")
 @click.option(
     "--peers", "alternatives", is_flag=True, help="beside torch's own ONNX export and ONNX Runtime's optimizer too"
 )
@@ -79,8 +80,8 @@ def bench(
 ) -> int:
     """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the lower bound.
 
-    An .onnx that anyone else wrote is timed by itself, or beside the file of --against; --input says what an input is
-    for where its name doesn't.
+    An .onnx that anyone else wrote is timed by itself, beside the file of --against, or beside the torch module that it
+    was made of (--module); --input says what an input is for where its name doesn't.
 
     Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
     of its budget, which must be kept, and beside its baseline; --save then names a folder.
@@ -91,7 +92,7 @@ def bench(
     options = BenchOptions(**asked, trusted=trusted_keys(trust), roles=input_roles(roles))
     if file is None:
         of_file = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
-        of_file["input"] = roles
+        of_file |= {"input": roles, "module": options.module}
         for name, value in {**of_file, "max-regression": max_regression}.items():
             if value:
                 raise RequestError(f"--{name} was given without a file: a project's file states it, so drop it.")

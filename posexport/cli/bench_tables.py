@@ -12,7 +12,7 @@ from posexport.jsondata import unstructure
 from posexport.machine import describe_cpu
 
 COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
-RATIOS = COLUMNS[3:5]
+RATIOS = {"x lower bound": "lower_bound", "x torch eager": "torch"}
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
 _BUDGET = ("file", "runtime", "at", "times", "of", "95 % interval", "limit", "state")
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
@@ -20,11 +20,13 @@ _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "st
 
 def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     """A table for each shape, then what is to be said of some of it, and the gate."""
+    timed = {timing.runtime for timing in result.timings if timing.seconds is not None}
+    unknown = {*RATIOS.values()} - timed if result.no_references else set()
     for shape in result.shapes:
         block = ", ".join(filter(None, (result.encoding, result.form, result.dtype)))
         rounds = f"{shape.rounds} rounds" + (f" in {result.processes} processes" if result.processes > 1 else "")
         title = f"{result.file}: {block}, {_shape(shape)}, {rounds}; {describe_cpu(result.machine)}"
-        left_out = RATIOS if result.no_references else ()
+        left_out = tuple(name for name, role in RATIOS.items() if role in unknown)
         columns = tuple(name for name in COLUMNS if name not in left_out)
         rows = [_row(timing, left_out) for timing in shape.results]
         console.show_table(title, columns, rows, right=columns[1:-1])
@@ -37,7 +39,8 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
             ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
     if result.no_references:
-        console.write(f"torch and the lower bound are not known: {result.no_references}.")
+        what = "torch and the lower bound are" if "torch" in unknown else "the lower bound is"
+        console.write(f"{what} not known: {result.no_references}.")
     lines = [f"{timing.runtime}: {text}" for timing in result.timings if (text := timing.reason or timing.note)]
     lines += [f"{point.scenario}: left out, {point.reason}" for point in result.left_out]
     for line in dict.fromkeys(lines):

@@ -264,7 +264,7 @@ FLAGS: dict[str, list[str]] = {
         "FILE", "--project", "--allow-outside",
         "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
         "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against",
-        "--max-regression", "--strict", "--require", "--trust", "--input", "--json",
+        "--max-regression", "--strict", "--require", "--trust", "--input", "--module", "--json",
     ],
     "sweep": [
         "FILE", "--job", "--output/-o", "--ray", "--workers", "--tries", "--time-limit", "--dry-run", "--json",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -77,7 +77,7 @@ class Frame:
             if value in given or value.producer() is None:
                 self._hand_over(value, uses)
         for node, reads in nodes:
-            self._step(node, reads, uses)
+            self._step(node, reads, uses, given)
             for value in node.outputs:
                 if value in self.watch and value not in given:
                     self._hand_over(value, uses)
@@ -137,8 +137,10 @@ class Frame:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RequestError(f"weight {shown(value.name)} can't be read: {reason}.") from error
 
-    def _step(self, node: ir.Node, reads: Sequence[ir.Value], uses: Mapping[ir.Value, int]) -> None:
-        """Run one node and bind its outputs."""
+    def _step(
+        self, node: ir.Node, reads: Sequence[ir.Value], uses: Mapping[ir.Value, int], given: Container[ir.Value]
+    ) -> None:
+        """Run one node and bind its outputs, but for those that were given."""
         inputs: list[Value] = []
         try:
             for value in reads[len(node.inputs) - node.inputs.count(None) :]:
@@ -158,7 +160,7 @@ class Frame:
             raise NodeError(node, f"{place_of(node)} can't be evaluated on {given}: {reason}") from error
         results = results if isinstance(results, tuple) else (results,)
         for value, result in zip(node.outputs, results, strict=False):
-            if uses.get(value):
+            if uses.get(value) and value not in given:
                 self._bind(value, result)
 
     def _compute(self, node: ir.Node, inputs: list[Value]) -> Value:

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import onnx_ir as ir
 
+from posexport.graphs.attention.layouts import ROUNDING
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import Nodes
 from posexport.rewrite.broadcasts import Broadcasts, Extent
@@ -78,7 +79,8 @@ class Writing:
 
 
 def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
-    """A value times a number, exact where its dtype holds the number or one divided by it."""
+    """A value times a number, exact where its dtype, or fp32, holds the number or one divided by it, or these are the
+    second or fourth root of what fp32 holds: a scale may be computed from the size of heads while the graph runs."""
     assert value.dtype is not None
     if number == -1.0:
         return nodes.one("Neg", value)
@@ -86,7 +88,21 @@ def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
         return nodes.one("Mul", value, nodes.constant(number, value.dtype))
     if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and not is_exact(1.0 / number, value.dtype):
         return nodes.cast(times(nodes, nodes.cast(value, ir.DataType.FLOAT), number), value.dtype)
-    return nodes.one("Div", value, nodes.constant(1.0 / number, value.dtype))
+    kind, root = _as_root(number) or ("Div", (1.0 / number, 0))
+    other = nodes.constant(root[0], value.dtype)
+    for _ in range(root[1]):
+        other = nodes.one("Sqrt", other, dtype=value.dtype)
+    return nodes.one(kind, value, other)
+
+
+def _as_root(number: float) -> tuple[str, tuple[float, int]] | None:
+    """The operator that takes a float32 number, after so many square roots, in the place of a product with `number`."""
+    for roots in range(3 if 1e-9 < number < 1e9 else 0):  # fp32 holds the fourth powers of these
+        for kind, whole in (("Div", number ** -(2**roots)), ("Mul", number ** (2**roots))):
+            rounded = float(np.float32(whole))
+            if abs(rounded - whole) <= ROUNDING * whole:
+                return kind, (rounded, roots)
+    return None
 
 
 def is_exact(number: float, dtype: ir.DataType) -> bool:

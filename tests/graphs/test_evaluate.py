@@ -69,6 +69,12 @@ def test_a_value_between_nodes_can_be_given() -> None:
     torch.testing.assert_close(results["y"], X.double())
 
 
+def test_a_given_value_stays_where_its_node_runs_for_another_output() -> None:
+    text = "g (float[N,4] x) => (float[N,2] y) { a, b = Split <axis = 1, num_outputs = 2> (x) y = Add(a, b) }"
+    zeros = torch.zeros(1, 2)
+    assert torch.equal(Evaluator(model(text)).run({"x": torch.ones(1, 4), "b": zeros})["y"], torch.ones(1, 2).double())
+
+
 # Replaced values
 
 

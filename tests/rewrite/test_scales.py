@@ -7,9 +7,13 @@ import math
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 
 from posexport.graphs.attention.layouts import snapped
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.nodes import Nodes
 from posexport.rewrite.site import split_scale
+from posexport.rewrite.writing import times
 
 
 def float32(number: float) -> float:
@@ -40,3 +44,17 @@ def test_other_factors_stay_as_they_are() -> None:
     assert split_scale([root, other], q) == (1.0, [root, other])  # nothing of them is a float32 number
     assert snapped(0.1234567890123456) is None
     assert snapped(math.sqrt(0.3)) is None  # neither 0.3 nor 1 / 0.3 is a float32 number
+
+
+ROOT = math.sqrt(float32(0.3))
+
+
+@pytest.mark.parametrize("number", [12**-0.5, 80**-0.25, ROOT, math.sqrt(ROOT), 12**0.5, 0.25, 1 / 3.0])
+def test_a_product_with_a_root_is_exact(number: float) -> None:
+    """A scale that is computed from the size of heads while the graph runs is no number of fp32."""
+    x, nodes = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3])), Nodes(set())
+    y = times(nodes, x, number)
+    model = ir.Model(ir.Graph([x], [y], nodes=nodes.nodes, opset_imports={"": 20}, name="product"), ir_version=10)
+    given = torch.tensor([1.0, -2.0, 1e3], dtype=torch.float64)
+    (product,) = Evaluator(model).run({"x": given}).values()
+    torch.testing.assert_close(product, given * number, rtol=1e-13, atol=0)

@@ -123,7 +123,7 @@ def snapped(number: float) -> float | None:
         part = _float32(1.0 / whole) if whole else 0.0
         for one in (_float32(whole), 1.0 / part if part else 0.0):
             candidate = math.copysign(one ** (1.0 / power), number)
-            if math.isfinite(candidate) and abs(candidate - number) <= _ROUNDING * abs(number):
+            if math.isfinite(candidate) and abs(candidate - number) <= ROUNDING * abs(number):
                 return candidate
     return None
 
@@ -132,7 +132,7 @@ def _float32(number: float) -> float:
     return float(torch.tensor(number, dtype=torch.float32))
 
 
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 def repeated(heads: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from attention_graphs import HEADS, SIZE, Writer, repeated
 from descriptions import described
+from grouped_graphs import grouped
 from onnx import TensorProto, helper
 
 WIDTH = HEADS * SIZE
@@ -106,3 +107,11 @@ def test_caches_that_are_joined_before_they_are_scaled(dtype: int, told: bool) -
         "inputs": {name: f"past_key_values.0.{name}" for name in names},
         "outputs": {name: f"present.0.{name}" for name in names},
     }
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_an_operator_that_counts_keys_from_the_left_is_causal(window: int | None) -> None:
+    found = described(grouped() if window is None else grouped(local_window_size=window))
+    assert (found["mask"]["kind"], found["mask"]["window"]) == ("causal" if window is None else "window", window)
+    assert found["mask"]["padding"] == ["attention_mask"]
+    assert found["encoding"] == {"name": "rope", "layout": "half", "theta": 10_000.0}

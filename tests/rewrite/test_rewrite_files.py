@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grouped_graphs
 import numpy as np
 import onnx
 import pytest
@@ -165,46 +166,8 @@ def test_what_is_in_the_form_stays_byte_for_byte(form: str, external: bool, tmp_
         assert first.with_name(name).read_bytes() == second.with_name(name).read_bytes()
 
 
-def grouped() -> onnx.ModelProto:
-    """An attention as onnxruntime-genai's builder writes it: GroupQueryAttention, which rotates by itself."""
-    g, heads, kv_heads, size = small_graphs.Graph(), small_graphs.HEADS, small_graphs.KV_HEADS, small_graphs.SIZE
-    width, angles = small_graphs.HIDDEN, np.outer(np.arange(64), 10.0 ** -np.arange(size // 2))
-    q, k, v = (
-        g.op("MatMul", "inputs_embeds", g.random(name, width, n * size), name=name + "_out")
-        for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))
-    )
-    last = g.op("Sub", g.op("ReduceSum", "attention_mask", g.constant([1]), keepdims=0), g.constant(1))
-    last, total = (
-        g.op("Cast", length, to=onnx.TensorProto.INT32)
-        for length in (last, g.op("Squeeze", g.length("attention_mask", 1)))
-    )
-    tables = [g.weight(name, turn(angles).astype(np.float32)) for name, turn in (("cos", np.cos), ("sin", np.sin))]
-    caches = [f"past_key_values.0.{part}" for part in ("key", "value")]
-    outputs = ["attended", "present.0.key", "present.0.value"]
-    options = {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": 1}
-    inputs = [q, k, v, *caches, last, total, *tables]
-    kind, domain = "GroupQueryAttention", "com.microsoft"
-    g.nodes.append(onnx.helper.make_node(kind, inputs, outputs, name="attention", domain=domain, **options))
-    given = {
-        "inputs_embeds": (["batch", "seq", width], np.float32),
-        "attention_mask": (["batch", "total"], np.int64),
-        **{name: (["batch", kv_heads, "past", size], np.float32) for name in caches},
-    }
-    made = [["batch", "seq", width], *[["batch", kv_heads, "total", size]] * 2]
-    float_, kinds = onnx.TensorProto.FLOAT, {np.float32: onnx.TensorProto.FLOAT, np.int64: onnx.TensorProto.INT64}
-    graph = onnx.helper.make_graph(
-        g.nodes,
-        "grouped",
-        [onnx.helper.make_tensor_value_info(name, kinds[kind], shape) for name, (shape, kind) in given.items()],
-        [onnx.helper.make_tensor_value_info(name, float_, dims) for name, dims in zip(outputs, made, strict=True)],
-        g.weights,
-    )
-    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(domain, 1)]
-    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
 def test_an_operator_that_rotates_by_itself_is_in_the_form(tmp_path: Path) -> None:
-    path = helpers.saved(tmp_path, grouped())
+    path = helpers.saved(tmp_path, grouped_graphs.grouped())
     stays = helpers.rewritten(path, tmp_path / "out.onnx", form="contrib", target="ort")
     assert [one["reason"]["code"] for one in stays.attentions] == ["already-in-form"]
     assert (tmp_path / "out.onnx").read_bytes() == path.read_bytes()

@@ -64,7 +64,8 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     placed = sorted(name for name in read if roles[name].kind == POSITIONS)
     if placed and kind != "other" and _follows_positions(added, measure, kind, size):
         return _mask("input", None, padding, tested, placed)
-    hides = padding and kind != "other" and _padded(added, measure, kind, size)
+    counts = any(role.grouped for role in roles.values())
+    hides = padding and kind != "other" and _padded(added, measure, kind, size, counts=counts)
     if hides is None:
         return _mask("other", None, padding, tested)
     compared = sorted(name for name in read if roles[name].marks) if kind != "other" else []
@@ -211,24 +212,31 @@ def _marked(added: AddedToScores, kind: str, size: int | None, tokens: list[Role
     return bool((~seen).any()) if not (~seen & ~np.logical_or.reduce(stand)).any() else None
 
 
-def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool | None:
+def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None, *, counts: bool) -> bool | None:
     """Whether padding hides keys, and nothing else changes; None where it does something else.
 
-    Queries that see no key are left out: runtimes differ in them, and some graphs let them see all.
+    Queries that see no key are left out: runtimes differ in them, and some graphs let them see all. Where the graph
+    `counts` the keys of a row from the left (Role.grouped), padding is on the right, and queries of padding are left
+    out too.
     """
     hides = False
     pasts = (0, 5) if measure.varies(PAST) else (0,)
     for seed, (padding, past) in enumerate((padding, past) for padding in ("left", "right", "holes") for past in pasts):
+        if counts and padding != "right":
+            continue
         try:
-            one = added.at(seq=7, past=past, batch=3, padding=padding, seed=seed)
+            one = added.at(seq=1 if counts and past else 7, past=past, batch=3, padding=padding, seed=seed)
         except RequestError:
             continue
         if one.keys is None:
             return None
-        expected = _visible(one, kind, size) & one.keys[:, None, None, :]
+        unpadded = _visible(one, kind, size)
+        expected = _from_the_left(one.keys, unpadded) if counts and past else unpadded & one.keys[:, None, None, :]
         some = np.broadcast_to(expected.any(-1, keepdims=True), expected.shape)
+        if counts and not past:
+            some = some & one.keys[:, None, :, None]
         try:
-            seen, unpadded = np.broadcast_arrays(one.seen, expected)[0], _visible(one, kind, size)
+            seen = np.broadcast_arrays(one.seen, expected)[0]
         except ValueError:
             return None
         expected, some = np.broadcast_to(expected, seen.shape), np.broadcast_to(some, seen.shape)
@@ -239,3 +247,11 @@ def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None)
         else:
             hides |= bool((seen != unpadded).any())
     return hides
+
+
+def _from_the_left(keys: Array, visible: Array) -> Array:
+    """What one query behind cached keys sees, `visible` [1, T], where each row has as many keys as are true in `keys`
+    [B, T], all on the left, and the query is the last of them; [B, 1, 1, T]."""
+    total = keys.shape[1]
+    rows = [np.pad(visible[0, total - count :], (0, total - count)) for count in keys.sum(1)]
+    return np.stack(rows)[:, None, None]

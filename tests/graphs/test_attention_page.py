@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import attrs
 import pytest
 
 from posexport.export import fused_attention
@@ -52,3 +54,14 @@ def test_what_was_not_measured_on_a_gpu_says_what_to_expect_and_do(operator: str
     found = support.kernels_of(carried)["ort-cuda"]
     assert found["one_kernel"] is None and found["reason"]["code"] == support.NOT_MEASURED
     assert expected in found["reason"]["text"] and "bench --runtime ort-cuda" in found["reason"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({}, support.DTYPE), ({"head_dim": 8}, support.HEAD_SIZE), ({"sinks": True}, support.SCORES)]
+)
+def test_another_dtype_is_the_advice_where_it_helps_alone(change: dict[str, Any], code: str) -> None:
+    plain = support.Carried(
+        operator="Softmax", dtype="fp32", head_dim=64, value_dim=64, softcap=False, sinks=False, inside=False
+    )
+    carried = attrs.evolve(plain, **change)
+    assert support.kernels_of(carried)["tensorrt"]["reason"]["code"] == code

@@ -106,7 +106,7 @@ def test_scales_that_are_computed_from_fixed_lengths_are_numbers() -> None:
 def test_softcap_and_no_positions() -> None:
     found = described(attention(softcap=30.0))
     assert (found["softcap"], found["encoding"], found["mask"]["kind"]) == (30.0, {"name": "none"}, "none")
-    assert found["runtimes"]["tensorrt-rtx"]["reason"]["code"] == "dtype"
+    assert found["runtimes"]["tensorrt-rtx"]["reason"]["code"] == "scores"
 
 
 @pytest.mark.sampled(2)

@@ -103,10 +103,6 @@ def _tensorrt(carried: Carried) -> Reason | None:
             f"TensorRT takes {carried.operator.rpartition('.')[2]} with one output and without a cache inside: write "
             "it anew with 'posexport rewrite --target tensorrt'",
         )
-    if carried.dtype == "fp32":
-        return Reason(DTYPE, "fp32 has no fused attention kernel: use fp16 or bf16")
-    if carried.dtype not in HALVES:
-        return Reason(NOT_MEASURED, f"attention in {carried.dtype} was not measured: build it with 'posexport compile'")
     if carried.head_dim not in HEAD_DIMS:
         return Reason(
             HEAD_SIZE,
@@ -122,6 +118,10 @@ def _tensorrt(carried: Carried) -> Reason | None:
             f"values are {carried.value_dim} wide and keys {carried.head_dim}, which the builder does not fuse: no "
             "other form helps",
         )
+    if carried.dtype == "fp32":  # last, as it can be changed: in another dtype the rest would still hold
+        return Reason(DTYPE, "fp32 has no fused attention kernel: use fp16 or bf16")
+    if carried.dtype not in HALVES:
+        return Reason(NOT_MEASURED, f"attention in {carried.dtype} was not measured: build it with 'posexport compile'")
     return None
 
 

@@ -187,9 +187,12 @@ def _parity(angles: SiteAngles | None, reason: Reason) -> SiteAngles | None:
 
 
 def _finish(original: ir.Model, rewritten: Rewritten) -> None:
-    """Domains and the version of the file's format as its operators need them, and metadata of posexport's own that
-    stay true."""
+    """Domains and the version of the file's format as its operators need them, what the file says of its outputs, and
+    metadata of posexport's own that stay true."""
     model = rewritten.model
+    for old, new in zip(original.graph.outputs, model.graph.outputs, strict=True):
+        new.doc_string = old.doc_string
+        new.metadata_props.update(old.metadata_props)
     used = {node.domain for node in model.graph.all_nodes()} | {*original.opset_imports}
     for domain in [domain for domain in model.opset_imports if domain not in used]:
         model.opset_imports.pop(domain)  # which the converter of opsets adds

@@ -65,7 +65,11 @@ def test_a_decoder_computes_the_same_in_each_form(form: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_the_rest_stays(form: str, tmp_path: Path) -> None:
-    path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
+    model, out = small_graphs.decoder(), tmp_path / "out.onnx"
+    for value in (*model.graph.input, *model.graph.output):  # as torch describes them
+        value.doc_string = f"the {value.name}"
+        value.metadata_props.add(key="kind", value="of the user")
+    path = helpers.saved(tmp_path, model)
     helpers.rewritten(path, out, form=form)
     before, after = onnx.load(path), onnx.load(out)
     assert list(after.graph.input) == list(before.graph.input)

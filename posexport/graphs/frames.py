@@ -156,8 +156,8 @@ class Frame:
             raise RequestError(f"{place_of(node)} lies in more than {_DEEPEST} functions and bodies.") from None
         except Exception as error:  # whatever torch, numpy, onnx or a kernel says of a wrong graph
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            given = ", ".join(map(_described, inputs[:8])) or "no inputs"
-            raise NodeError(node, f"{place_of(node)} can't be evaluated on {given}: {reason}") from error
+            shapes = ", ".join(map(_described, inputs[:8])) or "no inputs"
+            raise NodeError(node, f"{place_of(node)} can't be evaluated on {shapes}: {reason}") from error
         results = results if isinstance(results, tuple) else (results,)
         for value, result in zip(node.outputs, results, strict=False):
             if uses.get(value) and value not in given:

@@ -74,7 +74,7 @@ def _operators(view: View, side: Side) -> list[Expanded]:
 
 
 def _rotates_in_form(view: View, side: Side, form: str, core: Expanded) -> bool:
-    if not side.rotations or (len(side.rotations) == 1 and core.node.attributes.get_int("do_rotary", 0)):
+    if not side.rotations or (len(side.rotations) == 1 and core.node.attributes.get_int("do_rotary", 0) == 1):
         return True
     operators = [one for one in _operators(view, side) if one is not core]  # which transposes what was rotated
     if not operators:

@@ -57,7 +57,8 @@ REFUSALS = (
         lambda call: (call.softcap or call.cache == "shared") and call.head_dim % GROUPED_WIDTH > 0,
         Reason(
             "head-dim",
-            "GroupQueryAttention, which alone takes them, takes heads of a multiple of 8 features: " + _WITHOUT_GROUPED,
+            "GroupQueryAttention, which alone takes softcap and shared caches, takes heads of a multiple of 8 features: "
+            + _WITHOUT_GROUPED,
         ),
     ),
     Refusal(

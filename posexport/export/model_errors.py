@@ -18,28 +18,50 @@ from posexport.errors import RequestError
 from posexport.export.layer_kinds import LayersDifferError
 from posexport.runtimes.trace_errors import chain_of, known_kind, said
 
+_SENTENCES = (RequestError, LayersDifferError, MemoryError)
+"""What is handed on as it is."""
+
 _FIXED_SIZE = ("its code fixes a size that is to vary, as a loop over rows or tokens does", "")
 
 
 @contextmanager
-def exporting(architecture: str) -> Iterator[None]:
-    """transformers and torch work inside on a model: what they raise becomes a RequestError."""
+def running(architecture: str) -> Iterator[None]:
+    """transformers runs a model inside, without torch's exporter: what it raises becomes a RequestError."""
     try:
         yield
-    except (RequestError, LayersDifferError, MemoryError):
+    except _SENTENCES:
+        raise
+    except Exception as error:
+        chain = chain_of(error)
+        raise RequestError(
+            f"transformers itself can't run {architecture} ({said(chain[-1])}{_place(chain)}): see that config.json "
+            "is right, or give another --dtype, or --layer in place of --model for one layer of it."
+        ) from error
+
+
+@contextmanager
+def exporting(architecture: str) -> Iterator[None]:
+    """torch's exporter works inside on a model that runs: what it raises becomes a RequestError."""
+    try:
+        yield
+    except _SENTENCES:
         raise
     except Exception as error:
         chain = chain_of(error)
         operators = [found for each in chain if (found := _operator(each)) is not None]
-        lines = [found for each in chain if (found := _line(each)) is not None]
         known = _FIXED_SIZE if _fixes_a_size(chain[-1]) else known_kind(chain)
         where = f" because of the operator {operators[-1]}" if operators else ""
         why = said(chain[-1]) if known is None or operators else known[0]
-        place = f", at {lines[-1]}" if lines and not operators else ""
+        place = "" if operators else _place(chain)
         raise RequestError(
             f"torch can't export {architecture} as a whole{where} ({why}{place}): give --layer in place of "
             "--model for one layer of it."
         ) from error
+
+
+def _place(chain: list[BaseException]) -> str:
+    lines = [found for each in chain if (found := _line(each)) is not None]
+    return f", at {lines[-1]}" if lines else ""
 
 
 def _operator(error: BaseException) -> str | None:

@@ -29,7 +29,7 @@ from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.linear_attention import linear_attention_as_operator
-from posexport.export.model_errors import exporting
+from posexport.export.model_errors import exporting, running
 from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.traced import describe, name_values, translatable
@@ -95,7 +95,7 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
     dtype = how.dtype or main_dtype(pretrained)
     with without_values(pretrained, dtype):
         progress("running the model")
-        with exporting(pretrained.architecture):
+        with running(pretrained.architecture):
             parts = _parts(pretrained, how, dtype)
         return [_exported(_Export(pretrained, part, how, functions, progress)) for part in parts]
 
@@ -141,7 +141,8 @@ def _exported(export: _Export) -> ExportedModel:
     part = export.part
     if part.layers is not None and part.run is not None:
         try:
-            check_alike(export.pretrained.model, part.layers, part.run)
+            with running(export.pretrained.architecture):
+                check_alike(export.pretrained.model, part.layers, part.run)
             return export.run(part.layers)
         except LayersDifferError:
             pass

@@ -1,0 +1,56 @@
+"""Whose error it is where a model of transformers can't be exported: that of the model, or that of torch's exporter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+transformers: Any = pytest.importorskip("transformers")
+
+from posexport.errors import RequestError  # noqa: E402
+from posexport.export import whole_model  # noqa: E402
+from posexport.export.whole_model import HowToExport, export_whole  # noqa: E402
+from posexport.models.pretrained import Pretrained, open_pretrained  # noqa: E402
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+FAILS_ITSELF = r"^transformers itself can't run {} \(RuntimeError: {}.*\): see that config.json is right, or"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+    folder = tmp_path_factory.mktemp("bert")
+    config = transformers.BertConfig(**SIZES, intermediate_size=8, vocab_size=16)
+    transformers.BertModel(config).save_pretrained(folder)
+    return open_pretrained(folder)
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise RuntimeError("no such size")
+
+
+def test_images_of_a_size_that_transformers_does_not_take(tmp_path: Any) -> None:
+    """Its DINOv2 takes rows of patches for columns."""
+    config = transformers.Dinov2Config(**SIZES, image_size=[28, 56], patch_size=14)
+    model = transformers.Dinov2Model(config).eval()
+    with pytest.raises(RuntimeError):
+        model(torch.zeros(1, 3, 28, 56))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match=FAILS_ITSELF.format("Dinov2Model", "")) as refused:
+        export_whole(open_pretrained(tmp_path), HowToExport())
+    assert "of modeling_dinov2.py): see" in str(refused.value)
+
+
+def test_a_model_that_fails_while_its_layers_are_compared(small: Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_model, "check_alike", _fails)
+    with pytest.raises(RequestError, match=FAILS_ITSELF.format("BertModel", "no such size")):
+        export_whole(small, HowToExport())
+
+
+def test_a_model_that_runs_and_is_not_traced(small: Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.export, "export", _fails)
+    with pytest.raises(
+        RequestError, match=r"^torch can't export BertModel as a whole \(RuntimeError: no such size\): "
+    ):
+        export_whole(small, HowToExport())

@@ -57,7 +57,7 @@ REFUSALS = (
         lambda call: (call.softcap or call.cache == "shared") and call.head_dim % GROUPED_WIDTH > 0,
         Reason(
             "head-dim",
-            "GroupQueryAttention, which alone takes softcap and shared caches, takes heads of a multiple of 8 features: "
+            "GroupQueryAttention, which alone takes softcap or shared caches, takes heads of a multiple of 8 features: "
             + _WITHOUT_GROUPED,
         ),
     ),

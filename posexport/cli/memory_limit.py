@@ -31,6 +31,7 @@ def check_limit(command: str) -> None:
     import subprocess
 
     modules = _LIBRARIES if command in _LIGHT else _ENGINES
+    libraries = f"its libraries ({', '.join(modules)})"
     try:
         tried = subprocess.run(
             [sys.executable, "-P", "-m", __name__, *modules],
@@ -40,14 +41,18 @@ def check_limit(command: str) -> None:
             timeout=_SECONDS,
             check=False,
         )
-    except (subprocess.TimeoutExpired, OSError):
-        pass
-    else:
         if tried.returncode == 0:
             return
+    except subprocess.TimeoutExpired:
+        raise RequestError(
+            f"posexport {command} did not load {libraries} in {_SECONDS:g} seconds: either {limit} is too small for "
+            "them, so raise it, or lift it, or the machine has too much else to do, so try again later."
+        ) from None
+    except OSError:
+        pass
     raise RequestError(
-        f"there is not enough memory for posexport {command}, {limit} is too small for its libraries "
-        f"({', '.join(modules)}) and some work: raise it, or lift it."
+        f"there is not enough memory for posexport {command}, {limit} is too small for {libraries} and some work: "
+        "raise it, or lift it."
     )
 
 

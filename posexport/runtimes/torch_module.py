@@ -3,7 +3,8 @@
 Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint,
 whose whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
 whatever dtypes the module names, as a reference; `dtype`: that of its weights where it is not `wide`, by default its
-own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do.
+own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do; `layers` (default false):
+the hidden states of its layers (posexport.runtimes.layer_states) in place of its outputs.
 
 Inputs and outputs of the file are those of the module with the same names, or, where it has none of them, in its order.
 
@@ -33,6 +34,7 @@ from posexport.errors import RequestError, check_known, shown
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.checkpoint_module import CheckpointModule, load_checkpoint
+from posexport.runtimes.layer_states import layer_states
 from posexport.runtimes.lockstep import GetWeight, in_lockstep, make_each
 from posexport.runtimes.module_file import UserModule, load_module
 from posexport.runtimes.module_reference import checkpoint_of
@@ -40,7 +42,7 @@ from posexport.runtimes.module_values import Bound, bind, outputs_of, replaced, 
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.runtimes.torch_eager import last_bits_changed, timed
 
-OPTIONS = ("module", "wide", "dtype", "last_bits")
+OPTIONS = ("module", "wide", "dtype", "last_bits", "layers")
 
 Module = UserModule | CheckpointModule
 
@@ -93,9 +95,15 @@ class ModuleRunner:
     """A module whose inputs and outputs have the names of a file."""
 
     def __init__(
-        self, user: Module, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype | None, wide: bool
+        self,
+        user: Module,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        dtype: torch.dtype | None,
+        wide: bool,
+        layers: bool = False,
     ) -> None:
-        self._user, self._output_names, self._wide = user, outputs, wide
+        self._user, self._output_names, self._wide, self._layers = user, outputs, wide, layers
         self._bound = bind(user.module, _template(user, inputs))
         own = tensors_of(self._bound)
         self._order = paired(f"{user.reference!r} takes", own, "inputs", inputs)
@@ -108,7 +116,7 @@ class ModuleRunner:
 
     def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
         """The number and the outputs of each set of inputs as it ends."""
-        if not self._wide or isinstance(self._user, UserModule):
+        if not self._wide or self._layers or isinstance(self._user, UserModule):
             yield from enumerate(map(self.run, inputs))
             return
         with double_by_default():
@@ -116,8 +124,12 @@ class ModuleRunner:
 
     def _outputs_of(self, inputs: Arrays, get_weight: GetWeight) -> Arrays:
         bound = self._filled(inputs)
-        with torch.no_grad(), self._user.running("running"), _Wide(get_weight) if self._wide else nullcontext():
+        mode = _Wide(get_weight) if self._wide else nullcontext()
+        watched = layer_states(self._user.module) if self._layers else nullcontext()
+        with torch.no_grad(), self._user.running("running"), mode, watched as states:
             value = self._user.module(*bound.args, **bound.kwargs)
+        if states is not None:
+            return {name: to_numpy(state) for name, state in states.items()}
         named = outputs_of(value)
         given = self._user.setting("output_names")
         names = list(given) if isinstance(given, list | tuple) and len(given) == len(named) else list(named)
@@ -202,7 +214,9 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     if seed is None:
         _kept[key] = user
     status = path.stat()
-    return ModuleRunner(user, *_names(path, status.st_mtime_ns, status.st_size), kind, dtype == "fp64")
+    return ModuleRunner(
+        user, *_names(path, status.st_mtime_ns, status.st_size), kind, dtype == "fp64", bool(options.get("layers"))
+    )
 
 
 def _load(reference: str, path: Path) -> Module:

@@ -114,8 +114,8 @@ def scales_logits(model: onnx.ModelProto) -> None:
 
 
 PLANTED = {
-    "swapped caches": (swaps_caches, "failed", "; the first cache that departs is that of layer 1"),
-    "larger logits": (scales_logits, "passed", "not the runtime"),
+    "swapped caches": (swaps_caches, "failed", "; the first layer that departs is 'model.layers.1'"),
+    "larger logits": (scales_logits, "passed", "; all layers of 'model.layers' agree, so it is what follows them"),
 }
 """A change, the state of the tokens then, and how the clause ends that says where the file departs."""
 
@@ -133,6 +133,26 @@ def test_planted_faults_fail(name: str, folder: Path, tmp_path: Path) -> None:
     if tokens == "failed":
         assert found["generation"]["reason_code"] == "other-tokens"
         assert "of row" in found["generation"]["reason"]
+
+
+LAYERS = {
+    "fp16": ("model.layers.1.mlp.down_proj.weight", "; the first layer that departs is 'model.layers.1'"),
+    "no caches": ("model.layers.0.self_attn.q_proj.weight", "; the first layer that departs is 'model.layers.0'"),
+    "buffers": ("lm_head.weight", "; all layers of 'model.layers' agree, so it is what follows them"),
+    "learned": ("transformer.h.1.mlp.c_fc.weight", "; the first layer that departs is 'transformer.h.1'"),
+}
+"""By the name of a file, a weight that is another one in the checkpoint, and where the file departs from it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layer_of_another_weight_is_named(name: str, folder: Path, tmp_path: Path) -> None:
+    weight, where = LAYERS[name]
+    shutil.copytree(folder / FILES[name][0], tmp_path / "other")
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    save_file({**weights, weight: -weights[weight]}, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    _, found = verdicts(file_of(folder, name), tmp_path / "other")
+    assert found["parity"]["where"].endswith(where)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
-from posexport.verify.graph import eligible, locate
+from posexport.verify.graph import eligible, layers, locate
 from posexport.verify.graph.cases import GraphCase, drawn_cases, reached
 from posexport.verify.graph.greedy import GreedyCheck
 from posexport.verify.graph.parity import compare
@@ -282,17 +282,20 @@ class GraphJob:
         code = INCONCLUSIVE if inconclusive is not None else str(worst.reason_code)
         reason = Reason(code, f"{worst.reason} (inputs: {worst.case})")
         index = next(at for at, case in enumerate(self.cases) if case.name == worst.case)
-        where = inconclusive or self._other_function() or locate.departure(self, row, index)
+        where = inconclusive or self._other_function(index) or locate.departure(self, row, index)
         return Verdict.of(path, name, FAILED, reason, where=where, **fields)
 
-    def _other_function(self) -> str | None:
-        """That the file is another function than the module, whose nodes can't be compared with its own."""
+    def _other_function(self, index: int) -> str | None:
+        """That the file is another function than the module, whose nodes can't be compared with its own, and from which
+        layer on."""
         difference = None if self.module is None or self.truth is None else self.truth.difference
         if difference is None or difference.of_rounding <= 1:
             return None
         text = "the file and the module are different functions in float64, so it is the graph, not the runtime"
-        layer = self.truth.first_layer if self.truth is not None else None
-        return text if layer is None else f"{text}; the first cache that departs is that of layer {layer}"
+        place = layers.departure(self, index)
+        if place is None and self.truth is not None and (layer := self.truth.first_layer) is not None:
+            place = f"the first cache that departs is that of layer {layer}"
+        return text if place is None else f"{text}; {place}"
 
     def _outputs(self, row: Runtime) -> _Outcome:
         """A runtime's outputs on the cases that float64 can evaluate.

@@ -84,7 +84,9 @@ def export(
     else:
         _show(request, path, manifest)
         if request.checkpoint is not None and given["layer"] is None:
-            console.say("This is one layer of the checkpoint: give --model for the whole model.")
+            count = request.spec.layers
+            what = "This is one layer" if count == 1 else f"These are {count} layers"
+            console.say(f"{what} of the checkpoint: give --model for the whole model.")
     return 0
 
 

@@ -251,6 +251,11 @@ def test_a_folder_with_weights_gives_them_without_a_layer(folder: Path) -> None:
     assert all(torch.equal(tensor, seeded[name]) for name, tensor in random.weights().items())
 
 
+def test_several_layers_are_not_called_one(folder: Path) -> None:
+    result = cli("export", "--from", "llama", "--layers", "2", "-o", "first_two.onnx")
+    assert result.stderr == "These are 2 layers of the checkpoint: give --model for the whole model.\n"
+
+
 def test_a_shape_alone_says_that_its_weights_are_random(folder: Path) -> None:
     hint = "random, seed 0; give the checkpoint's folder to --from for trained ones"
     assert weights_row(cli("export", "--from", "llama/config.json").stdout) == hint

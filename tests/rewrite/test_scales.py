@@ -58,3 +58,22 @@ def test_a_product_with_a_root_is_exact(number: float) -> None:
     given = torch.tensor([1.0, -2.0, 1e3], dtype=torch.float64)
     (product,) = Evaluator(model).run({"x": given}).values()
     torch.testing.assert_close(product, given * number, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("size", [8, 24, 32, 80, 128])
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+def test_one_by_a_root_keeps_its_digits(size: int, dtype: ir.DataType) -> None:
+    """A graph that computes 1 / sqrt(size) of shapes has more digits than a float32 constant."""
+    nodes = Nodes(set())
+    times(nodes, ir.Value(name="q", type=ir.TensorType(dtype)), size**-0.5)
+    (constant,) = (node.attributes["value"].as_tensor() for node in nodes.nodes if node.op_type == "Constant")
+    operators = [node.op_type for node in nodes.nodes if node.op_type in ("Sqrt", "Mul", "Div")]
+    assert operators[0] == "Sqrt"
+    root = math.sqrt(float(constant.numpy()))
+    assert {"Mul": root, "Div": 1.0 / root}[operators[1]] == pytest.approx(size**-0.5, rel=1e-15)
+
+
+def test_a_number_that_is_no_root_is_the_nearest_constant() -> None:
+    nodes = Nodes(set())
+    times(nodes, ir.Value(name="q", type=ir.TensorType(ir.DataType.FLOAT)), 0.1234567890123456)
+    assert [node.op_type for node in nodes.nodes] == ["Constant", "Div"]

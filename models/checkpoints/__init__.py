@@ -60,7 +60,8 @@ def read_checkpoint(
     where = str(path / FILE if path.is_dir() else path)
     model_type, config = part_of(open_config(path), where)
     if model_type not in ARCHITECTURES:
-        raise unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS], similarity=0.85)
+        error = unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS], similarity=0.85)
+        raise RequestError(f"{error} The whole model of another type is written by posexport export --model.")
     architecture = ARCHITECTURES[model_type]
     first, total = layer or 0, architecture.layers(config)
     if first + layers > total:

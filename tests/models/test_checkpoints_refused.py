@@ -71,6 +71,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "lama"}, "did you mean 'llama'?"),
     ({"model_type": "llama", "hiden_size": 64}, "llama: did you mean 'hidden_size'? If not, drop the key if it means"),
     ({"model_type": "llama", "rope_parameters": {"rope_thet": 5.0}}, "did you mean 'rope_theta'? If not, drop"),
+    ({"model_type": "mamba"}, "The whole model of another type is written by posexport export --model."),
     ({}, "unknown model_type"),
     ({"model_type": ["llama"]}, "unknown model_type"),
     ({"model_type": "llama", "hidden_size": "4096"}, 'hidden_size is "4096": it must be a whole number from 1'),

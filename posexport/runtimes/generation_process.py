@@ -75,7 +75,6 @@ def generate_in_child(
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Open the file and generate."""
-    from posexport.artifact.graph_file import read_graph
     from posexport.runtimes.generation import GenerationOptions, generate
     from posexport.runtimes.ort import open_session
 
@@ -84,6 +83,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         machine.limit_to_what_is_free()
     path, prompts = Path(request["path"]), request["prompts"]
     uneven = request["encoder"] is None and len({len(prompt) for prompt in prompts}) > 1
+    _check_file(path, uneven)
+    session, _ = open_session(path, {**request["session"], "new_lengths": True})
+    decoder, prompts = _opened(request, session, "cpu" if provider == "CPU" else "cuda")
+    options = structure(request["options"], GenerationOptions)
+    generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
+    return {"generated": unstructure(generated)}
+
+
+def _check_file(path: Path, uneven: bool) -> None:
+    """RequestError for a file that can't generate, or not from `uneven` prompts. Afterwards it is in memory no more:
+    ONNX Runtime reads it again."""
+    from posexport.artifact.graph_file import read_graph
+
     graph = read_graph(path)
     _check_dtypes(graph)
     if uneven and _counts_from_the_left(graph.model):
@@ -91,11 +103,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             "the file has GroupQueryAttention, which takes no padding on the left: give one prompt, or several of as "
             "many tokens."
         )
-    session, _ = open_session(path, {**request["session"], "new_lengths": True})
-    decoder, prompts = _opened(request, session, "cpu" if provider == "CPU" else "cuda")
-    options = structure(request["options"], GenerationOptions)
-    generated = generate(decoder, prompts, options, lambda tokens: report(json.dumps(tokens)))
-    return {"generated": unstructure(generated)}
 
 
 def _opened(

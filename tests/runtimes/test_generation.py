@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import torch
 from onnx import TensorProto, helper
 from small_decoders import NATIVE, PROMPTS, TRAINED, VOCABULARY, exported_model, greedy, small_checkpoint
 
+from posexport import machine
+from posexport.artifact import graph_file
 from posexport.errors import RequestError
+from posexport.runtimes import generation_process, ort
 from posexport.runtimes.generation import Decoder, Generated, GenerationOptions, generate
 from posexport.runtimes.generation_process import generate_in_child
 
@@ -363,3 +367,24 @@ def test_torch_is_not_needed() -> None:
     code = "import sys, posexport.runtimes.generation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert torch is not None
+
+
+def test_a_file_is_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read to check it is gone when ONNX Runtime opens it."""
+    read: list[weakref.ref[graph_file.GraphFile]] = []
+
+    def reads(path: Path) -> graph_file.GraphFile:
+        graph = graph_file.GraphFile(path=path, sha256="", model=onnx.ModelProto())
+        read.append(weakref.ref(graph))
+        return graph
+
+    def opens(*_: object) -> None:
+        assert [one() for one in read] == [None]
+        raise InterruptedError
+
+    monkeypatch.setattr(machine, "limit_to_what_is_free", lambda: None)  # it would be this process's
+    monkeypatch.setattr(graph_file, "read_graph", reads)
+    monkeypatch.setattr(ort, "open_session", opens)
+    request = {"path": str(tmp_path / "model.onnx"), "session": {}, "prompts": [[1], [1, 2]], "encoder": None}
+    with pytest.raises(InterruptedError):
+        generation_process.answer(request)

@@ -34,9 +34,9 @@ def running(architecture: str) -> Iterator[None]:
     except Exception as error:
         chain = chain_of(error)
         raise RequestError(
-            f"transformers itself can't run {architecture} on the few tokens, image or sound that it is to be traced with "
-            f"({said(chain[-1])}{_place(chain)}): see that config.json is right, or give another --dtype, or --layer in "
-            "place of --model for one layer of it."
+            f"transformers itself can't run {architecture} on the few tokens, image or sound that a trace takes "
+            f"({said(chain[-1])}{_place(chain)}): see that config.json is right, or give another --dtype, or --layer "
+            "in place of --model for one layer of it."
         ) from error
 
 

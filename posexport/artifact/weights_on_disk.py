@@ -32,8 +32,7 @@ def read_with_weights_on_disk(path: Path, expected: str | None = None) -> GraphF
     """
     check_name(path)
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), open_file(path, MODEL_LIMIT) as file:
-        elsewhere = real_path(path) != real_path(path.parent) / path.name or path.stat().st_nlink > 1
-        if not elsewhere and path.stat().st_size:
+        if not _is_elsewhere(path) and path.stat().st_size:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if expected not in (None, sha256):
                 raise MismatchError(path, changed(path), sha256=sha256)
@@ -46,6 +45,21 @@ def read_with_weights_on_disk(path: Path, expected: str | None = None) -> GraphF
             return GraphFile(path=path, sha256=sha256, model=onnx_file.parsed(path, reduced))
     model, sha256 = onnx_file.read(path, expected)
     return GraphFile(path=path, sha256=sha256, model=model)
+
+
+def around_weights(path: Path) -> bytes | None:
+    """The same file as a message in which its large weights are external data of it; None for one that is read whole,
+    or whose message can't be followed."""
+    with open_file(path, MODEL_LIMIT) as file:
+        try:
+            return None if _is_elsewhere(path) else _without_weights(FileBytes(file, path.stat().st_size), path.name)
+        except ValueError:
+            return None
+
+
+def _is_elsewhere(path: Path) -> bool:
+    """Whether a file is not in its folder under one name alone."""
+    return real_path(path) != real_path(path.parent) / path.name or path.stat().st_nlink > 1
 
 
 def _without_weights(data: FileBytes, name: str) -> bytes:

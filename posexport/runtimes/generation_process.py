@@ -92,11 +92,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_file(path: Path, uneven: bool) -> None:
-    """RequestError for a file that can't generate, or not from `uneven` prompts. Afterwards it is in memory no more:
-    ONNX Runtime reads it again."""
-    from posexport.artifact.graph_file import read_graph
+    """RequestError for a file that can't generate, or not from `uneven` prompts."""
+    from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 
-    graph = read_graph(path)
+    graph = read_with_weights_on_disk(path)
     _check_dtypes(graph)
     if uneven and _counts_from_the_left(graph.model):
         raise RequestError(

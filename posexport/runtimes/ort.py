@@ -56,6 +56,10 @@ DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 """The entry of a session's configuration that `denormal_as_zero` sets."""
 
 _SPINNING = "session.intra_op.allow_spinning"
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+
+LARGE = 2**26
+"""Bytes of a file from which on its weights are not read with its graph."""
 
 _NO_PLANS = 1 | 2 | 16
 """`sdpa_kernel` of flash, memory-efficient and plain attention, without cuDNN's, which plans for 40 ms at each new
@@ -216,6 +220,20 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"), options.get("shared"))
 
 
+def _model_of(path: Path, settings: onnxruntime.SessionOptions) -> str | bytes:
+    """What a session is made of: a file, or of a large one with weights inside what stands around them. ONNX Runtime
+    then reads each of them where it needs it, and not all as a message first."""
+    if path.stat().st_size < LARGE:
+        return str(path)
+    from posexport.artifact.weights_on_disk import around_weights
+
+    message = around_weights(path)
+    if message is None:
+        return str(path)
+    settings.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
+    return message
+
+
 def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.InferenceSession, Any]:
     """A session of the `.onnx` file at `path`, and torch's stream that it runs in, None on the CPU.
 
@@ -243,7 +261,7 @@ def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.In
         providers = [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
     more = {"disabled_optimizers": options["disabled_optimizers"]} if options.get("disabled_optimizers") else {}
     try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=providers, **more)
+        session = onnxruntime.InferenceSession(_model_of(path, settings), settings, providers=providers, **more)
     except Fail:
         if not cuda_graph:
             raise

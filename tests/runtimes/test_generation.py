@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import torch
 from onnx import TensorProto, helper
 from small_decoders import NATIVE, PROMPTS, TRAINED, VOCABULARY, exported_model, greedy, small_checkpoint
 
-from posexport import machine
 from posexport.artifact import graph_file
 from posexport.errors import RequestError
-from posexport.runtimes import generation_process, ort
+from posexport.runtimes import generation_process
 from posexport.runtimes.generation import Decoder, Generated, GenerationOptions, generate
 from posexport.runtimes.generation_process import generate_in_child
 
@@ -369,22 +367,15 @@ def test_torch_is_not_needed() -> None:
     assert torch is not None
 
 
-def test_a_file_is_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read to check it is gone when ONNX Runtime opens it."""
-    read: list[weakref.ref[graph_file.GraphFile]] = []
-
-    def reads(path: Path) -> graph_file.GraphFile:
-        graph = graph_file.GraphFile(path=path, sha256="", model=onnx.ModelProto())
-        read.append(weakref.ref(graph))
-        return graph
-
-    def opens(*_: object) -> None:
-        assert [one() for one in read] == [None]
-        raise InterruptedError
-
-    monkeypatch.setattr(machine, "limit_to_what_is_free", lambda: None)  # it would be this process's
-    monkeypatch.setattr(graph_file, "read_graph", reads)
-    monkeypatch.setattr(ort, "open_session", opens)
-    request = {"path": str(tmp_path / "model.onnx"), "session": {}, "prompts": [[1], [1, 2]], "encoder": None}
-    with pytest.raises(InterruptedError):
-        generation_process.answer(request)
+def test_a_file_is_checked_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be in memory beside those of the session."""
+    weight = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "weight")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 64]) for name in ("x", "y")]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])], "graph", values[:1], values[1:], [weight]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "a.onnx")
+    checked: list[graph_file.GraphFile] = []
+    monkeypatch.setattr(generation_process, "_check_dtypes", checked.append)
+    generation_process._check_file(tmp_path / "a.onnx", uneven=False)
+    assert [len(each.raw_data) for each in checked[0].model.graph.initializer] == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -17,8 +18,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from posexport import machine
+from posexport.artifact.weights_on_disk import around_weights
 from posexport.graphs.evaluate import Evaluator
-from posexport.runtimes import RUNTIMES, onnx_reference, pool
+from posexport.runtimes import RUNTIMES, onnx_reference, ort, pool
 from posexport.runtimes.pool import Pool, result
 from posexport.verify.graph.job import GraphJob
 from posexport.verify.graph.subject import LARGE, GraphSubject
@@ -41,6 +44,33 @@ def path(tmp_path: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
     return tmp_path / "model.onnx"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are told anew on Linux only")
+def test_a_session_holds_weights_inside_a_large_file_once(tmp_path: Path) -> None:
+    count, width = 20, 1024
+    weights = [np.diag(np.full(width, number, np.float32)) for number in np.exp2(np.arange(count) % 3 - 1)]
+    nodes = [helper.make_node("MatMul", [f"h{at}", f"weight{at}"], [f"h{at + 1}"]) for at in range(count)]
+    values = [helper.make_tensor_value_info(f"h{at}", TensorProto.FLOAT, ["rows", width]) for at in (0, count)]
+    inside = [numpy_helper.from_array(weight, f"weight{at}") for at, weight in enumerate(weights)]
+    graph = helper.make_graph(nodes, "graph", values[:1], values[1:], inside)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "a.onnx")
+    assert (tmp_path / "a.onnx").stat().st_size > ort.LARGE
+    del model, graph, inside
+    before = machine.forget_peak()
+    runner = ort.load(tmp_path / "a.onnx", {"threads": 1})
+    assert machine.peak() - before < 1.25 * sum(weight.nbytes for weight in weights)
+    product = float(np.prod([weight[0, 0] for weight in weights]))
+    assert (runner.run({"h0": np.ones((1, width), np.float32)})[f"h{count}"] == product).all()
+
+
+def test_a_large_file_of_two_names_is_opened_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "LARGE", 0)
+    x = np.random.default_rng(0).standard_normal((3, SIZE)).astype(np.float32)
+    (path.parent / "other.onnx").hardlink_to(path)
+    np.testing.assert_allclose(ort.load(path, {}).run({"x": x})["y"], expected(x), rtol=1e-4)
+    assert around_weights(path) is None
 
 
 def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -156,7 +156,7 @@ KINDS: dict[str, Kind] = {
         axes=("scenario", "shape"),
         names={"runtime": CANDIDATES, "require": CANDIDATES},
         files=("baseline", "trust"),
-        excluded=("project", "allow-outside", "save", "against"),
+        excluded=("project", "allow-outside", "save", "against", "module"),
         check=_check_bench,
         cpus=None,
     ),

@@ -48,8 +48,8 @@ def filled(numbers: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def peak(checkpoint: Path, output: Path) -> int:
-    """The most bytes that `posexport export --model` and its children hold, as they were seen. Pages of the checkpoint's
-    files are not counted: the kernel takes them back where it needs memory."""
+    """The most bytes that `posexport export --model` and its children hold, as they were seen. Pages of the files of the
+    checkpoint are not counted: the kernel takes them back where it needs memory."""
     output.parent.mkdir()
     command = [sys.executable, "-P", "-m", "posexport", "export", "--from", checkpoint, "--model", "-o", output]
     most = 0

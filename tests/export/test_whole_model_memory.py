@@ -48,7 +48,7 @@ def filled(numbers: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def peak(checkpoint: Path, output: Path) -> int:
-    """The most bytes that `posexport export --model` and its children hold, as they were seen. Pages of the files of the
+    """The most bytes that `posexport export --model` and its children hold, as they were seen. Pages of files of the
     checkpoint are not counted: the kernel takes them back where it needs memory."""
     output.parent.mkdir()
     command = [sys.executable, "-P", "-m", "posexport", "export", "--from", checkpoint, "--model", "-o", output]

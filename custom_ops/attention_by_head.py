@@ -5,36 +5,28 @@ processor's caches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.attention import KINDS, MASKED, attended_onnx, by_heads_onnx, caches_onnx, finished_onnx
-from posexport.custom_ops.attention_by_queries import divided_onnx, hides, turned_onnx
+from posexport.custom_ops.attention import KINDS, MASKED, finished_onnx
+from posexport.custom_ops.attention_by_queries import divided_onnx, hides, in_two_ways_onnx
 from posexport.custom_ops.attention_forms import Call, Results, call_of
 from posexport.custom_ops.by_head import ByHead, Span, blocks_of, each_row_onnx, padded_onnx
 from posexport.custom_ops.by_queries import ByQueries, some_queries_onnx
-from posexport.custom_ops.cache import scattered_onnx
 from posexport.custom_ops.heads import Heads, heads_onnx
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, few_onnx, rank_of
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, rank_of
 from posexport.custom_ops.visibility import Lengths, visible_onnx
 from posexport.errors import RequestError
 
 LEAST = 256
-"""Queries of a block, at least, which each head or some of whose queries have a turn for."""
+"""Queries of a block, at least, in which each head, or some queries after the others, have their turn."""
 
 
 def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
     """Attention whose bias are these logits, which go all at once for a few queries. Of many, one head has its turn
     after the other, or some queries with all heads, and where logits can be those of a span, in blocks of queries with
     the keys that one of them may see."""
-    (present, lengths), heads = caches_onnx(call, scattered_onnx), call.heads
-    pairs = zip(present or (call.k, call.v), (call.head_dim, call.value_dim), strict=True)
-    k, v = (by_heads_onnx(call.op, t, heads, width) for t, width in pairs)
-
-    def few(op: Ops) -> ir.Value:
-        small = replace(call, op=op, bias=logits.few(op))
-        return finished_onnx(small, *attended_onnx(small, turned_onnx(op, k), v, lengths))
+    heads = call.heads
 
     def attended(
         call: Call, k: ir.Value, v: ir.Value, logits: ByHead | ByQueries, lengths: Lengths, first: ir.Value | None
@@ -49,21 +41,17 @@ def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
             made = _by_queries(op, logits, q, k, v, hidden, heads.scale)
         return finished_onnx(call, made, seen)
 
-    def many(op: Ops) -> ir.Value:
-        small = replace(call, op=op)
+    def many(call: Call, k: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
         if logits.spans is None or not hides(call):
-            return attended(small, k, v, logits, lengths, None)
-        logits_of = logits.spans(op)
+            return attended(call, k, v, logits, lengths, None)
+        logits_of = logits.spans(call.op)
 
         def one(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
-            of_span = span.count, call.op.Sub(span.end, span.start)
-            return attended(call, k, v, logits_of(call.op, span), of_span, first)
+            return attended(call, k, v, logits_of(call.op, span), span.lengths(call.op), first)
 
-        return divided_onnx(small, k, v, lengths, one, LEAST)
+        return divided_onnx(call, k, v, lengths, one, LEAST)
 
-    out = few_onnx(call.op, True, call.op.Shape(call.q, start=1, end=2), few, many)
-    # of both the shape, which an If may hide
-    return call.op.Reshape(out, [0, -1, heads.num_heads * call.value_dim]), *present
+    return in_two_ways_onnx(call, logits.few, many, None)
 
 
 def _by_head(

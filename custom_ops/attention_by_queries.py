@@ -35,23 +35,39 @@ def attended_by_queries_onnx(call: Call) -> Results:
     length = shape_of(call.q)[1]
     if call.bias is not None or not hides(call) or (isinstance(length, int) and length <= WHOLE):
         return decomposed_onnx(call, scattered_onnx)
-    present, lengths = caches_onnx(call, scattered_onnx)
-    # before the choice, where heads are laid out without a copy; keys are turned behind it, which is part of a product
-    k, v = present or (call.k, call.v)
-    keys, v = (by_heads_onnx(call.op, t, call.heads, width) for t, width in ((k, call.head_dim), (v, call.value_dim)))
 
-    def whole(op: Ops) -> ir.Value:
-        small = replace(call, op=op)
-        return finished_onnx(small, *attended_onnx(small, turned_onnx(op, keys), v, lengths))
+    def many(call: Call, k: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
+        return divided_onnx(call, k, v, lengths, _of_span, LEAST)
+
+    return in_two_ways_onnx(call, lambda op: None, many, WHOLE)
+
+
+Many = Callable[[Call, "ir.Value", "ir.Value", Lengths], "ir.Value"]
+"""`many(call, k, v, lengths)`: attention [B, S, N*value_dim] of the queries of a call over keys k [B, N, T, head_dim]
+and values v [B, N, T, value_dim]."""
+
+
+def in_two_ways_onnx(
+    call: Call, bias_of_few: Callable[[Ops], ir.Value | None], many: Many, most: int | None
+) -> Results:
+    """Attention of at `most` so many queries (by default FEW) all at once, with a bias, and of more by `many`; and with
+    a cache the present keys and values."""
+    (present, lengths), heads = caches_onnx(call, scattered_onnx), call.heads
+    # before the choice, where heads are laid out without a copy; keys are turned behind it, which is part of a product
+    pairs = zip(present or (call.k, call.v), (call.head_dim, call.value_dim), strict=True)
+    k, v = (by_heads_onnx(call.op, t, heads, width) for t, width in pairs)
+
+    def few(op: Ops) -> ir.Value:
+        return _at_once(replace(call, op=op, bias=bias_of_few(op)), k, v, lengths)
 
     queries = call.op.Shape(call.q, start=1, end=2)
-
-    def divided(op: Ops) -> ir.Value:
-        return divided_onnx(replace(call, op=op), keys, v, lengths, _attended, LEAST)
-
-    out = few_onnx(call.op, True, queries, whole, divided, WHOLE)
+    out = few_onnx(call.op, True, queries, few, lambda op: many(replace(call, op=op), k, v, lengths), most)
     # of both the shape, which an If may hide
-    return call.op.Reshape(out, [0, -1, call.heads.num_heads * call.value_dim]), *present
+    return call.op.Reshape(out, [0, -1, heads.num_heads * call.value_dim]), *present
+
+
+def _at_once(call: Call, k: ir.Value, v: ir.Value, lengths: Lengths, first: ir.Value | None = None) -> ir.Value:
+    return finished_onnx(call, *attended_onnx(call, call.op.Transpose(k, perm=[0, 1, 3, 2]), v, lengths, first))
 
 
 def hides(call: Call) -> bool:
@@ -64,9 +80,8 @@ Attended = Callable[[Call, "ir.Value", "ir.Value", Span, "ir.Value"], "ir.Value"
 head_dim] and values v [B, N, T, value_dim] of a span; the first query has the index `first` among these keys."""
 
 
-def _attended(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
-    lengths = span.count, call.op.Sub(span.end, span.start)
-    return finished_onnx(call, *attended_onnx(call, turned_onnx(call.op, k), v, lengths, first))
+def _of_span(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
+    return _at_once(call, k, v, span.lengths(call.op), first)
 
 
 def divided_onnx(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, attended: Attended, least: int) -> ir.Value:
@@ -108,11 +123,6 @@ def divided_onnx(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, atte
     made = op.Transpose(scan_onnx(op, count, one, [q]), perm=[1, 0, 2, 3])
     made = op.Reshape(made, [0, -1, heads.num_heads * call.value_dim])
     return op.Slice(made, op.Unsqueeze(spare, [0]), [2**31 - 1], [1])
-
-
-def turned_onnx(op: Ops, keys: ir.Value) -> ir.Value:
-    """Keys [B, N, T, head_dim] as [B, N, head_dim, T]."""
-    return op.Transpose(keys, perm=[0, 1, 3, 2])
 
 
 def _add(operator: Operator[..., Any]) -> None:

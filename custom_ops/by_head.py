@@ -41,6 +41,10 @@ class Span:
     start: ir.Value
     end: ir.Value
 
+    def lengths(self, op: Ops) -> tuple[ir.Value, ir.Value]:
+        """The numbers of queries and of keys."""
+        return self.count, op.Sub(self.end, self.start)
+
     def of_queries(self, op: Ops, value: ir.Value, axis: int) -> ir.Value:
         """What a value has of these queries, whose axis this is."""
         taken: ir.Value = op.Gather(

@@ -26,32 +26,33 @@ def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
     """Attention whose bias are these logits, which go all at once for a few queries. Of many, one head has its turn
     after the other, or some queries with all heads, and where logits can be those of a span, in blocks of queries with
     the keys that one of them may see."""
-    heads = call.heads
-
-    def attended(
-        call: Call, k: ir.Value, v: ir.Value, logits: ByHead | ByQueries, lengths: Lengths, first: ir.Value | None
-    ) -> ir.Value:
-        op, seen = call.op, None
-        if call.mask is not None:
-            seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices, first=first)
-        hidden, q = _hidden_onnx(call, lengths, seen, first), heads_onnx(op, call.q, heads.num_heads)
-        if isinstance(logits, ByHead):
-            made = _by_head(op, logits, q, k, v, hidden, lengths[1], heads)
-        else:
-            made = _by_queries(op, logits, q, k, v, hidden, heads.scale)
-        return finished_onnx(call, made, seen)
 
     def many(call: Call, k: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
         if logits.spans is None or not hides(call):
-            return attended(call, k, v, logits, lengths, None)
+            return _attended(call, k, v, logits, lengths)
         logits_of = logits.spans(call.op)
 
         def one(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
-            return attended(call, k, v, logits_of(call.op, span), span.lengths(call.op), first)
+            return _attended(call, k, v, logits_of(call.op, span), span.lengths(call.op), first)
 
         return divided_onnx(call, k, v, lengths, one, LEAST)
 
     return in_two_ways_onnx(call, logits.few, many, None)
+
+
+def _attended(
+    call: Call, k: ir.Value, v: ir.Value, logits: ByHead | ByQueries, lengths: Lengths, first: ir.Value | None = None
+) -> ir.Value:
+    """[B, S, N*value_dim], of k [B, N, T, head_dim] and v [B, N, T, value_dim]; `first` as in `visible_onnx`."""
+    op, heads, seen = call.op, call.heads, None
+    if call.mask is not None:
+        seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices, first=first)
+    hidden, q = _hidden_onnx(call, lengths, seen, first), heads_onnx(op, call.q, heads.num_heads)
+    if isinstance(logits, ByHead):
+        made = _by_head(op, logits, q, k, v, hidden, lengths[1], heads)
+    else:
+        made = _by_queries(op, logits, q, k, v, hidden, heads.scale)
+    return finished_onnx(call, made, seen)
 
 
 def _by_head(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
-from posexport.custom_ops.by_head import ByHead, Span, add_by_head
+from posexport.custom_ops.by_head import ByHead, Parts, Span, add_by_head
 from posexport.custom_ops.differences import columns_onnx, fake_laid_out, laid_out, slid
 from posexport.custom_ops.operator import Ops, cast, dtype_of, operator, shape_of, size_of
 from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
@@ -109,17 +109,19 @@ def _relative(
         table = op.MatMul(r_proj, op.Concat(*_table_onnx(op, turns, length, dtype_of(heads)), axis=1))
         return [heads, op.Reshape(table, [0, *shape])]
 
+    def laid(heads: ir.Value, queries: ir.Value, parts: Parts) -> ByHead:
+        return slid(heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
+
     def spans(op: Ops) -> Callable[[Ops, Span], ByHead]:
         all_heads, table = parts(op)
 
         def of_span(op: Ops, span: Span) -> ByHead:
             own = [span.of_queries(op, all_heads, 2), columns_onnx(op, table, queries, span)]
-            count = op.Unsqueeze(span.count, [0])
-            return slid(heads, count, causal, few, lambda op: own, lambda op, *parts: op.MatMul(*parts), ort)
+            return laid(heads, op.Unsqueeze(span.count, [0]), lambda op: own)
 
         return of_span
 
-    made = slid(heads, queries, causal, few, parts, lambda op, *parts: op.MatMul(*parts), ort)
+    made = laid(heads, queries, parts)
     return attrs.evolve(made, spans=spans) if causal else made
 
 

@@ -7,8 +7,8 @@ of the model, the sentence has the line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +24,43 @@ _SENTENCES = (RequestError, LayersDifferError, MemoryError)
 _FIXED_SIZE = ("its code fixes a size that is to vary, as a loop over rows or tokens does", "")
 
 
-@contextmanager
-def running(architecture: str) -> Iterator[None]:
+def running(architecture: str) -> AbstractContextManager[None]:
     """transformers runs a model inside, without torch's exporter: what it raises becomes a RequestError."""
-    try:
-        yield
-    except _SENTENCES:
-        raise
-    except Exception as error:
-        chain = chain_of(error)
-        raise RequestError(
-            f"transformers itself can't run {architecture} on the few tokens, image or sound that a trace takes "
-            f"({said(chain[-1])}{_place(chain)}): see that config.json is right, or give another --dtype, or --layer "
-            "in place of --model for one layer of it."
-        ) from error
+    return _refused(
+        lambda chain: (
+            f"transformers itself can't run {architecture} on the few tokens, image or sound that a trace "
+            f"takes ({said(chain[-1])}{_place(chain)}): see that config.json is right, or give another --dtype, or "
+            "--layer in place of --model for one layer of it."
+        )
+    )
 
 
-@contextmanager
-def exporting(architecture: str) -> Iterator[None]:
+def exporting(architecture: str) -> AbstractContextManager[None]:
     """torch's exporter works inside on a model that runs: what it raises becomes a RequestError."""
-    try:
-        yield
-    except _SENTENCES:
-        raise
-    except Exception as error:
-        chain = chain_of(error)
+
+    def sentence(chain: list[BaseException]) -> str:
         operators = [found for each in chain if (found := _operator(each)) is not None]
         known = _FIXED_SIZE if _fixes_a_size(chain[-1]) else known_kind(chain)
         where = f" because of the operator {operators[-1]}" if operators else ""
         why = said(chain[-1]) if known is None or operators else known[0]
         place = "" if operators else _place(chain)
-        raise RequestError(
+        return (
             f"torch can't export {architecture} as a whole{where} ({why}{place}): give --layer in place of "
             "--model for one layer of it."
-        ) from error
+        )
+
+    return _refused(sentence)
+
+
+@contextmanager
+def _refused(sentence: Callable[[list[BaseException]], str]) -> Iterator[None]:
+    """What is raised inside becomes a RequestError with a sentence on the chain of errors."""
+    try:
+        yield
+    except _SENTENCES:
+        raise
+    except Exception as error:
+        raise RequestError(sentence(chain_of(error))) from error
 
 
 def _place(chain: list[BaseException]) -> str:

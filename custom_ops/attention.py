@@ -57,7 +57,7 @@ def _attention(
     if plain:
         out = sdpa(q, k, v, seen, scale=heads.scale, enable_gqa=grouped)
     elif bias is not None and bias.dtype == q.dtype and added.sinks is None and not heads.softcap:
-        bias = bias if seen is None else bias.masked_fill(~seen, MASKED)
+        bias = bias if seen is None else torch.where(seen, bias, MASKED)
         out = sdpa(q, k, v, bias, scale=heads.scale, enable_gqa=grouped)
     else:
         weights, _ = weights_of(q, k, added, heads, write_indices)
@@ -84,7 +84,7 @@ def weights_of(
     if heads.softcap:
         logits = heads.softcap * torch.tanh(logits / heads.softcap)
     logits = logits if added.bias is None else logits + added.bias
-    logits = logits if seen is None else logits.masked_fill(~seen, MASKED)
+    logits = logits if seen is None else torch.where(seen, logits, MASKED)
     if added.sinks is not None:
         column = added.sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
         logits = torch.cat((logits, column), -1)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
 from posexport import temporary
 from posexport.errors import Reason, RequestError
-from posexport.machine import usable
 from posexport.processes import CRASHED, EXITED, INVALID, MISSING, NOTHING_SHOWN
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
@@ -22,7 +20,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
-from posexport.verify.coverage import are_alike, lost_in_layers, not_shown, reached
+from posexport.verify.coverage import lost_in_layers, not_shown, reached
 from posexport.verify.graph.parity import Expected
 from posexport.verify.parity import (
     TOLERANCES,
@@ -32,7 +30,6 @@ from posexport.verify.parity import (
     judge,
     not_computed,
     set_aside,
-    tolerance_at,
     worst_of,
 )
 from posexport.verify.property_runs import PropertyRuns
@@ -57,10 +54,11 @@ from posexport.verify.rounding import (
     is_near,
     last_bits_changed,
     medians,
-    of_encodings,
+    tolerances_of,
     without_copies,
 )
 from posexport.verify.runs import Ran, Run
+from posexport.verify.torch_outputs import TorchOutputs, within_usual
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -70,6 +68,8 @@ if TYPE_CHECKING:
 NO_REFERENCE = (*LOST, CRASHED, EXITED)
 """Failures of the reference that say nothing about the artifact: no runtime is judged then. How its process ended, by
 whatever cause, is one: an ordinary error on a file that was read is none."""
+
+TORCH_EAGER = "torch eager"
 
 MOVES = 2
 """Copies of a case on which it is seen how far the reference moves."""
@@ -104,7 +104,7 @@ class ArtifactJob:
     run_torch: Rerun | None = None
     run_reference: Rerun | None = None
     reference: Future[Answer] | None = None
-    by_torch: Future[Answer] | None = None
+    by_torch: TorchOutputs | None = None
     torch_again: dict[int, Draws] = attrs.field(factory=dict)
     moved: dict[int, Draws] = attrs.field(factory=dict)
     no_copies: dict[tuple[str, int], Reason] = attrs.field(factory=dict)
@@ -146,14 +146,12 @@ class ArtifactJob:
         if self.reference is None or self.by_torch is None:
             reason = Reason(CONTRACT, self.artifact.contract_violation or "its graph breaks the contract")
             return self._located(Verdict.of(path, name, FAILED, reason, notes=self.notes), row)
-        reference, by_torch = result(self.reference), result(self.by_torch)
+        reference, by_torch = result(self.reference), self.by_torch
         if reference.failure is not None and reference.failure.code in (INVALID, MISSING):
             raise RequestError(f"{path!r}: {reference.failure.text}")
-        for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
-            if answer.failure is not None:
-                state: State = NOT_RUN if answer.failure.code in NO_REFERENCE else FAILED
-                reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
-                return Verdict.of(path, name, state, reason, notes=self.notes)
+        for who, failure in (("the float64 reference", reference.failure), (TORCH_EAGER, by_torch.failure)):
+            if failure is not None:
+                return self._without_reference(row, who, failure)
         ran = self.runs[name].where_memory_is_enough(self.pool, row, [case.arrays for case in self.cases])
         answer = ran.answer
         if answer.failure is not None:
@@ -165,11 +163,18 @@ class ArtifactJob:
             return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
         return self._judged(row, reference, by_torch, ran)
 
-    def _judged(self, row: Runtime, reference: Answer, by_torch: Answer, ran: Ran) -> Verdict:
+    def _without_reference(self, row: Runtime, who: str, failure: Reason) -> Verdict:
+        state: State = NOT_RUN if failure.code in NO_REFERENCE else FAILED
+        reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {failure}")
+        return Verdict.of(str(self.artifact.path), row.name, state, reason, notes=self.notes)
+
+    def _judged(self, row: Runtime, reference: Answer, by_torch: TorchOutputs, ran: Ran) -> Verdict:
         """The verdict on a runtime's outputs."""
         path, spec = str(self.artifact.path), self.artifact.spec
         indices, answer, notes = ran.indices, ran.answer, self._notes(row)
         comparisons = self._comparisons(row, indices, reference, by_torch, answer)
+        if isinstance(comparisons, Reason):
+            return self._without_reference(row, TORCH_EAGER, comparisons)
         unclear, hidden = tuple[str, ...](), None
         if not self.given:
             comparisons, unclear = set_aside(comparisons, self._tolerances)
@@ -203,28 +208,34 @@ class ArtifactJob:
         return tuple(notes if row.note is None else [*notes, row.note])
 
     def _comparisons(
-        self, row: Runtime, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer
-    ) -> list[Comparison]:
-        known = [(reference.outputs[index], by_torch.outputs[index]) for index in indices]
-        tolerances = [self._tolerances[self.cases[index].name] for index in indices]
-        with ThreadPoolExecutor(usable()) as threads:  # numpy lets them run side by side
-            firsts = list(threads.map(self._compared, indices, tolerances, *zip(*known, strict=True), answer.outputs))
-        comparisons = list[Comparison]()
-        for index, of_case, outputs, first in zip(indices, known, answer.outputs, firsts, strict=True):
-            again = any(map(is_near, first))
-            comparisons += self._compared_again(row, index, *of_case, outputs, first) if again else first
+        self, row: Runtime, indices: list[int], reference: Answer, by_torch: TorchOutputs, answer: Answer
+    ) -> list[Comparison] | Reason:
+        """The comparisons of these cases; why torch failed, where it did on one that it was needed for."""
+        outputs = dict(zip(indices, answer.outputs, strict=True))
+
+        def compared(index: int, own: Arrays) -> list[Comparison]:
+            return self._compared(index, reference.outputs[index], own, outputs[index])
+
+        def within(index: int, shares: Mapping[str, float]) -> list[Comparison] | None:
+            case = self.cases[index]
+            exact, tolerance = reference.outputs[index], self._tolerances[case.name]
+            return within_usual(case, exact, outputs[index], self._dtypes, tolerance, shares)
+
+        firsts = by_torch.compared(indices, compared, within)
+        if isinstance(firsts, Reason):
+            return firsts
+        known, comparisons = by_torch.known(), list[Comparison]()
+        for index, first in firsts.items():
+            if any(map(is_near, first)):
+                first = self._compared_again(row, index, reference.outputs[index], known[index], outputs[index], first)
+            comparisons += first
         return comparisons
 
     def _compared(
-        self,
-        index: int,
-        tolerance: Tolerance,
-        reference: Arrays,
-        by_torch: Arrays,
-        outputs: Arrays,
-        again: Arrays | None = None,
+        self, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, again: Arrays | None = None
     ) -> list[Comparison]:
-        case, dtypes = self.cases[index], {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
+        case, dtypes = self.cases[index], self._dtypes
+        tolerance = self._tolerances[case.name]
         return compare(case.name, reference, by_torch, outputs, dtypes, tolerance, case.far_out, self.given, again)
 
     def _compared_again(
@@ -236,7 +247,7 @@ class ArtifactJob:
         draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
         near = [each.output for each in first if is_near(each)]
         farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))
-        comparisons = self._compared(index, tolerance, reference, by_torch | farthest, outputs, usual)
+        comparisons = self._compared(index, reference, by_torch | farthest, outputs, usual)
         if self.given or not any(each.state == FAILED and is_unclear(each, tolerance) for each in comparisons):
             return comparisons
         copies = self._on_copies(row, index)
@@ -312,7 +323,9 @@ class ArtifactJob:
 
     def expected(self, index: int) -> list[Expected]:
         """What each output must be on a case: the reference, and the farthest of several of torch's results."""
-        reference, by_torch = (result(future).outputs[index] for future in (self.reference, self.by_torch) if future)
+        if self.reference is None or self.by_torch is None:
+            return []
+        reference, by_torch = result(self.reference).outputs[index], self.by_torch.known()[index]
         farthest = self._torch_again(index, reference, by_torch).outputs
         return [
             Expected(
@@ -323,29 +336,28 @@ class ArtifactJob:
                 dtype=dtype,
                 tolerance=self._tolerances[self.cases[index].name],
             )
-            for name, (_, dtype) in self.artifact.outputs.items()
+            for name, dtype in self._dtypes.items()
         ]
 
-    def _not_computed(self, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer) -> Iterator[str]:
+    def _not_computed(
+        self, indices: list[int], reference: Answer, by_torch: TorchOutputs, answer: Answer
+    ) -> Iterator[str]:
         """What of the outputs on the user's inputs torch can't compute in the artifact's dtype."""
         for index, outputs in zip(indices if self.given else (), answer.outputs, strict=False):
             case, dtype = self.cases[index], self.artifact.spec.dtype
-            expected = (reference.outputs[index], by_torch.outputs[index])
+            expected = (reference.outputs[index], by_torch.known()[index])
             yield from not_computed(case.name, *expected, outputs, dtype, self._tolerances[case.name])
+
+    @property
+    def _dtypes(self) -> dict[str, str]:  # that the graph declares, by output
+        return {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
 
     @cached_property
     def _tolerances(self) -> dict[str, Tolerance]:
         """By case that of the dtype, wider where runtimes round terms of the encoding in different ways."""
-        spec, tolerances = self.artifact.spec, {}
         outputs = () if self.reference is None else result(self.reference).outputs
-        for index, case in enumerate(self.cases):
-            rounding = of_encodings(spec, case.farthest, case.keys)
-            exact = outputs[index]["output"] if index < len(outputs) else np.zeros((1, 1, 1))
-            if exact.shape[1] > 1 and np.isfinite(exact).all() and are_alike([exact], spec.dtype):
-                # the values that were averaged are alike too, and sums of such are rounded in the same direction
-                rounding += case.keys * 2.0**-25
-            tolerances[case.name] = attrs.evolve(tolerance_at(spec.dtype, rounding), **self.overrides.tolerance)
-        return tolerances
+        found = tolerances_of(self.artifact.spec, self.cases, outputs)
+        return {name: attrs.evolve(tolerance, **self.overrides.tolerance) for name, tolerance in found.items()}
 
     def _located(
         self, verdict: Verdict, row: Runtime, case: Case | None = None, inconclusive: str | None = None

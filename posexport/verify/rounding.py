@@ -22,9 +22,11 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.spec import Spec
+from posexport.verify.cases import Case
+from posexport.verify.coverage import are_alike
 from posexport.verify.draws import Array
 from posexport.verify.ordinary import ordinary
-from posexport.verify.parity import is_unclear, over_limit
+from posexport.verify.parity import is_unclear, over_limit, tolerance_at
 from posexport.verify.result import FAILED, OVER_LIMIT, REFERENCE_FAILED, Comparison, Tolerance
 
 DRAWS = 8
@@ -51,6 +53,20 @@ def of_encodings(spec: Spec, position: int, keys: int) -> float:
     so many keys: each layer adds an error of its own to that of the layers before, and errors add up as squares do."""
     layers = [layer.encoding.rounding(layer, position, keys) for layer in spec.distinct_layers()]
     return math.sqrt(sum(layers[index % len(layers)] ** 2 for index in range(spec.layers)))
+
+
+def tolerances_of(spec: Spec, cases: Sequence[Case], outputs: Sequence[Arrays]) -> dict[str, Tolerance]:
+    """By case's name that of the dtype, wider where runtimes round terms of the encoding in different ways; `outputs`
+    are those of the reference, as far as there are any."""
+    tolerances = {}
+    for index, case in enumerate(cases):
+        rounding = of_encodings(spec, case.farthest, case.keys)
+        exact = outputs[index]["output"] if index < len(outputs) else np.zeros((1, 1, 1))
+        if exact.shape[1] > 1 and np.isfinite(exact).all() and are_alike([exact], spec.dtype):
+            # the values that were averaged are alike too, and sums of such are rounded in the same direction
+            rounding += case.keys * 2.0**-25
+        tolerances[case.name] = tolerance_at(spec.dtype, rounding)
+    return tolerances
 
 
 def is_near(each: Comparison) -> bool:

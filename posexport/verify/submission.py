@@ -21,6 +21,7 @@ from posexport.verify.first_positions import NOTE
 from posexport.verify.judge import ArtifactJob
 from posexport.verify.reach import SEQ, reach_of
 from posexport.verify.runs import Run
+from posexport.verify.torch_outputs import TorchOutputs
 from posexport.verify.user_inputs import fit_inputs
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         job.run_reference = lambda inputs, more: pool.submit(by_torch, source, inputs, options | of_reference | more)
         job.reference = job.run_reference(arrays, {})
         job.run_torch = lambda inputs, more: pool.submit(by_torch, source, inputs, options | more)
-        job.by_torch = job.run_torch(arrays, {})
+        on_all = TORCH_WORKER in job.runtimes or job.given
+        job.by_torch = TorchOutputs.submitted(job.run_torch, job.cases, on_all)
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
             if len(job.runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict
@@ -81,7 +83,7 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         if reason is not None:
             job.skipped[name] = reason
         elif name == TORCH_WORKER and job.by_torch is not None:
-            job.runs[name] = Run(job.by_torch, indices, artifact.source.path, options)
+            job.runs[name] = Run(job.by_torch.answer, indices, artifact.source.path, options)
         elif artifact.contract_violation is None:
             _submit_runs(job, row, indices)
             job.memory += needed

@@ -32,6 +32,7 @@ from posexport.verify.parity import TOLERANCES, compare, is_unclear, tolerance_a
 from posexport.verify.result import FAILED, INCONCLUSIVE, PASSED, Comparison, VerifyOverrides
 from posexport.verify.rounding import DRAWS, NEAR, Draws, last_bits_changed, medians, of_encodings
 from posexport.verify.runs import Run
+from posexport.verify.torch_outputs import TorchOutputs
 
 TRUTH = np.random.default_rng(3).standard_normal((2, 5, 8))
 FLOOR, MULTIPLE = 2.0**-20 * float(np.sqrt(np.mean(TRUTH**2))), 8
@@ -86,9 +87,13 @@ def judged(
         run_torch=run_torch,
         runs={"ort-cpu": Run(answered(off(error)), [0], Path("a.onnx"), OPTIONS)},
     )
-    answers = [Answer(outputs=(values,)) for values in (off(0), off(lucky, token), off(error))]
+    exact, runtime_outputs = (Answer(outputs=(values,)) for values in (off(0), off(error)))
+    by_torch = TorchOutputs(run_torch, job.cases, [0], answered(off(lucky, token)))
+    answers = exact, by_torch, runtime_outputs
     runtime = RUNTIMES["ort-cpu"]
-    (found,) = job._comparisons(runtime, [0], *answers)
+    comparisons = job._comparisons(runtime, [0], *answers)
+    assert not isinstance(comparisons, Reason)
+    (found,) = comparisons
     assert job._comparisons(runtime, [0], *answers) == [found]  # another runtime, without further runs of torch
     assert pool.submit.call_count == 2 * bool(own or failure)
     for row, path, copies, options in (call.args for call in pool.submit.call_args_list):

@@ -117,12 +117,13 @@ def _expected_of_graph(job: GraphJob) -> dict[int, list[Expected]]:
 
 
 def _expected_of_artifact(job: ArtifactJob) -> dict[int, list[Expected]]:
-    for future in (job.reference, job.by_torch):
-        if future is None:
-            raise RequestError(f"{str(job.path)!r} breaks its contract: {job.artifact.contract_violation}.")
-        if (failure := result(future).failure) is not None:
-            raise RequestError(f"{str(job.path)!r} has no reference: {failure.text.rstrip('.')}.")
-    return {index: job.expected(index) for index in range(len(job.cases))}
+    if job.reference is None or job.by_torch is None:
+        raise RequestError(f"{str(job.path)!r} breaks its contract: {job.artifact.contract_violation}.")
+    indices = range(len(job.cases))
+    failure = result(job.reference).failure or job.by_torch.failure or job.by_torch.ask(indices)
+    if failure is not None:
+        raise RequestError(f"{str(job.path)!r} has no reference: {failure.text.rstrip('.')}.")
+    return {index: job.expected(index) for index in indices}
 
 
 def _prepared(number: int, case: Case | GraphCase, expected: Sequence[Expected], arrays: Arrays) -> PreparedCase:

@@ -43,23 +43,9 @@ def held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact
 
 
 def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
-    """Submit the float64 reference, torch eager, and a run on each runtime that can take the artifact."""
-    artifact, arrays = job.artifact, [case.arrays for case in job.cases]
-    if artifact.contract_violation is None:
-        by_torch, source = RUNTIMES[TORCH_WORKER], artifact.source.path
-        spec = artifact.spec
-        products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
-        options = {
-            **eligibility.OPTIONS[TORCH],
-            **({} if job.original is None else {"original": job.original.to_options()}),
-        }
-        of_reference = {"dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
-        pool = job.pool  # a job that is named in its own function would be kept, with all its arrays
-        job.run_reference = lambda inputs, more: pool.submit(by_torch, source, inputs, options | of_reference | more)
-        job.reference = job.run_reference(arrays, {})
-        job.run_torch = lambda inputs, more: pool.submit(by_torch, source, inputs, options | more)
-        on_all = TORCH_WORKER in job.runtimes or job.given
-        job.by_torch = TorchOutputs.submitted(job.run_torch, job.cases, on_all)
+    """Submit a run on each runtime that can take the artifact, then the float64 reference and torch eager: an engine of
+    one thread that starts early runs beside them, and would run alone at the end."""
+    artifact, by_torch = job.artifact, list[int]()
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
             if len(job.runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict
@@ -82,11 +68,29 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         )
         if reason is not None:
             job.skipped[name] = reason
-        elif name == TORCH_WORKER and job.by_torch is not None:
-            job.runs[name] = Run(job.by_torch.answer, indices, artifact.source.path, options)
+        elif name == TORCH_WORKER:
+            by_torch = indices
         elif artifact.contract_violation is None:
             _submit_runs(job, row, indices)
             job.memory += needed
+    if artifact.contract_violation is None:
+        _submit_references(job, by_torch)
+
+
+def _submit_references(job: ArtifactJob, by_torch: Sequence[int]) -> None:
+    """Submit the float64 reference and torch eager, which is a runtime too where it has cases of these indices."""
+    spec, path, row, pool = job.artifact.spec, job.artifact.source.path, RUNTIMES[TORCH_WORKER], job.pool
+    products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
+    original = {} if job.original is None else {"original": job.original.to_options()}
+    options = {**eligibility.OPTIONS[TORCH], **original}
+    of_reference = {**options, "dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
+    # a job that is named in its own functions would be kept, with all its arrays
+    job.run_reference = lambda inputs, more: pool.submit(row, path, inputs, of_reference | more)
+    job.run_torch = lambda inputs, more: pool.submit(row, path, inputs, options | more)
+    job.reference = job.run_reference([case.arrays for case in job.cases], {})
+    job.by_torch = TorchOutputs.submitted(job.run_torch, job.cases, on_all=bool(by_torch) or job.given)
+    if by_torch:
+        job.runs[TORCH_WORKER] = Run(job.by_torch.answer, list(by_torch), path, options)
 
 
 def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:

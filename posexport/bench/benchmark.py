@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport.artifact.paths import check_artifact
-from posexport.bench.candidates import ROLES, Candidate, choose, previous, torch_of
+from posexport.bench.candidates import OF_TORCH, Candidate, choose, previous, torch_of
 from posexport.bench.loading import load_timed
 from posexport.bench.options import DEFAULTS, ROUNDS, ROUNDS_OF_SEVERAL, BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
@@ -148,7 +148,7 @@ def points(
 
 def _possible(candidates: Sequence[Candidate], artifact: TimedFile, options: BenchOptions) -> list[Candidate]:
     """The candidates without references that can't be made of the file, unless they were named; the user's module."""
-    if not artifact.no_references:
+    if not artifact.no_torch:
         if options.module is not None:
             raise RequestError(
                 f"--module was given with {str(artifact.path)!r}, which is posexport's own: its torch block is made of "
@@ -157,15 +157,17 @@ def _possible(candidates: Sequence[Candidate], artifact: TimedFile, options: Ben
         return list(candidates)
     if options.alternatives:
         raise RequestError(
-            f"--peers was given with {str(artifact.path)!r}, and {artifact.no_references}: drop it, or give the other "
+            f"--peers was given with {str(artifact.path)!r}, and {artifact.no_torch}: drop it, or give the other "
             "way to run it with --against."
         )
     named = {*options.runtimes, *options.required}
-    possible = [candidate for candidate in candidates if candidate.role not in ROLES or candidate.name in named]
+    possible = [candidate for candidate in candidates if candidate.role not in OF_TORCH or candidate.name in named]
     if options.module is None:
         return possible
     torch = torch_of(options.module)
-    return [torch, *(candidate for candidate in possible if candidate.name != torch.name)]
+    others = [candidate for candidate in possible if candidate.name != torch.name]
+    bounds = [candidate for candidate in others if candidate.role == "lower_bound"]
+    return [*bounds, torch, *(candidate for candidate in others if candidate not in bounds)]
 
 
 def _sizes_of_previous(artifact: TimedFile, other: TimedFile, sizes: Sequence[Sizes]) -> list[Sizes]:

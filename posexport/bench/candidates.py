@@ -36,6 +36,9 @@ ALTERNATIVES = ("torch-onnx", "ort-optimizer")
 
 ROLES = (*ALWAYS, *ALTERNATIVES)
 
+OF_TORCH = ("torch", "torch-compile", *ALTERNATIVES)
+"""References that torch's block of a spec is needed for."""
+
 PREVIOUS_ARTIFACT = "against"
 """The role of an earlier artifact that is timed in the same rounds."""
 
@@ -58,8 +61,8 @@ class Candidate:
     def missing(self, artifact: TimedFile) -> str | None:
         """Why it can't time the artifact here, or None."""
         required = artifact.required_runtime
-        if self.role in ROLES and self.runtime != MODULE and artifact.no_references:
-            return artifact.no_references
+        if self.role in OF_TORCH and self.runtime != MODULE and artifact.no_torch:
+            return artifact.no_torch
         if required not in (None, self.runtime.name) and self.role in ("", PREVIOUS_ARTIFACT):
             return f"a plan of {required} runs on nothing else"
         reason = self.runtime.missing()

@@ -24,7 +24,7 @@ def load_timed(paths: Sequence[Path], trusted: Sequence[TrustedKey], roles: Mapp
     for name, role in roles.items():
         check_role(name, role)
     files = [_load(path, trusted, roles) for path in paths]
-    named = {name: None for file in files if file.no_references for name in file.inputs}
+    named = {name: None for file in files if file.no_torch for name in file.inputs}
     if roles and not named:
         raise RequestError(f"{str(paths[0])!r} is posexport's own, so the roles of its inputs are known: drop --input.")
     for name, role in roles.items():

@@ -80,11 +80,6 @@ def timings_of_artifact(result: Benchmark) -> list[tuple[Timing, Shape]]:
 
 def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
     """Sentences on what else differs; RequestError where a baseline is of something else, or can't be compared with."""
-    if result.no_references:
-        raise RequestError(
-            f"--baseline compares ratios to torch or the lower bound, and {result.no_references}: keep the earlier "
-            f"file, and give that with --against."
-        )
     for name in ("file", "encoding", "dtype"):
         now, before = getattr(result, name), getattr(baseline, name)
         if now != before:
@@ -107,6 +102,13 @@ def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
         raise RequestError(
             "the baseline timed nothing that runs the artifact, so nothing can be compared: save one of a runtime that "
             "is here."
+        )
+    if baseline.no_torch and not any(
+        timing.processes.get(name) for timing, _ in timings_of_artifact(baseline) for name in REFERENCES
+    ):
+        raise RequestError(
+            f"the baseline has no ratios to compare: the lower bound is not known, nor torch ({baseline.no_torch}): "
+            "keep the earlier file and give it with --against."
         )
     few, several = baseline.processes < ENOUGH_PROCESSES, "processes" if baseline.processes > 1 else "process"
     unlike = differences(dict(baseline.machine), dict(result.machine))

@@ -185,9 +185,8 @@ class LimitResult:
 class Benchmark:
     """The result: every candidate at every shape, and what it was measured with.
 
-    Of a graph that anyone wrote, `encoding` is None, `spec` empty, `no_references` says why it has no ratios to torch
-    and to the lower bound, and `form` and `origin` (the sha256 of the file that was rewritten) are known where
-    posexport rewrote it.
+    Of a graph that anyone wrote, `encoding` is None, `spec` empty, `no_torch` says why torch is not known, and `form`
+    and `origin` (the sha256 of the file that was rewritten) are known where posexport rewrote it.
     """
 
     kind: Literal["bench"] = "bench"
@@ -200,7 +199,7 @@ class Benchmark:
     dtype: str
     spec: Mapping[str, Any]
     origin: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    no_references: str = attrs.field(default="", metadata={OMITTED: True})
+    no_torch: str = attrs.field(default="", metadata={OMITTED: True})
     rounds: int
     burst: int
     """Timed runs of a turn at least."""

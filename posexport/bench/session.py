@@ -154,6 +154,9 @@ class BenchSession:
 
     def _path(self, candidate: Candidate, artifact: TimedFile) -> Path | None:
         """The file that it opens; None where it can't be made, with the reason noted."""
+        request = artifact.work_request(self._sizes) if candidate.role == "lower_bound" else None
+        if request is not None:
+            return self._made("lower_bound", candidate.name, source=str(real_path(artifact.path)), **request)
         if candidate.runtime.package == "torch":  # it rebuilds the block from the ONNX file, also for a plan
             return artifact.source
         if candidate.role not in ALTERNATIVES:
@@ -164,12 +167,12 @@ class BenchSession:
         return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._artifact.spec)
 
     def _made(self, role: str, name: str, **fields: Any) -> Path | None:
-        """The file of an alternative, made once, by a process of its own."""
-        path = self._folder.path / f"{role}.onnx"
+        """The file of an alternative, or of a graph's work, made once, by a process of its own."""
+        path = self._folder.path / f"{role}.{'json' if role == 'lower_bound' else 'onnx'}"
         if role in self._not_made:
             self._out[name, None] = attrs.evolve(self._not_made[role], runtime=name)
         elif not path.exists():
-            self._progress(f"exporting {role}")
+            self._progress("counting products" if role == "lower_bound" else f"exporting {role}")
             if self._ask(name, None, "make", role=role, path=str(path), **fields) is None:
                 self._not_made[role] = self._out[name, None]
             else:

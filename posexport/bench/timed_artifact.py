@@ -23,7 +23,7 @@ class TimedArtifact:
 
     loaded: LoadedArtifact
 
-    no_references = ""
+    no_torch = ""
 
     @property
     def path(self) -> Path:
@@ -94,6 +94,10 @@ class TimedArtifact:
     def request(self, sizes: Sizes) -> dict[str, Any]:
         """The spec, and sizes by its dimensions."""
         return {"spec": self.spec, **sizes.to_dict()}
+
+    def work_request(self, sizes: Sequence[Sizes]) -> dict[str, Any] | None:
+        """The spec says it."""
+        return None
 
     def engine_options(self, runtime: Runtime, sizes: Sequence[Sizes]) -> dict[str, Any]:
         """A plan that is built on the fly spans the sizes; one that is there is opened only if it was checked."""

@@ -41,8 +41,8 @@ class TimedFile(Protocol):
         """The one runtime that can open it, None for an ONNX file."""
 
     @property
-    def no_references(self) -> str:
-        """Why it can be timed beside neither torch nor a lower bound; empty where it can."""
+    def no_torch(self) -> str:
+        """Why it can't be timed beside torch; empty where it can."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -65,6 +65,10 @@ class TimedFile(Protocol):
 
     def request(self, sizes: Sizes) -> dict[str, Any]:
         """What a worker draws inputs of these sizes from: fields of the request `shape` (posexport.bench.worker)."""
+
+    def work_request(self, sizes: Sequence[Sizes]) -> dict[str, Any] | None:
+        """What a worker needs to find out the work of runs of these sizes: fields of the request `make`
+        (posexport.bench.worker); None where the spec says it."""
 
     def engine_options(self, runtime: Runtime, sizes: Sequence[Sizes]) -> dict[str, Any]:
         """Options of the engine for runs of these sizes."""

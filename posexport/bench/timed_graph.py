@@ -1,6 +1,7 @@
 """An ONNX file that anyone wrote, as a benchmark times it: inputs are drawn by role, at sizes by their meaning.
 
-Neither torch nor a lower bound is known of it: its file has no spec that says what it computes.
+The file has no spec that says what it computes: its lower bound is that of the products that it has
+(posexport.bench.graph_work), and of torch only the user's own module is known.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class TimedGraph:
     warnings: tuple[str, ...] = ()
 
     required_runtime = None
-    no_references = "the file has no spec of posexport that says what it computes"
+    no_torch = "the file has no spec of posexport that says what it computes"
 
     @property
     def path(self) -> Path:
@@ -75,7 +76,7 @@ class TimedGraph:
             "dtype": self.dtype,
             "spec": {},
             "origin": self.origin,
-            "no_references": self.no_references,
+            "no_torch": self.no_torch,
         }
 
     def default_sizes(self) -> list[Sizes]:
@@ -97,6 +98,14 @@ class TimedGraph:
     def request(self, sizes: Sizes) -> dict[str, Any]:
         """The roles, and sizes by meaning."""
         return {"roles": unstructure(list(self.roles.values())), **self._sizes.asked(sizes)}
+
+    def work_request(self, sizes: Sequence[Sizes]) -> dict[str, Any] | None:
+        """The roles, the dtype, and sizes by meaning."""
+        return {
+            "roles": unstructure(list(self.roles.values())),
+            "dtype": self.dtype,
+            "requests": [self._sizes.asked(one) for one in sizes],
+        }
 
     def engine_options(self, runtime: Runtime, sizes: Sequence[Sizes]) -> dict[str, Any]:
         """Buffers that are written in place; for a plan that is built on the fly, the shapes that it spans."""

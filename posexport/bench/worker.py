@@ -7,13 +7,15 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
                                `method` is how the lower bound is run, where that is known
            -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
     time   {burst[, wake]}  -> {seconds: [...]}   untimed runs for `wake` seconds, at least one, then `burst` timed ones
-    make   {role, path, source[, spec]} -> {}                  writes the file of an alternative
+    make   {role, path, source[, spec][, roles, dtype, requests]} -> {}   writes the file of an alternative, or the work
+                               of a graph at all sizes (posexport.bench.graph_work)
 The code of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
 "failed" for anything else.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -25,7 +27,7 @@ import attrs
 from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError, Reason
-from posexport.jsondata import structure
+from posexport.jsondata import structure, unstructure
 from posexport.models import read_spec
 from posexport.processes import FAILED, MEMORY, REFUSED, serve
 from posexport.runtimes import TENSORRT, runtime
@@ -74,10 +76,7 @@ class Worker:
         self._before = machine.forget_peak()
         start = time.perf_counter()
         if role == "lower_bound":
-            from posexport.artifact.onnx_artifact import read_onnx
-            from posexport.bench.lower_bound import LowerBoundRunner
-
-            self._runner = LowerBoundRunner(read_onnx(Path(path)).spec, row.options["device"], threads)
+            self._runner = _lower_bound(Path(path), row.options["device"], threads)
         else:
             self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
         seconds = time.perf_counter() - start
@@ -100,7 +99,7 @@ class Worker:
         **sizes: int,
     ) -> dict[str, Any]:
         if isinstance(self._runner, MethodRunner):
-            self._runner.method = method
+            self._runner.method, self._runner.sizes = method, sizes
         self._call = _not_prepared  # frees the memory of the shape before
         if self._limited:
             machine.limit_to_what_is_free(keep_free)
@@ -138,10 +137,15 @@ class Worker:
             self._call()
         return {"seconds": [self._call() for _ in range(burst)]}
 
-    def make(self, role: str, path: str, source: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+    def make(
+        self, role: str, path: str, source: str, spec: dict[str, Any] | None = None, **graph: Any
+    ) -> dict[str, Any]:
         from posexport.bench import alternatives
 
-        if role == "torch-onnx":
+        if role == "lower_bound":
+            machine.limit_to_what_is_free()
+            _write_works(Path(path), Path(source), **graph)
+        elif role == "torch-onnx":
             alternatives.write_plain(Path(source), Path(path))
         else:
             alternatives.write_optimized(Path(source), Path(path), read_spec(spec or {}))
@@ -150,6 +154,35 @@ class Worker:
 
 def _not_prepared() -> float:
     raise RuntimeError("a shape must be prepared before it is timed")
+
+
+def _lower_bound(path: Path, device: str, threads: int | None) -> Runner:
+    """The lower bound of an artifact, or of a graph whose work is in this file."""
+    from posexport.bench.lower_bound import LowerBoundRunner
+    from posexport.bench.work import Work, work_on
+
+    if path.suffix == ".json":
+        data = json.loads(path.read_bytes())
+        works = {tuple(sorted(sizes.items())): structure(one, Work) for sizes, one in data["works"]}
+        return LowerBoundRunner(lambda _, sizes: works[tuple(sorted(sizes.items()))], data["dtype"], device, threads)
+    from posexport.artifact.onnx_artifact import read_onnx
+
+    spec = read_onnx(path).spec
+    return LowerBoundRunner(lambda inputs, _: work_on(spec, inputs), spec.dtype, device, threads)
+
+
+def _write_works(path: Path, source: Path, roles: list[Any], dtype: str, requests: list[dict[str, int]]) -> None:
+    """The work of a graph at each of these sizes."""
+    import torch
+
+    from posexport.bench.graph_work import works_of
+    from posexport.files import write_json
+    from posexport.graphs.roles import Role
+    from posexport.models.weights import TORCH_DTYPES
+
+    itemsize = getattr(torch, TORCH_DTYPES[dtype]).itemsize
+    works = works_of(source, [structure(one, Role) for one in roles], requests, itemsize)
+    write_json(path, {"dtype": dtype, "works": list(zip(requests, map(unstructure, works), strict=True))})
 
 
 def _inputs_by_role(data: list[Any], sizes: dict[str, int], seed: int) -> Arrays:

@@ -21,7 +21,7 @@ _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "st
 def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     """A table for each shape, then what is to be said of some of it, and the gate."""
     timed = {timing.runtime for timing in result.timings if timing.seconds is not None}
-    unknown = {*RATIOS.values()} - timed if result.no_references else set()
+    unknown = {*RATIOS.values()} - timed if result.no_torch else set()
     for shape in result.shapes:
         block = ", ".join(filter(None, (result.encoding, result.form, result.dtype)))
         rounds = f"{shape.rounds} rounds" + (f" in {result.processes} processes" if result.processes > 1 else "")
@@ -38,9 +38,8 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
                 if timing.seconds is not None
             ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
-    if result.no_references:
-        what = "torch and the lower bound are" if "torch" in unknown else "the lower bound is"
-        console.write(f"{what} not known: {result.no_references}.")
+    if "torch" in unknown:
+        console.write(f"torch is not known: {result.no_torch}.")
     lines = [f"{timing.runtime}: {text}" for timing in result.timings if (text := timing.reason or timing.note)]
     lines += [f"{point.scenario}: left out, {point.reason}" for point in result.left_out]
     for line in dict.fromkeys(lines):

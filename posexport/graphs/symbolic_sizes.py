@@ -230,6 +230,13 @@ class Symbols:
             numerator, divisor = self._quotients[symbol]
             number = self.value(numerator, known)
             return None if number is None else number // divisor
+        if symbol in self._broadcasts:
+            meeting = {self.value(size, known) for size in self._broadcasts[symbol]}
+            above = meeting - {1}
+            return None if None in meeting or len(above) > 1 else above.pop() if above else 1
+        if symbol in self._exact:
+            one, other = (self.value(size, known) for size in self._exact[symbol])
+            return None if one is None or not other or one % other else one // other
         terms = [self.value(term, known) for term in self._sums.get(symbol, ())]
         return sum(one for one in terms if one is not None) if terms and None not in terms else None
 

@@ -36,6 +36,9 @@ class MethodRunner(Runner, Protocol):
     method: str | None
     """The method to use where it can, or None to choose."""
 
+    sizes: Mapping[str, int]
+    """The sizes of the inputs that are prepared next."""
+
 
 @runtime_checkable
 class GroupRunner(Runner, Protocol):

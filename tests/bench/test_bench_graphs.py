@@ -73,12 +73,14 @@ def slower(model: onnx.ModelProto, side: int = 700) -> onnx.ModelProto:
 QUICK = ("--runtime", "ort-cpu", "--rounds", 2, "--warmup", 1)
 
 
-def test_a_graph_is_timed_without_references_and_says_why(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_graph_is_timed_beside_its_products_and_says_why_not_beside_torch(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     saved = tmp_path / "now.json"
     result = cli("bench", files["decoder"], *QUICK, "--scenario", "decode:64", "--processes", 1, "--save", saved)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "torch and the lower bound are not known: the file has no spec of posexport" in result.stdout
-    assert "x lower bound" not in result.stdout and "x torch eager" not in result.stdout
+    assert "torch is not known: the file has no spec of posexport" in result.stdout
+    assert "x lower bound" in result.stdout and "x torch eager" not in result.stdout
     data, found = json.loads(saved.read_bytes()), read_benchmark(saved)
     assert {name: data[name] for name in ("file", "encoding", "form", "opset", "dtype", "spec")} == {
         "file": "decoder.onnx",
@@ -90,8 +92,9 @@ def test_a_graph_is_timed_without_references_and_says_why(files: dict[str, Path]
     }
     (shape,) = found.shapes
     assert (shape.scenario, shape.batch, shape.seq, shape.past_seq) == ("decode:64", 1, 1, 64)
-    (timing,) = shape.results
-    assert (timing.runtime, timing.state, timing.ratios) == ("ort-cpu", "timed", {})
+    bound, timing = shape.results
+    assert (bound.runtime, bound.state, timing.runtime, timing.state) == ("lower_bound", "timed", "ort-cpu", "timed")
+    assert {*timing.ratios} == {"lower_bound"} and timing.ratios["lower_bound"].median > 1
     assert timing.seconds is not None and timing.tokens_per_second == 1 / timing.seconds.median
 
 
@@ -109,10 +112,26 @@ def test_references_that_were_named_are_not_run_with_the_reason(files: dict[str,
         each["runtime"]: (each["state"], each["reason"]) for each in json.loads(result.stdout)["shapes"][0]["results"]
     }
     assert states["torch"] == ("not run", "the file has no spec of posexport that says what it computes")
-    assert set(states) == {"torch", "ort-cpu"}
-    required = cli("bench", files["plain"], *QUICK, "--require", "lower_bound")
+    assert set(states) == {"torch", "ort-cpu", "lower_bound"} and states["lower_bound"] == ("timed", "")
+    required = cli("bench", files["plain"], *QUICK, "--require", "torch-compile")
     assert required.exit_code == 3
-    assert required.stderr.startswith("Error: required runtime lower_bound was not run: the file has no spec")
+    assert required.stderr.startswith("Error: required runtime torch-compile was not run: the file has no spec")
+
+
+def test_products_that_are_not_counted_leave_the_lower_bound_out_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "recurrent.onnx"
+    weights = {name: np.ones(shape, np.float32) for name, shape in {"w": (1, 9, 4), "r": (1, 9, 3)}.items()}
+    nodes = [helper.make_node("GRU", ["x", "w", "r"], ["y"], hidden_size=3)]
+    model = model_of({"x": (["s", "b", 4], "fp32")}, {"y": (["s", 1, "b", 3], "fp32")}, nodes, weights)
+    path.write_bytes(model.SerializeToString())
+    result = cli("bench", path, *QUICK, "--input", "x=features", "--shape", "seq=4")
+    assert result.exit_code == 0, result.output
+    assert "lower_bound: the graph has the operator GRU, whose work is not counted" in result.stdout
+    assert "x lower bound" not in result.stdout
+    saved, options = tmp_path / "base.json", (*QUICK, "--input", "x=features", "--shape", "seq=4", "--processes", 1)
+    assert cli("bench", path, *options, "--save", saved).exit_code == 0
+    compared = cli("bench", path, "--input", "x=features", "--baseline", saved)
+    refused(compared, "the baseline has no ratios to compare: the lower bound is not known, nor torch")
 
 
 def test_nothing_timed_is_no_success(files: dict[str, Path]) -> None:
@@ -153,13 +172,14 @@ def test_a_role_that_cannot_be_guessed_is_asked_for_and_taken(tmp_path: Path) ->
     assert given.exit_code == 0, given.output
 
 
-def test_a_saved_result_of_a_graph_is_no_baseline(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_saved_result_of_a_graph_is_a_baseline_by_its_lower_bound(files: dict[str, Path], tmp_path: Path) -> None:
     saved = tmp_path / "base.json"
-    options = (*QUICK, "--shape", "batch=2", "--processes", 1)
-    assert cli("bench", files["plain"], *options, "--save", saved).exit_code == 0
-    result = cli("bench", files["plain"], "--baseline", saved)
-    assert result.exit_code == 2
-    assert "give that with --against" in result.stderr
+    options = ("--rounds", 3, "--shape", "batch=2", "--processes", 3)
+    assert cli("bench", files["plain"], *options, "--runtime", "ort-cpu", "--save", saved).exit_code == 0
+    result = cli("bench", files["plain"], *options[:2], "--baseline", saved, "--max-regression", "900%", "--json")
+    assert result.exit_code == 0, result.output
+    (change,) = json.loads(result.stdout)["gate"]["changes"]
+    assert (change["runtime"], change["reference"]) == ("ort-cpu", "lower_bound")
 
 
 PAIRS = {
@@ -182,7 +202,7 @@ def test_any_two_files_are_timed_in_the_same_rounds(files: dict[str, Path], name
     assert timed["ort-cpu"].state == timed["against:ort-cpu"].state == "timed"
     assert timed["ort-cpu"].ratios["against"].median > 0
     assert bool(notes) is bool(unlike) and all(word in notes for word in unlike)
-    assert bool(result.no_references) is (new != "own")
+    assert bool(result.no_torch) is (new != "own")
 
 
 @pytest.fixture
@@ -301,5 +321,5 @@ def test_graphs_are_compared_with_their_own_origin_alone(files: dict[str, Path],
         path = tmp_path / f"{at}.json"
         path.write_text(json.dumps(version))
         results.append(Result(name=path.name, data=read_benchmark(path)))
-    groups = [[row.benchmark.file for row in one.rows] for one in comparisons.compare(results)]
+    groups = [[*dict.fromkeys(row.benchmark.file for row in one.rows)] for one in comparisons.compare(results)]
     assert groups == [["decoder.onnx", "native.onnx"], ["stranger.onnx"]]

@@ -42,13 +42,13 @@ def test_a_file_is_timed_beside_its_module(plain: Path) -> None:
     options = ("--runtime", "ort-cpu", "--rounds", 3, "--processes", 1)
     shown = cli("bench", "plain.onnx", "--module", "module.py:Plain", *options)
     assert shown.exit_code == 0, shown.stderr
-    assert "x torch eager" in shown.stdout and "x lower bound" not in shown.stdout
-    assert "the lower bound is not known: the file has no spec" in shown.stdout
+    assert "x torch eager" in shown.stdout and "x lower bound" in shown.stdout
+    assert "not known" not in shown.stdout
 
 
 def test_the_module_is_what_torch_runs(plain: Path) -> None:
     result = bench(plain, BenchOptions(runtimes=("ort-cpu",), rounds=3, module="module.py:Plain"))
-    torch, ort = result.timings
+    _, torch, ort = result.timings
     assert [torch.runtime, torch.state, torch.engine["engine"]] == ["torch", "timed", "torch, module.py:Plain"]
     assert torch.ratios["torch"].median == 1 and ort.ratios["torch"].median > 0
 
@@ -58,7 +58,7 @@ def test_a_module_of_other_inputs_is_no_success(plain: Path) -> None:
     shown = cli("bench", "plain.onnx", "--module", "module.py:Other", "--json", *options)
     assert shown.exit_code == 3
     assert "required runtime torch was not run: " in shown.stderr and "takes 'hidden', 'mask'" in shown.stderr
-    assert [one["state"] for one in json.loads(shown.stdout)["shapes"][0]["results"]] == ["not run", "timed"]
+    assert [one["state"] for one in json.loads(shown.stdout)["shapes"][0]["results"]] == ["timed", "not run", "timed"]
 
 
 def test_a_module_that_isn_t_there_is_refused_before_anything_is_timed(plain: Path) -> None:

@@ -6,21 +6,25 @@ import pytest
 import torch
 from helpers import run_block, small_spec, weights_for
 
-from posexport.bench import lower_bound
+from posexport.bench import bare_products, lower_bound
 from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.bench.work import Heads, Layer, Product, Work, work_on
 from posexport.spec.spec import Spec
 
 
-def made(spec: Spec, **sizes: int) -> lower_bound.Work:
+def made(spec: Spec, **sizes: int) -> Work:
     inputs = seeded_inputs(spec, Sizes(**sizes), 0)
-    return lower_bound.work(spec, lower_bound._sizes(spec, inputs))
+    return work_on(spec, inputs)
+
+
+def runner_of(spec: Spec) -> lower_bound.LowerBoundRunner:
+    return lower_bound.LowerBoundRunner(lambda inputs, _: work_on(spec, inputs), spec.dtype, "cpu", None)
 
 
 def test_a_prompt_counts_four_projections_and_two_products_of_heads() -> None:
     spec = small_spec("rope", hidden_size=32, num_heads=4)
     found = made(spec, batch=2, seq=5)
-    assert found.projections == ((10, 32, 32),) * 4
-    assert found.attention == ((8, 5, 8, 5),)
+    assert found.layers == (Layer((Product(1, 10, 32, 32),) * 4, Heads(8, 5, 8, 5, 8)),)
     assert found.bytes == 4 * 4 * 32 * 32
     assert found.operations == 2 * (4 * 10 * 32 * 32 + 2 * 8 * 5 * 8 * 5)
 
@@ -50,7 +54,7 @@ def test_work_is_that_of_the_block(name: str) -> None:
     over, sizes, attention, size = CASES[name]
     spec = small_spec("none", hidden_size=32, num_heads=4, **over)
     found = made(spec, **sizes)
-    assert found.attention == (attention,) * spec.layers
+    assert found.attentions == [Heads(*attention, attention[2])] * spec.layers
     assert found.bytes == size
 
 
@@ -69,7 +73,7 @@ def test_what_no_query_sees_is_not_in_the_lower_bound(name: str) -> None:
     over, sizes, keys, cached = SEEN[name]
     spec = small_spec("none", **{"causal": True, "kv_cache": "concat", **over})
     found = made(spec, **sizes)
-    assert [each[-1] for each in found.attention] == keys
+    assert [each.keys for each in found.attentions] == keys
     assert found.bytes == 4 * (spec.layers * 4 * 32 * 32 + 2 * 32 * cached)
 
 
@@ -88,21 +92,30 @@ def test_the_lower_bound_is_no_more_than_torch_computes(window: int | None) -> N
 
 def test_an_encoder_gives_the_keys() -> None:
     found = made(small_spec("none", hidden_size=32, num_heads=4, cross=True), seq=3, encoder_seq=9)
-    assert found.attention == ((4, 3, 8, 9),)
-    assert [rows for rows, _, _ in found.projections] == [3, 9, 9, 3]
+    (layer,) = found.layers
+    assert layer.attention == Heads(4, 3, 8, 9, 8)
+    assert [one.rows for one in layer.products] == [3, 9, 9, 3]
 
 
-WORK = lower_bound.Work(projections=((3, 8, 8), (3, 8, 4)), attention=((2, 3, 4, 5), (2, 3, 4, 2)), bytes=1000)
+PROJECTIONS = (Product(1, 3, 8, 8), Product(1, 3, 8, 4))
+WORK = Work(
+    layers=(
+        Layer(PROJECTIONS, Heads(2, 3, 4, 5, 4)),
+        Layer(PROJECTIONS, Heads(2, 3, 4, 2, 6)),
+        Layer((Product(2, 3, 4, 5),)),
+    ),
+    bytes=1000,
+)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_products_run_in_torch(one_by_one: bool) -> None:
-    assert lower_bound._by_torch(WORK, torch.float32, one_by_one)() > 0
+    assert bare_products.by_torch(WORK, torch.float32, one_by_one)() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 def test_products_run_in_onnxruntime(dtype: torch.dtype) -> None:
-    assert lower_bound._by_ort(WORK, dtype, 1)() > 0
+    assert bare_products.by_ort(WORK, dtype, 1)() > 0
 
 
 def test_all_products_are_nodes_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +129,13 @@ def test_all_products_are_nodes_of_the_graph(monkeypatch: pytest.MonkeyPatch) ->
         return real(model, *args, **more)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    lower_bound._by_ort(WORK, torch.float32, 1)
+    bare_products.by_ort(WORK, torch.float32, 1)
     import onnx
 
     graph = onnx.load_from_string(seen[0]).graph
-    assert [node.op_type for node in graph.node] == ["MatMul"] * 8  # (2 projections and 2 of heads) in 2 layers
+    assert [node.op_type for node in graph.node] == [
+        "MatMul"
+    ] * 9  # (2 projections and 2 of heads) in 2 layers, and one
 
 
 def test_what_cannot_run_is_left_out_while_something_can() -> None:
@@ -137,9 +152,9 @@ def test_the_lower_bound_is_the_larger_of_products_and_bytes(monkeypatch: pytest
     spec = small_spec("none", kv_cache="concat")
     inputs = seeded_inputs(spec, Sizes(seq=1, past_seq=7), 0)
     for products, read, bound in ((2.0, 1.0, "products"), (1.0, 2.0, "bytes")):
-        for name, seconds in (("_by_torch", products), ("_by_ort", products), ("_by_sum", read), ("_by_vector", read)):
+        for name, seconds in (("by_torch", products), ("by_ort", products), ("by_sum", read), ("by_vector", read)):
             monkeypatch.setattr(lower_bound, name, lambda *args, seconds=seconds: lambda: seconds)
-        runner = lower_bound.LowerBoundRunner(spec, "cpu", None)
+        runner = runner_of(spec)
         assert runner.prepare(inputs)() == 2.0
         assert runner.describe()["method"].startswith(bound)
 
@@ -147,15 +162,15 @@ def test_the_lower_bound_is_the_larger_of_products_and_bytes(monkeypatch: pytest
 def test_a_method_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec("none")
     made = []
-    for name in ("_by_torch", "_by_ort", "_by_sum", "_by_vector"):
+    for name in ("by_torch", "by_ort", "by_sum", "by_vector"):
         monkeypatch.setattr(lower_bound, name, lambda *args, name=name: made.append((name, *args[1:])) or (lambda: 1.0))
-    runner = lower_bound.LowerBoundRunner(spec, "cpu", None)
+    runner = runner_of(spec)
     runner.method = "products by torch, float32, a head at a time"
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
-    assert made == [("_by_torch", torch.float32, True)]
+    assert made == [("by_torch", torch.float32, True)]
     assert runner.describe()["method"] == runner.method
     made.clear()
-    monkeypatch.setattr(lower_bound, "_by_torch", lambda todo, kind, single: 1 / 0)
+    monkeypatch.setattr(lower_bound, "by_torch", lambda todo, kind, single: 1 / 0)
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
     assert "onnxruntime" in runner.describe()["method"]  # that method can't run here
     runner.method = "by another machine's engine"
@@ -165,9 +180,17 @@ def test_a_method_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pyte
 
 def test_the_roofline_is_the_larger_of_operations_and_bytes_at_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([1.0, 1e-9, 1e-9, 1.0])  # product and read, twice
-    monkeypatch.setattr(lower_bound, "timed", lambda call, device: lambda: next(seconds))
-    monkeypatch.setattr(lower_bound, "PEAK_SIDE", 8)
-    monkeypatch.setattr(lower_bound, "PEAK_BYTES", 64)
-    call = lower_bound._roofline(WORK, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(bare_products, "timed", lambda call, device: lambda: next(seconds))
+    monkeypatch.setattr(bare_products, "PEAK_SIDE", 8)
+    monkeypatch.setattr(bare_products, "PEAK_BYTES", 64)
+    call = bare_products.roofline(WORK, torch.float32, torch.device("cpu"))
     assert call() == pytest.approx(WORK.operations / (2 * 8**3))
     assert call() == pytest.approx(WORK.bytes / 64)
+
+
+def test_large_weights_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    operands = bare_products._Operands(lambda shape: made.append(shape) or len(made), 4)
+    monkeypatch.setattr(bare_products, "DISTINCT", 4 * 64)
+    assert [operands.next(4, 8) for _ in range(5)] == [1, 2, 2, 1, 2]  # from the second on there is no room
+    assert operands.next(2, 2) == 3  # but for the first of another shape

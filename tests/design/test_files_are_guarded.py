@@ -81,7 +81,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "posexport/export/triton/served_artifact.py": {"open": NEW_FOLDER},
     "posexport/cli/console.py": {"write_text": "a file that a parent process of ours names"},
     "posexport/runtimes/ort.py": {"onnxruntime.InferenceSession": IN_A_CHILD},
-    "posexport/bench/lower_bound.py": {"onnxruntime.InferenceSession": "gets bytes that were made here"},
+    "posexport/bench/bare_products.py": {"onnxruntime.InferenceSession": "gets bytes that were made here"},
     "posexport/bench/tune/worker.py": {"onnxruntime.InferenceSession": IN_A_CHILD},
     "posexport/bench/alternatives.py": {"optimizer.optimize_model": IN_A_CHILD},
     "posexport/runtimes/tensorrt/builder.py": {"parser.parse_from_file": IN_A_CHILD},

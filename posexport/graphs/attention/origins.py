@@ -84,7 +84,7 @@ class Origins:
         names = {"softmax": self.of(attention.softmax).name}
         scores = scores_product(self._view, attention)
         names["scores"] = "" if scores is None else self.of(scores.node).name
-        product = _product_of_weights(attention.weights)
+        product = values_product(attention)
         names["values"] = "" if product is None else self.of(product).name
         return names
 
@@ -97,9 +97,9 @@ def scores_product(view: View, attention: Attention) -> Product | None:
         return None
 
 
-def _product_of_weights(weights: ir.Value) -> ir.Node | None:
+def values_product(attention: Attention) -> ir.Node | None:
     """The product of weights with values, behind casts and the like."""
-    value = weights
+    value = attention.weights
     for _ in range(8):
         nodes = list(dict.fromkeys(use.node for use in value.uses()))
         for node in nodes:

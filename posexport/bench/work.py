@@ -1,0 +1,130 @@
+"""What one run must compute and read at least: matrix products, layer by layer, and bytes.
+
+    X [rows, hidden] W_q, W_k, W_v;  C [rows, num_heads*head_dim] W_o;  the MLP's, in a transformer block
+    Q K^T and P V for each key head: [group*seq, head_dim] [head_dim, keys] and [group*seq, keys] [keys, head_dim]
+
+Scores are whole rectangles, of as many keys as a query sees where a layer has a window or chunks. The bytes are the
+weights and what is cached (of a layer with a window or chunks, what is seen of it), in the graph's dtype, each once.
+What an encoding computes counts nowhere. The work of a graph that anyone wrote is in posexport.bench.graph_work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import cycle, islice
+
+import attrs
+import torch
+
+from posexport.models.weights import TORCH_DTYPES
+from posexport.runtimes.base import Arrays
+from posexport.spec.contract import graph_inputs, sizes_of
+from posexport.spec.spec import Spec
+
+
+@attrs.frozen
+class Product:
+    """So many products [rows, inner] [inner, columns]."""
+
+    count: int
+    rows: int
+    inner: int
+    columns: int
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.count * self.rows * self.inner * self.columns
+
+
+@attrs.frozen
+class Heads:
+    """The two products of attention for each key head: [rows, head_dim] [head_dim, keys] and [rows, keys] [keys,
+    value_dim]."""
+
+    heads: int
+    rows: int
+    head_dim: int
+    keys: int
+    value_dim: int
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.heads * self.rows * self.keys * (self.head_dim + self.value_dim)
+
+
+@attrs.frozen
+class Layer:
+    """The products of one layer, and its attention where it has one."""
+
+    products: tuple[Product, ...]
+    attention: Heads | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Work:
+    """The products of one run in their order; `bytes` is what must be read."""
+
+    layers: tuple[Layer, ...]
+    bytes: int
+
+    @property
+    def attentions(self) -> list[Heads]:
+        """The attention of each layer that has one."""
+        return [layer.attention for layer in self.layers if layer.attention is not None]
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        products = sum(product.operations for layer in self.layers for product in layer.products)
+        return products + sum(one.operations for one in self.attentions)
+
+
+def work(spec: Spec, sizes: Mapping[str, int]) -> Work:
+    """What a block of `spec` must compute and read for inputs of `sizes`."""
+    batch, seq, past = sizes["batch"], sizes["seq"], sizes.get("past_seq", 0)
+    keys = sizes["encoder_seq"] if spec.cross else past + seq
+    rows, key_rows = batch * seq, batch * sizes.get("encoder_seq", seq)
+    wide, narrow = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    projections = [(rows, spec.hidden_size, wide), *[(key_rows, spec.hidden_size, narrow)] * 2]
+    projections.append((rows, wide, spec.hidden_size))
+    if spec.mlp is not None:
+        inner = spec.intermediate_size or 4 * spec.hidden_size
+        up = len([name for name in spec.projections() if name.startswith("mlp.")]) - 1
+        projections += [*[(rows, spec.hidden_size, inner)] * up, (rows, inner, spec.hidden_size)]
+    weights = sum(inner * columns for _, inner, columns in projections)
+    layers = list(islice(cycle(spec.distinct_layers()), spec.layers))
+    heads, group = batch * spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
+    cached = 2 * heads * spec.head_dim * sum(_seen(layer, past) for layer in layers)
+    products = tuple(Product(1, *projection) for projection in projections)
+    attentions = (
+        Heads(heads, group * seq, spec.head_dim, _keys(layer, keys, past, seq), spec.head_dim) for layer in layers
+    )
+    return Work(
+        layers=tuple(Layer(products, attention) for attention in attentions),
+        bytes=getattr(torch, TORCH_DTYPES[spec.dtype]).itemsize * (spec.layers * weights + cached),
+    )
+
+
+def work_on(spec: Spec, inputs: Arrays) -> Work:
+    """`work` on these inputs; of a shared cache counts what is in it before the run."""
+    sizes = sizes_of(graph_inputs(spec), inputs)
+    if spec.kv_cache == "shared":
+        sizes = {**sizes, "past_seq": int(inputs["write_indices"].max())}
+    return work(spec, sizes)
+
+
+def _seen(layer: Spec, past: int) -> int:
+    """How many tokens of the cache the new ones see."""
+    seen = past if layer.window is None else min(past, layer.window - 1)
+    return seen if layer.attention_chunk_size is None else min(seen, past % layer.attention_chunk_size)
+
+
+def _keys(layer: Spec, keys: int, past: int, seq: int) -> int:
+    """The most keys that a query can see."""
+    if layer.cross:
+        return keys
+    sides = 1 if layer.causal else 2
+    window = keys if layer.window is None else sides * (layer.window - 1) + 1
+    return min(keys, window, layer.attention_chunk_size or keys, _seen(layer, past) + seq)

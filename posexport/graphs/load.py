@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnx.defs
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import RequestError, shown
+from posexport.graphs.opset_changes import means_the_same
 from posexport.graphs.sequences import without_sequences
 
 
@@ -149,16 +149,7 @@ def _fits(model: ir.Model, function: ir.Function, domain: str, opsets: dict[str,
     name, own = _settled(domain), function.opset_imports[domain]
     other = opsets.setdefault(name, own)
     nodes = (node for node in function.all_nodes() if _settled(node.domain) == name and not _called(model, node))
-    kinds = {node.op_type for node in nodes}
-    return own == other or all(not name and _since(kind, own) == _since(kind, other) for kind in kinds)
-
-
-def _since(kind: str, opset: int) -> int | None:
-    """The opset since which an operator of the standard is as it is in this one; None for one that isn't there."""
-    try:
-        return onnx.defs.get_schema(kind, opset, "").since_version
-    except onnx.defs.SchemaError:
-        return None
+    return own == other or all(not name and means_the_same(node, own, other) for node in nodes)
 
 
 def live(model: ir.Model, kept: str | None = None) -> ir.Model:

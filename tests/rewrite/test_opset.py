@@ -68,3 +68,50 @@ def test_a_function_that_means_something_else_is_named() -> None:
     with pytest.raises(RequestError, match=r"the function 'soft' has operators of another opset than the graph"):
         converted(ir.from_onnx_text(CALL % 11), "native", "portable", None)
     assert converted(ir.from_onnx_text(CALL % 11), "decomposed", "portable", None).opset_imports[""] == 18
+
+
+def of_functions(outer: int, inner: int, body: str) -> ir.Model:
+    """A graph of one call, of a function of another opset."""
+    return ir.from_onnx_text(
+        f'<ir_version: 9, opset_import: ["" : {outer}, "own" : 1]>'
+        "agraph (float[2, 3, 4] x) => (float y) { z = own.part (x) y = ReduceSum <keepdims: int = 0> (z) }"
+        f'<domain: "own", opset_import: ["" : {inner}]> part (a) => (b) {{ {body} }}'
+    )
+
+
+ADDED = {
+    "dtypes": "s = Transpose <perm: ints = [0, 2, 1]> (a) b = Identity (s)",
+    "an attribute": "s = Shape (a) b = Reshape (a, s)",
+    "an input": "p = Constant <value_ints: ints = [0, 0, 0, 1, 1, 1]> () b = Pad (a, p)",
+    "parts": "p = Constant <value_ints: ints = [1, 2]> () c, b = Split <axis: int = 1> (a, p)",
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize(("outer", "inner"), [(18, 13), (18, 23), (17, 21)])
+def test_functions_of_operators_to_which_an_opset_only_added_are_put_in_place(
+    name: str, outer: int, inner: int
+) -> None:
+    model = of_functions(outer, inner, ADDED[name])
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    before = open_ort(of_functions(outer, outer, ADDED[name]))({"x": x})
+    made = converted(model, "native", "portable", None)
+    assert not made.functions and made.opset_imports[""] == 23
+    assert open_ort(made)({"x": x})["y"] == pytest.approx(before["y"], rel=1e-5)
+
+
+CHANGED = {
+    "default": (18, 11, "b = Softmax (a)"),
+    "axis": (18, 11, "b = LogSoftmax <axis: int = 1> (a)"),
+    "attribute": (18, 13, "b = ReduceMean <axes: ints = [1]> (a)"),
+    "input": (17, 18, "p = Constant <value_ints: ints = [1]> () b = ReduceMean (a, p)"),
+    "number of parts": (18, 13, "c, b = Split <axis: int = 2> (a)"),
+    "not there": (18, 20, "b = Gelu (a)"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_functions_of_operators_that_changed_are_refused(name: str) -> None:
+    """Such a file is no valid one, and runtimes read it in different ways."""
+    with pytest.raises(RequestError, match=r"the function 'part' has operators of another opset than the graph"):
+        converted(of_functions(*CHANGED[name]), "native", "portable", None)

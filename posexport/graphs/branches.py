@@ -30,11 +30,11 @@ def with_few_queries(model: ir.Model) -> None:
     if model.metadata_props.get("posexport.target") != "ort":
         return
     for node in _choices_of_queries(model):
-        body = _body(node, BRANCHES[0])
-        outputs, nodes, weights = _emptied(body)
+        body = body_of(node, BRANCHES[0])
+        outputs, nodes, weights = emptied(body)
         for weight in weights:
             model.graph.register_initializer(weight)
-        _detach(_body(node, BRANCHES[1]))
+        detach(body_of(node, BRANCHES[1]))
         model.graph.insert_before(node, nodes)
         ir.convenience.replace_all_uses_with(node.outputs, outputs, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
@@ -51,7 +51,7 @@ def most_of_few(*models: ir.Model) -> int | None:
 
 def _choices_of_queries(model: ir.Model) -> list[ir.Node]:
     choices = [node for node in model.graph if node.op_type == "If"]
-    return [node for node in choices if all(_has_softmax(_body(node, name)) for name in BRANCHES)]
+    return [node for node in choices if all(_has_softmax(body_of(node, name)) for name in BRANCHES)]
 
 
 def _has_softmax(graph: ir.Graph) -> bool:
@@ -71,14 +71,14 @@ def _choice(model: ir.Model) -> ir.Node | None:
     if [*nodes[0].outputs] != [*model.graph.outputs]:
         return None
     for name in BRANCHES:
-        outputs = _body(nodes[0], name).outputs
+        outputs = body_of(nodes[0], name).outputs
         producers = [value.producer() for value in outputs]
         if len({*outputs}) < len(outputs) or any(node is None or node.graph is model.graph for node in producers):
             return None
     return nodes[0]
 
 
-def _body(node: ir.Node, name: str) -> ir.Graph:
+def body_of(node: ir.Node, name: str) -> ir.Graph:
     return node.attributes[name].as_graph()
 
 
@@ -88,11 +88,11 @@ def branch_of(model: ir.Model, name: str) -> ir.Model:
     copy = model.clone()
     graph, node = copy.graph, _choice(copy)
     assert node is not None
-    body, outer = _body(node, name), [*graph.outputs]
+    body, outer = body_of(node, name), [*graph.outputs]
     for each in BRANCHES:
         if each != name:
-            _detach(_body(node, each))
-    outputs, nodes, weights = _emptied(body)
+            detach(body_of(node, each))
+    outputs, nodes, weights = emptied(body)
     graph.outputs.clear()
     graph.remove(node, safe=True)
     graph.extend(nodes)
@@ -118,10 +118,10 @@ def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
     copy, part = model.clone(), branch.clone()
     node = _choice(copy)
     assert node is not None
-    graph, old = copy.graph, _body(node, name)
+    graph, old = copy.graph, body_of(node, name)
     names = [value.name for value in old.outputs]
     around = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    (outputs, nodes, weights), own = _emptied(part.graph), list[ir.Value]()
+    (outputs, nodes, weights), own = emptied(part.graph), list[ir.Value]()
     for value in (*part.graph.inputs, *weights):
         outer = around.get(value.name)
         if outer is not None and outer.const_value is value.const_value:
@@ -132,7 +132,7 @@ def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
         if value.name in around:
             value.name = f"{name}/{value.name}"
     read = [value for value in graph.initializers.values() if value.uses()]
-    _detach(old)
+    detach(old)
     for value, output in zip(outputs, names, strict=True):
         value.name = output
     body = ir.Graph([], outputs, nodes=nodes, initializers=own, name=old.name)
@@ -145,7 +145,7 @@ def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
     return copy
 
 
-def _emptied(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node], list[ir.Value]]:
+def emptied(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node], list[ir.Value]]:
     """The outputs, nodes and weights of a graph that gives them to another one."""
     outputs, nodes, weights = [*graph.outputs], [*graph], [*graph.initializers.values()]
     graph.outputs.clear()
@@ -154,7 +154,7 @@ def _emptied(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node], list[ir.Va
     return outputs, nodes, weights
 
 
-def _detach(graph: ir.Graph) -> None:
+def detach(graph: ir.Graph) -> None:
     """Let the nodes of a body that goes read nothing."""
     for node in [*graph.all_nodes()]:
         for at in range(len(node.inputs)):

@@ -134,7 +134,8 @@ def inspected(
     progress("looking for attention")
     branches = branches_of(model)
     if not branches:
-        return _described(model, given, found, progress)
+        untouched = model.clone()
+        return _in_choices(untouched, given, _described(model, given, found, progress), progress)
     attentions: list[Mapping[str, Any]] = []
     for branch in branches.values():
         more = _described(branch, of_branch(given, branch), found, progress)
@@ -155,6 +156,28 @@ def _unevaluated(model: ir.Model, reason: Reason) -> list[Mapping[str, Any]]:
     from posexport.graphs.attention.describe import undescribed
 
     return [undescribed(one, reason) for one in unevaluated(model, reason)]
+
+
+def _in_choices(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:
+    """What was found, with the attention in the bodies of If described as that of graphs of their own."""
+    from posexport.graphs.attention.candidates import CONTROL_FLOW, may_be_attention
+    from posexport.graphs.choices import bodies_with, lifted
+    from posexport.graphs.load import live
+
+    attentions = [*found.attentions]
+    if not any(_code(one) == CONTROL_FLOW for one in attentions):
+        return found
+    for body in bodies_with(live(model), may_be_attention(model)):
+        for one in _described(lifted(model, body), given, found, progress).attentions:
+            places = [at for at, old in enumerate(attentions) if old["name"] == one["name"] in body.names]
+            at = next((at for at in places if _code(attentions[at]) == CONTROL_FLOW), None)
+            if at is not None:
+                attentions[at] = {**one, "layer": attentions[at]["layer"]}
+    return attrs.evolve(found, attentions=tuple(attentions))
+
+
+def _code(attention: Mapping[str, Any]) -> str | None:
+    return (attention.get("reason") or {}).get("code")
 
 
 def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:

@@ -1,18 +1,26 @@
-"""Both bodies of a graph that is one choice, as optimum's merged decoders, written anew one after the other."""
+"""Attention in the bodies of If: of a graph that is one choice, as optimum's merged decoders, and of a choice among
+other nodes. Each body is written anew as a graph of its own, one after the other."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason, RequestError
-from posexport.graphs.attention.candidates import may_hold_attention, unevaluated
+from posexport.graphs.attention.candidates import CONTROL_FLOW, may_be_attention, may_hold_attention, unevaluated
 from posexport.graphs.branches import BRANCHES, branch_of, of_branch, with_branch
+from posexport.graphs.cases import cases_of
+from posexport.graphs.choices import Body, bodies_with, lifted, put_back
+from posexport.graphs.function_bodies import DOMAIN
+from posexport.graphs.load import live
 from posexport.graphs.roles import roles_of
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
-from posexport.rewrite.result import KEPT
+from posexport.rewrite.result import KEPT, NOT_CHOSEN
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
+from posexport.rewrite.whole import whole_evidence
 
 
 def rewrite_branches(model: ir.Model, options: RewriteOptions) -> Rewritten:
@@ -50,3 +58,73 @@ def rewrite_branches(model: ir.Model, options: RewriteOptions) -> Rewritten:
         sites=tuple(sites),
         changed=changed,
     )
+
+
+def rewrite_with_choices(model: ir.Model, options: RewriteOptions) -> Rewritten:
+    """`rewrite_as` of a graph, and of each body of its If that holds attention (posexport.graphs.choices).
+
+    With its body in the place of the If, the whole graph must be the same before and after, whatever the condition is:
+    else the body stays as it is. RequestError as `rewrite_as` raises it.
+    """
+    done = rewrite_as(model, options)
+    if not any(_is_inside(site) for site in done.sites):
+        return done
+    after = done.model
+    if not done.changed:
+        after = live(converted(model, options.form, options.target, options.opset), _kept_domain(options))
+    base, inside = after, dict[str, list[SiteResult]]()
+    for body in [*bodies_with(after, may_be_attention(after))]:
+        after, sites = _with_body(after, body, options)
+        for site in sites:
+            inside.setdefault(site.attention.name, []).append(site)
+    changed = done.changed or after is not base
+    return attrs.evolve(
+        done, model=after if changed else model, sites=tuple(_placed(done.sites, inside)), changed=changed
+    )
+
+
+def _with_body(model: ir.Model, body: Body, options: RewriteOptions) -> tuple[ir.Model, list[SiteResult]]:
+    """The model with the attention of a body in its form, and what became of each."""
+    only = tuple(name for name in body.names if not options.only or name in options.only)
+    before = lifted(model, body)
+    if not only:
+        return model, _left(before, body, Reason(NOT_CHOSEN, "--only names others"))
+    try:
+        done = rewrite_as(before, attrs.evolve(options, opset=None, only=only))
+    except RequestError as error:
+        return model, _left(before, body, Reason("not-evaluated", str(error).rstrip(".")))
+    sites = [site for site in done.sites if site.attention.name in body.names]
+    if not done.changed:
+        return model, sites
+    after = put_back(model, body, done.model)
+    evidence = whole_evidence(before, lifted(after, body), cases_of(done.roles, options.seed))
+    if evidence.problem is None:
+        return after, sites
+    return model, [
+        one if one.state == KEPT else attrs.evolve(one, state=KEPT, reason=evidence.problem) for one in sites
+    ]
+
+
+def _left(model: ir.Model, body: Body, reason: Reason) -> list[SiteResult]:
+    """The attention of a body that is not read, for this reason."""
+    left = [one for one in unevaluated(model, reason) if one.name in body.names]
+    return [SiteResult(attention=one, state=KEPT, reason=reason) for one in left]
+
+
+def _placed(sites: Sequence[SiteResult], inside: Mapping[str, list[SiteResult]]) -> Iterator[SiteResult]:
+    """All attentions, those in bodies as they were read there."""
+    for site in sites:
+        read = inside.get(site.attention.name, [])
+        if not _is_inside(site) or not read:
+            yield site
+        else:
+            found = read.pop(0)
+            yield attrs.evolve(found, attention=attrs.evolve(found.attention, layer=site.attention.layer))
+
+
+def _is_inside(site: SiteResult) -> bool:
+    return site.reason is not None and site.reason.code == CONTROL_FLOW
+
+
+def _kept_domain(options: RewriteOptions) -> str | None:
+    return DOMAIN if options.form == "function" else None

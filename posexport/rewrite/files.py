@@ -38,7 +38,7 @@ from posexport.rewrite.angles.exact import exact_model
 from posexport.rewrite.angles.parameters import UNKNOWN as ANGLES_UNKNOWN
 from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
-from posexport.rewrite.branches import rewrite_branches
+from posexport.rewrite.branches import rewrite_branches, rewrite_with_choices
 from posexport.rewrite.in_form import operator_of
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, RewriteResult, block_of, rounded, site_record
@@ -66,8 +66,8 @@ def rewrite_into(
     model = model_of(graph)
     progress("recognising attention, and trying what takes its place")
     write = rewrite_as if options.angles is None else rewrite_exactly
-    if has_branches(model) and options.angles is None and options.kv_cache is None:
-        write = rewrite_branches
+    if options.angles is None and options.kv_cache is None:
+        write = rewrite_branches if has_branches(model) else rewrite_with_choices
     with located(repr(str(path))):
         if may_hold_attention(model) and not unread(model):
             check_drawable(_given(model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 
 import onnx_ir as ir
@@ -17,6 +17,9 @@ from posexport.graphs.attention.unweighted import COMBINING, MIXING, WEIGHT_OPS,
 _QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QuantizeLinear"}
 _TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """Operators of quantised graphs: they take whole numbers, or make them."""
+
+CONTROL_FLOW = "control-flow"
+"""The code of attention that stands in a body."""
 
 Functions = Collection[tuple[str, str, str]]
 """Domain, name and overload of the functions that a model has: their calls are no operators."""
@@ -54,6 +57,11 @@ def unread(model: ir.Model) -> list[UnknownAttention]:
     ]
 
 
+def may_be_attention(model: ir.Model) -> Callable[[ir.Node], bool]:
+    """Whether a node of a model may be attention."""
+    return lambda node: _may_be_attention(node, model.functions)
+
+
 def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[UnknownAttention]:
     """Attention in the branches and bodies of If, Loop and Scan, and in functions that were not put in place of their
     calls, but for those of the domain `kept`: it is left alone. The first has this `layer`."""
@@ -62,7 +70,7 @@ def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[Unknown
         name = node.name or node.outputs[0].name or ""
         if node.graph is not model.graph and _may_be_attention(node, model.functions):
             text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
-            reason = Reason("control-flow", text)
+            reason = Reason(CONTROL_FLOW, text)
         elif _calls_attention(model, node, kept):
             text = f"{shown(name)} calls a function of another opset, or one that is given a graph"
             reason = Reason("function", f"{text}, where attention is not looked for")

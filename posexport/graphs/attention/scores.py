@@ -226,7 +226,8 @@ def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if fill is None or not reaches_product(flow, path):
         raise Declined("score-where", f"{shown(node.name or '')} chooses between scores and what is not one number")
     if fill * walk.factor > HIDDEN:
-        raise Declined("score-fill", f"{shown(node.name or '')} gives hidden keys a logit of {fill * walk.factor:g}")
+        text = f"gives hidden keys a logit of {fill * walk.factor:g}, and scores may come near what is above {HIDDEN:g}"
+        raise Declined("score-fill", f"{shown(node.name or '')} {text}")
     walk.terms.append(Term(value=condition, level=node.outputs[0], seen_if=seen_if, fill=fill * walk.factor))
     walk.value = path
 

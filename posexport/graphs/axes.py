@@ -40,7 +40,7 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "attention_mask": _MASK,
     "bias": {2: (SEQ, TOTAL), 3: (None, SEQ, TOTAL), 4: _MASK[4]},
     "encoder_attention_mask": {2: (BATCH, ENCODER), 3: (BATCH, SEQ, ENCODER), 4: (BATCH, None, SEQ, ENCODER)},
-    "padding_mask": {2: (BATCH, TOTAL)},
+    "padding_mask": _MASK,
     "past": _CACHE,
     "encoder_past": {
         rank: tuple(ENCODER if axis == PAST else axis for axis in layout) for rank, layout in _CACHE.items()
@@ -72,7 +72,7 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
 CACHED = ("past", "state", "past_length", "write_indices", "cache_position")
 """Roles of inputs without which there are no tokens before the given ones."""
 
-MASKS = ("attention_mask", "encoder_attention_mask")
+MASKS = ("attention_mask", "encoder_attention_mask", "padding_mask")
 """Roles of masks, which may be of tokens and keys."""
 
 ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "position_ids", "images", "audio")
@@ -198,7 +198,21 @@ def axes_of(
         pairs = enumerate(zip(shapes[name], layout, strict=True))
         meanings = [_meaning(f"{name} {at}", dim, usual, names) for at, (dim, usual) in pairs]
         axes[name] = tuple(SLOTS if written and meaning == PAST else meaning for meaning in meanings)
+    if any(SEQ in _free(shapes[name], own or ()) for name, own in axes.items()):
+        for name, own in axes.items():
+            if own is not None and kinds[name] in (*MASKS, "bias"):
+                axes[name] = _without_queries(shapes[name], own)
     return axes
+
+
+def _free(shape: Shape, axes: Axes) -> set[int | str]:
+    """The meanings of those axes whose size may vary."""
+    return {axis for dim, axis in zip(shape, axes, strict=False) if isinstance(dim, str)}
+
+
+def _without_queries(shape: Shape, axes: Axes) -> Axes:
+    """The axes of a mask: where it is the same for all queries, that doesn't say that there is one."""
+    return tuple(1 if dim == 1 and axis == SEQ else axis for dim, axis in zip(shape, axes, strict=True))
 
 
 def _meaning(place: str, dim: str | int, usual: str | None, names: Mapping[str, str]) -> str | int:

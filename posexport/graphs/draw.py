@@ -181,7 +181,8 @@ def _mask(draw: _Draw) -> Array:
     of_rows = draw.role.axes[0] == BATCH or rank == 4
     if not is_of_tokens(draw.role):
         wide = _widened(keys, width)
-        return (wide if rank == 2 else wide[0]).reshape(draw.shape)
+        wide = wide if math.prod(draw.shape) == wide.size else wide[:1]
+        return wide.reshape(draw.shape) if rank < 3 else _shown(draw, wide.reshape(len(wide), *draw.shape[1:]))
     batch, seq = draw.shape[0] if of_rows else 1, draw.shape[-2]
     seen = np.broadcast_to(_widened(keys, width)[:batch, None, :], (batch, seq, width)).copy()
     if not of_rows:
@@ -192,7 +193,11 @@ def _mask(draw: _Draw) -> Array:
         if width > seq or draw.sizes[PAST]:
             seen &= np.arange(width) <= places
         np.put_along_axis(seen, np.minimum(places, width - 1), True, 2)
-    seen = np.broadcast_to(seen[:, None] if rank == 4 else seen, draw.shape) if rank > 2 else seen[0]
+    return _shown(draw, np.broadcast_to(seen[:, None] if rank == 4 else seen, draw.shape) if rank > 2 else seen[0])
+
+
+def _shown(draw: _Draw, seen: Array) -> Array:
+    """Which keys are seen as truth values, or what is added to scores."""
     if draw.dtype.kind in "bi":
         return np.asarray(seen)
     deviation, hidden = SCORES[draw.kinds.scores]

@@ -22,6 +22,11 @@ def dtype_of(role: Role) -> np.dtype[Any]:
 
 def is_of_tokens(role: Role) -> bool:
     """Whether a mask has an axis of tokens, beside that of keys: it says for each query which keys it sees."""
+    return _has_axes_of_scores(role) and role.axes[-2] != 1
+
+
+def _has_axes_of_scores(role: Role) -> bool:
+    """Whether a mask has the axes of scores, of which that of tokens may be 1."""
     return len(role.axes) > 2 or (len(role.axes) == 2 and BATCH not in role.axes)
 
 
@@ -49,4 +54,4 @@ def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
 
 def takes_scores(role: Role) -> bool:
     """Whether an input is a mask that is added to scores, which may hold any numbers."""
-    return role.kind.endswith("attention_mask") and is_of_tokens(role) and dtype_of(role).kind == "f"
+    return role.kind.endswith("attention_mask") and _has_axes_of_scores(role) and dtype_of(role).kind == "f"

@@ -17,6 +17,7 @@ from posexport.errors import PosexportError, RequestError, shown
 from posexport.graphs.axes import KNOWN_AXES, MASKS, Axes, axes_of, reused_names, without_names
 from posexport.graphs.compared import compared_ids
 from posexport.graphs.load import InvalidGraphError, inlined, ir_of
+from posexport.graphs.mask_senses import hides_where_true
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values, read_dims
@@ -187,6 +188,9 @@ def _guesses(
 ) -> dict[str, str | None]:
     kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
     _tell_encoder_apart(kinds, given)
+    for name, kind in kinds.items():
+        if kind == "attention_mask" and name not in given and "b" in _dtype_kinds(values[name]):
+            kinds[name] = "padding_mask" if hides_where_true(values[name]) else kind
     return kinds
 
 

@@ -18,7 +18,7 @@ ROLES: dict[str, str] = {
     "attention_mask": "1 where a key may be seen [batch, keys], or what is added to scores [batch, 1, seq, keys]",
     "encoder_attention_mask": "the same for the keys of an encoder",
     "bias": "numbers added to scores, as a bias by distance [seq, keys], [heads, seq, keys], [batch, heads, seq, keys]",
-    "padding_mask": "1 where a key is padding [batch, keys], as torch's key_padding_mask",
+    "padding_mask": "1 where a key is hidden [batch, keys] or [batch, 1, seq, keys], as torch's key_padding_mask",
     "past": "cached keys or values [batch, heads, cached, head size]",
     "encoder_past": "cached keys or values of an encoder",
     "state": "what linear attention or a convolution remembers of the tokens before, of a fixed size [batch, ...]",

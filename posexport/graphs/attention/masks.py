@@ -55,9 +55,10 @@ def mask_of(added: AddedToScores, measure: Measure, roles: Mapping[str, Role]) -
     needed = [name for name in read if roles[name].kind in _MASKS]
     padding = sorted(name for name in needed if not is_of_tokens(roles[name]))
     whole = [name for name in needed if name not in padding]
-    if kind == "other" and whole and _is_given(tried, whole):
+    given = [roles[name] for name in whole]
+    if kind == "other" and whole and _is_given(tried, given):
         return _mask("input", None, [], tested, sorted(whole))
-    if whole and kind != "other" and _hide_by_query(added, kind, size, whole):
+    if whole and kind != "other" and _hide_by_query(added, kind, size, given):
         if kind == "none":
             return _mask("input", None, padding, tested, sorted(whole))
         return _mask(kind, size, sorted(needed), tested)
@@ -160,28 +161,31 @@ def _visible(one: Logits, kind: str, size: int | None) -> Array:
     return np.asarray(seen)
 
 
-def _is_given(tried: list[Logits], names: list[str]) -> bool:
+def _is_given(tried: list[Logits], masks: list[Role]) -> bool:
     """Whether a query sees what an input of its own [batch, 1, seq, keys] lets it see."""
     for one in tried:
-        for name in names:
-            sees = _given(one, name)
+        for mask in masks:
+            sees = _given(one, mask)
             if sees.shape[-2:] != one.seen.shape[-2:] or not (one.seen == sees).all():
                 return False
     return True
 
 
-def _given(one: Logits, name: str) -> Array:
+def _given(one: Logits, mask: Role) -> Array:
     """Which keys an input of its own lets each query see, [batch, 1 or heads, seq, keys]."""
-    given = one.inputs.arrays[name]
+    given = one.inputs.arrays[mask.name]
+    if mask.kind == "padding_mask":
+        given = given == 0
     sees = given if given.dtype == bool else given > -1e3 if given.dtype.kind == "f" else given != 0
     return np.asarray(sees[:, None] if sees.ndim == 3 else sees)
 
 
-def _hide_by_query(added: AddedToScores, kind: str, size: int | None, names: list[str]) -> bool:
+def _hide_by_query(added: AddedToScores, kind: str, size: int | None, masks: list[Role]) -> bool:
     """Whether inputs with a mask for each query, which hid nothing so far, hide keys where they say so."""
     with contextlib.suppress(RequestError, ValueError):
         one = added.at(seq=7, batch=3, padding="left")
-        sees = np.logical_and.reduce(np.broadcast_arrays(_visible(one, kind, size), *(_given(one, n) for n in names)))
+        given = (_given(one, mask) for mask in masks)
+        sees = np.logical_and.reduce(np.broadcast_arrays(_visible(one, kind, size), *given))
         some = sees.any(-1)  # queries that see no key may see all
         return not _fits(one, kind, size) and bool((np.broadcast_to(one.seen, sees.shape)[some] == sees[some]).all())
     return False

@@ -1,0 +1,112 @@
+"""Masks that hide where they are true, and masks that are the same for all queries: they are drawn as the graph means
+them, at more than one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from small_graphs import HEADS, HIDDEN, SIZE, Graph, _info, _model
+
+from posexport.artifact.graph_file import read_graph
+from posexport.graphs.cases import cases_of
+from posexport.graphs.draw import DrawnInputs
+from posexport.graphs.inspection import inspected
+from posexport.graphs.mask_senses import hides_where_true
+from posexport.graphs.roles import roles_of
+from posexport.rewrite.rewriter import rewrite_model
+from posexport.rewrite.whole import whole_evidence
+
+FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+
+SENSES = {
+    "hides": ("y = Where (m, low, x)", True),
+    "added": ("a = Where (m, low, zero) y = Add (a, x)", True),
+    "not": ("n = Not (m) y = Where (n, x, low)", True),
+    "laid out": ("u = Unsqueeze (m, axis) y = Where (u, low, x)", True),
+    "shows": ("y = Where (m, x, low)", False),
+    "not that hides": ("n = Not (m) y = Where (n, low, x)", False),
+    "both": ("a = Where (m, x, low) y = Where (m, low, a)", False),
+    "small": ("y = Where (m, small, x)", False),
+    "read": ("c = Cast <to: int = 1> (m) y = Add (c, x)", False),
+}
+
+
+@pytest.mark.parametrize("name", SENSES)
+def test_what_a_truth_value_does(name: str) -> None:
+    body, hides = SENSES[name]
+    model = ir.from_onnx_text(
+        '<ir_version: 9, opset_import: ["" : 18]> agraph (bool[b, 1, s, t] m, float[b, 4, s, t] x) => (float y)'
+        f"<float low = {{-1e9}}, float zero = {{0}}, float small = {{-5}}, int64[1] axis = {{0}}> {{ {body} }}"
+    )
+    assert hides_where_true(model.graph.inputs[0]) is hides
+
+
+def masked(how: str, *shape: int | str, causal: bool = False) -> onnx.ModelProto:
+    """An encoder whose mask has this shape."""
+    g = Graph()
+
+    def heads(part: str) -> str:
+        split = g.op("Reshape", g.op("MatMul", "hidden_states", g.random(part, HIDDEN, HIDDEN)), heads_shape)
+        return g.op("Transpose", split, perm=[0, 2, 1, 3])
+
+    heads_shape, low = g.constant([0, 0, HEADS, SIZE]), g.constant(-1e9, np.float32)
+    q, k, v = heads("q"), heads("k"), heads("v")
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.3, np.float32))
+    if causal:
+        from small_graphs import causal as seen_before
+
+        scores = g.op("Where", seen_before(g, scores), scores, low)
+    orders = {"shown": ("attention_mask", scores, low), "hidden": ("attention_mask", low, scores)}
+    scores = g.op("Add", scores, "attention_mask") if how == "added" else g.op("Where", *orders[how])
+    out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    g.op("Reshape", out, g.constant([0, 0, HIDDEN]), name="y")
+    inputs = [_info("hidden_states", FLOAT, "batch", "seq", HIDDEN)]
+    inputs.append(_info("attention_mask", FLOAT if how == "added" else BOOL, *shape))
+    return _model(g, inputs, [_info("y", FLOAT, "batch", "seq", HIDDEN)], 18)
+
+
+SHAPES = [("batch", 1, 1, "seq"), ("batch", 1, "seq", "seq"), (1, 1, 1, "seq"), ("batch", 1, 1, "keys")]
+
+
+def drawn(model: onnx.ModelProto) -> Iterator[DrawnInputs]:
+    yield from cases_of(roles_of(ir.from_proto(model)), 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("how", ["added", "shown", "hidden"])
+def test_masks_are_drawn_at_many_tokens_and_hide_some_keys_of_each_row_not_all(
+    how: str, shape: tuple[int | str, ...]
+) -> None:
+    tokens, hides = set[int](), False
+    for case in drawn(masked(how, *shape)):
+        mask, tokens = case.arrays["attention_mask"], tokens | {case.arrays["hidden_states"].shape[1]}
+        seen = {"added": mask > -1e3, "shown": mask, "hidden": ~mask.astype(bool)}[how]
+        assert seen.shape[-1] == case.arrays["hidden_states"].shape[1] and seen.any(-1).all()
+        hides |= not seen.all()
+    assert len(tokens) > 3 and hides
+
+
+@pytest.mark.parametrize(("shape", "kind"), [(SHAPES[0], "none"), (SHAPES[1], "input")])
+@pytest.mark.parametrize("how", ["added", "shown", "hidden"])
+def test_attention_is_described_and_rewritten(
+    how: str, shape: tuple[int | str, ...], kind: str, tmp_path: Path
+) -> None:
+    model, path = masked(how, *shape), tmp_path / "masked.onnx"
+    onnx.save(model, path)
+    (found,) = inspected(read_graph(path), {}).attentions
+    mask = found["mask"]
+    assert (mask["kind"], mask["padding"] or mask.get("inputs")) == (kind, ["attention_mask"])
+    done = rewrite_model(ir.from_proto(model), form="native")
+    assert [site.state for site in done.sites] == ["rewritten"]
+
+
+def test_a_planted_mask_of_later_keys_is_seen() -> None:
+    """It changes nothing at one token, the only length at which such graphs were tried."""
+    one, other = (ir.from_proto(masked("added", *SHAPES[0], causal=causal)) for causal in (False, True))
+    evidence = whole_evidence(one, other, list(drawn(masked("added", *SHAPES[0]))))
+    assert evidence.problem is not None

@@ -63,11 +63,22 @@ def reduced(g: Graph, kind: str, value: str, axis: int = 3, put: int = 3, *, by:
     return g.op("Reshape", result, g.op("Concat", *sizes[:put], g.constant([1]), *sizes[put:], axis=0))
 
 
-def jax(axis: int = 3, put: int = 3, maximum: int = 3, *, by: str = "Unsqueeze", wide: bool = False) -> Mix:
-    """jax.nn.softmax; `maximum` is where the axis of the maximum is put; `wide`: sums are broadcast to all keys."""
+def jax(
+    axis: int = 3,
+    put: int = 3,
+    maximum: int = 3,
+    *,
+    by: str = "Unsqueeze",
+    wide: bool = False,
+    least: float | None = None,
+) -> Mix:
+    """jax.nn.softmax; `maximum` is where the axis of the maximum is put, `least` what it is at least; `wide`: sums are
+    broadcast to all keys."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
-        powers = g.op("Exp", g.op("Sub", scores, reduced(g, "ReduceMax", scores, put=maximum, by=by)))
+        most = reduced(g, "ReduceMax", scores, put=maximum, by=by)
+        most = most if least is None else g.op("Max", g.constant(least, np.float32), most)
+        powers = g.op("Exp", g.op("Sub", scores, most))
         total = reduced(g, "ReduceSum", powers, axis, put, by=by)
         total = g.op("Expand", total, g.op("Shape", powers)) if wide else total
         return g.op("MatMul", g.op("Div", powers, total), values)
@@ -293,6 +304,7 @@ SPELLINGS: dict[str, Mix] = {
     "jax": jax(),
     "jax by Reshape": jax(by="Reshape"),
     "jax, broadcast": jax(wide=True),
+    "jax, at least minus infinity": jax(least=-np.inf),
     "jax, negative axes": jax(axis=-1, put=-1, maximum=-1),
     "the largest of all": lambda g, scores, values: g.op(
         "MatMul", g.op("Softmax", g.op("Sub", scores, g.op("ReduceMax", scores)), axis=-1), values

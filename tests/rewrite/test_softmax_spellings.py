@@ -39,6 +39,17 @@ def test_a_spelling_is_rewritten(spelling: str, form: str) -> None:
             np.testing.assert_allclose(run(one, {"features": given})["output"], want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("least", [None, -np.inf, -1.0])
+def test_a_maximum_goes_but_one_that_may_be_another_number(least: float | None) -> None:
+    """What is no maximum is added to the scores, as anything that is computed from features."""
+    model = attention(softmax_graphs.jax(least=least))
+    done, proto = helpers.rewritten_model(model, form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    assert any(node.op_type == "ReduceMax" for node in proto.graph.node) is (least == -1.0)
+    expected, actual = (run(one, {"features": features()})["output"] for one in (model, proto))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_two_axes_of_heads(late: bool) -> None:
     """jax.nn.softmax of scores [B, K, G, S, T]; where the product is divided, the attention is named."""

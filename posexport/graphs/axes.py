@@ -156,6 +156,12 @@ def has_untold_order(kind: str, shape: Shape, axes: Axes) -> bool:
     return apart and all(isinstance(dim, str) and said_by(dim) is None for dim in dims)
 
 
+def has_untold_rows(kind: str, shape: Shape, axes: Axes) -> bool:
+    """Whether features of two axes, which were taken to be rows, may be tokens: no name says which they are."""
+    rows = kind == "features" and len(axes) == 2 and axes[0] == BATCH and isinstance(axes[1], int)
+    return rows and isinstance(shape[0], str) and said_by(shape[0]) is None
+
+
 def axes_of(
     kinds: Mapping[str, str],
     shapes: Mapping[str, Shape],
@@ -177,7 +183,7 @@ def axes_of(
         for name, layout in layouts.items()
         if layout is not None and len(layout) == 2 and name in scored and kinds[name] in MASKS
     }
-    layouts |= {name: _swapped(layouts[name]) for name in token_first if _has_two_orders(layouts[name])}
+    layouts |= {name: _tokens_first(layouts[name]) for name in token_first}
     layouts |= {name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}
     rank = {kind: at for at, kind in enumerate(ORDER)}
     plain = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
@@ -221,6 +227,13 @@ def _meaning(place: str, dim: str | int, usual: str | None, names: Mapping[str, 
         return dim if usual is None else usual
     named = usual if dim == "?" else names.get(dim, usual)
     return named or f"dim {place if dim == '?' else dim}"
+
+
+def _tokens_first(layout: _Layout | None) -> _Layout | None:
+    """The axes with that of tokens first, or with tokens in place of rows where there are none."""
+    if _has_two_orders(layout):
+        return _swapped(layout)
+    return (SEQ, *layout[1:]) if layout is not None and layout[:1] == (BATCH,) and not _tokens_in(layout) else layout
 
 
 def _swapped(layout: _Layout | None) -> _Layout | None:

@@ -13,19 +13,24 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
-from posexport.graphs.axes import has_untold_order
+from posexport.graphs.axes import has_untold_order, has_untold_rows
 from posexport.graphs.grouped import around_softmaxes
 from posexport.graphs.roles import Role
 from posexport.graphs.symbolic_sizes import Size
 
 
 def untold(roles: Mapping[str, Role]) -> list[str]:
-    """The inputs that may have rows or tokens first by all that names say."""
-    return [name for name, role in roles.items() if has_untold_order(role.kind, role.stated, role.axes)]
+    """The inputs that may have rows or tokens first, or one of them alone, by all that names say."""
+    return [
+        name
+        for name, role in roles.items()
+        if has_untold_order(role.kind, role.stated, role.axes) or has_untold_rows(role.kind, role.stated, role.axes)
+    ]
 
 
 def token_first(model: ir.Model, probe: Probe, roles: Mapping[str, Role]) -> list[str]:
-    """Those of the `untold` inputs whose first axis attention contracts over, while the second counts its products."""
+    """Those of the `untold` inputs whose first axis attention contracts over, while the second is fixed, or counts its
+    products."""
     values = {value.name or "": value for value in model.graph.inputs}
     symbols, tokens, rows = probe.shapes.symbols, set[int](), set[int]()
     for _, before, _ in around_softmaxes(model.graph):
@@ -37,7 +42,7 @@ def token_first(model: ir.Model, probe: Probe, roles: Mapping[str, Role]) -> lis
     found = []
     for name in untold(roles):
         first, second = ({*size.symbols} for size in probe.shapes.of(values[name])[:2])
-        if first & tokens and not first & rows and second & rows and not second & tokens:
+        if first & tokens and not first & rows and (not second or (second & rows and not second & tokens)):
             found.append(name)
     return found
 

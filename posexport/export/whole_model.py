@@ -37,7 +37,7 @@ from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
-from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged
+from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
@@ -160,7 +160,9 @@ class _Export:
     def run(self, layers: Layers | None) -> ExportedModel:
         """The model; with `layers`, one of each kind is traced."""
         progress, how, signature = self.progress, self.how, self.part.signature
-        model = self._captured(layers)
+        if layers is not None:
+            signature = without_keys_of_others(signature, layers.traced)
+        model = self._captured(layers, signature)
         name_values(model, [*signature.inputs], [*signature.outputs])
         if layers is not None:
             _drop_untraced(model, layers)
@@ -211,8 +213,8 @@ class _Export:
         )
         return rewrite_as(model, options) if how.angles is None else rewrite_exactly(model, options)
 
-    def _captured(self, layers: Layers | None) -> ir.Model:
-        model, signature = self.pretrained.model, self.part.signature
+    def _captured(self, layers: Layers | None, signature: Signature) -> ir.Model:
+        model = self.pretrained.model
         alone = nullcontext() if layers is None else only_traced(model, layers)
         with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
@@ -325,7 +327,7 @@ def _name_dimensions(model: ir.Model, signature: Signature) -> None:
 
 
 def _drop_untraced(model: ir.Model, layers: Layers) -> None:
-    """Remove the caches of layers that were not traced."""
+    """Remove the states of layers that were not traced."""
     for values in (model.graph.inputs, model.graph.outputs):
         kept = []
         for value in list(values):

@@ -231,7 +231,7 @@ def measure(quick: bool) -> list[Row]:
 
 def _writers(folder: Path, checkpoint: Path, model: Any) -> Iterator[tuple[str, Path, bool, Callable[[Path], None]]]:
     for name, options in OURS.items():
-        yield name, folder / name / "model.onnx", "buffers" in name, partial(_ours, checkpoint, options)
+        yield name, folder / name / "model.onnx", "buffers" in name, partial(write_ours, checkpoint, options)
     wrapped = wrap(LLAMA, model)
     for name, tool in TOOLS.items():
         yield name, folder / name / "model.onnx", False, partial(tool, wrapped, wrapped.draw(2, 3, 4, 0))
@@ -239,30 +239,42 @@ def _writers(folder: Path, checkpoint: Path, model: Any) -> Iterator[tuple[str, 
     yield MOBIUS, folder / "mobius" / "model.onnx", True, partial(_mobius, checkpoint, folder / "mobius packages")
 
 
-def _ours(checkpoint: Path, options: tuple[str, ...], path: Path) -> None:
-    _run([sys.executable, "-m", "posexport", "export", "--from", str(checkpoint), "--model", *options, "-o", str(path)])
+def write_ours(checkpoint: Path, options: tuple[str, ...], path: Path) -> None:
+    """By posexport's command."""
+    export = ["-m", "posexport", "export", "--from", str(checkpoint), "--model", *options, "-o", str(path)]
+    run_command([sys.executable, *export])
 
 
 def _build(checkpoint: Path, packages: Path, path: Path) -> None:
     """By the model builder of onnxruntime-genai, which takes the ONNX Runtime that is installed."""
     _install(packages, "onnxruntime-genai")
     builder = ["-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu", "-c", str(packages / "hub")]
-    _run([sys.executable, *builder, "-i", str(checkpoint), "-o", str(path.parent)], PYTHONPATH=str(packages))
+    run_command([sys.executable, *builder, "-i", str(checkpoint), "-o", str(path.parent)], PYTHONPATH=str(packages))
 
 
 def _mobius(checkpoint: Path, packages: Path, path: Path) -> None:
-    """By mobius, in its form for ONNX Runtime's CPU provider."""
+    install_mobius(packages)
+    write_mobius(checkpoint, packages, path)
+
+
+def install_mobius(packages: Path) -> None:
+    """Into a folder of its own."""
     _install(packages, "mobius-onnx==0.1.0", "onnx-shape-inference")
+
+
+def write_mobius(checkpoint: Path, packages: Path, path: Path) -> None:
+    """By mobius, in its form for ONNX Runtime's CPU provider."""
     build = ["-m", "mobius", "build", "--config", str(checkpoint), "--ep", "cpu", str(path.parent)]
-    _run([sys.executable, *build], PYTHONPATH=str(packages))
+    run_command([sys.executable, *build], PYTHONPATH=str(packages))
 
 
 def _install(folder: Path, *packages: str) -> None:
     """Into a folder of their own, beside the versions of other packages that are installed."""
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages])
+    run_command([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages])
 
 
-def _run(command: list[str], **variables: str) -> None:
+def run_command(command: list[str], **variables: str) -> None:
+    """Run it, with these variables beside those of the environment; RuntimeError with what it says where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
     if done.returncode:
         raise RuntimeError(done.stderr.strip() or f"exit code {done.returncode}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,7 +14,8 @@ from posexport.errors import RequestError
 from posexport.graphs.axes import BATCH, PAST, SEQ
 from posexport.graphs.cases import cases_of
 from posexport.graphs.roles import Role
-from posexport.models.whole import cached_layers, decoder_of
+from posexport.models.pretrained import Pretrained
+from posexport.models.whole import cached_layers, decoder_of, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
 
 TOKENS = torch.arange(3, 15)[None]
@@ -42,6 +44,37 @@ def test_an_indexer_keeps_its_keys(model: Any) -> None:
     )
     wanted = model(TOKENS, use_cache=False).logits
     assert torch.allclose(torch.cat([first["logits"], second["logits"]], 1), wanted, atol=1e-4)
+
+
+def caches_of(names: Any) -> set[str]:
+    return {name.partition(".")[2] for name in names if name.startswith(("past_key_values.", "present."))}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("llama", {"0.key", "0.value"}),
+        (
+            "qwen3_next",
+            {"1.key", "1.value", *(f"{at}.{kind}_state" for at in (0, 2) for kind in ("conv", "recurrent"))},
+        ),
+    ],
+)
+def test_keys_of_layers_that_are_not_traced_are_not_traced_either(name: str, kept: set[str]) -> None:
+    """States of all layers stay: transformers asks those of the last one whether there are tokens before."""
+    _, whole = decoder_of(build(ROWS[name]), torch.float32)
+    traced = without_keys_of_others(whole, (0, 1) if name == "qwen3_next" else (0,))
+    assert caches_of(traced.inputs) == caches_of(traced.outputs) == kept < caches_of(whole.inputs)
+    past = traced.example["past_key_values"]
+    assert {f"{layer}.{kind}" for layer, held in enumerate(past) for kind in held} == kept
+    assert [{*held} for held in traced.shapes["past_key_values"]] == [{*held} for held in past]
+
+
+def test_parts_of_a_configuration_without_a_module_are_not_left_out() -> None:
+    """The file of MPT was said to be without its "attn"."""
+    model = build(attrs.evolve(ROWS["mpt"], options={**ROWS["mpt"].options, "n_layers": 1}))
+    assert Pretrained(folder=Path(), files=(), model=model, weights={}).left_out == ()
+    assert type(model.config.attn_config).__name__ == "MptAttentionConfig"
 
 
 @torch.no_grad()

@@ -11,8 +11,8 @@ import click
 
 from posexport.artifact.paths import check_artifact, encoder_beside
 from posexport.cli import console
-from posexport.errors import RequestError, shown
-from posexport.runtimes import ORT, RUNTIMES, runtime
+from posexport.errors import RequestError, check_known, shown
+from posexport.runtimes import ORT, RUNTIMES
 from posexport.runtimes.tokens import (
     length_of_short_frequencies,
     read_tokenizer,
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from posexport.runtimes.generation import Generated
     from posexport.runtimes.tokens import Tokenizer
+
+_DRAWING = ("top_k", "top_p", "seed")
+"""Options that say how tokens are drawn, which needs a temperature above 0."""
 
 _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 
@@ -78,9 +81,10 @@ def generate(
             f"{'several kinds of' if several else 'no'} prompt given: give one of --prompt TEXT and --prompt-ids "
             "1,2,3, or --inputs FILE for an encoder of something else than text."
         )
-    row = runtime(name)
-    if row.name not in _RUNTIMES:
+    if name in RUNTIMES and name not in _RUNTIMES:
         raise RequestError(f"--runtime is {shown(name)}: tokens are made by {' and '.join(_RUNTIMES)}.")
+    check_known("runtime", name, _RUNTIMES)
+    row = RUNTIMES[name]
     from posexport.runtimes.generation import GenerationOptions
     from posexport.runtimes.generation_process import generate_in_child
     from posexport.runtimes.generation_settings import generation_settings
@@ -99,6 +103,12 @@ def generate(
         forced_last=settings.forced_last,
         **{key: value for key, value in given.items() if value is not None},
     )
+    unread = [f"--{key.replace('_', '-')}" for key in _DRAWING if given.get(key) is not None]
+    if unread and options.temperature == 0:
+        console.warn(
+            f"{' and '.join(unread)} change{'s' if len(unread) == 1 else ''} nothing at --temperature 0, which takes "
+            "the likeliest token: give a --temperature above 0 to draw."
+        )
     if settings.ignored:
         console.warn(
             f"{settings.file} asks for {', '.join(settings.ignored)}, which is not applied: tokens may be others than "

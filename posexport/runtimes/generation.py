@@ -158,8 +158,13 @@ class Decoder:
                 sizes[1] = room if self._has_buffers else 0
             if not all(isinstance(size, int) for size in sizes):
                 raise RequestError(f"{shown(name)} has the shape {value.shape}: heads and their size must be numbers.")
-            empty = np.zeros((rows, *sizes), DTYPES[value.type])
-            self._caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty, self._device, 0)
+            try:
+                empty = np.zeros((rows, *sizes), DTYPES[value.type])
+                self._caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty, self._device, 0)
+            except (MemoryError, ValueError):  # the second where there are not even so many addresses
+                raise RequestError(
+                    f"memory ran out for caches of {room} tokens: give a shorter prompt, or a smaller --max-new-tokens."
+                ) from None
 
     def step(self, input_ids: Array, mask: Array) -> Array:
         """The logits [rows, vocabulary] float32 behind the last of these tokens int64 [rows, tokens], of which `mask`,

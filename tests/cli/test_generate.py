@@ -127,6 +127,20 @@ def test_a_prompt_behind_the_trained_length_is_a_warning() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--top-k", "5"], "--top-k changes nothing at --temperature 0"),
+        (["--top-p", "0.9", "--seed", "1"], "--top-p and --seed change nothing at --temperature 0"),
+        (["--top-k", "5", "--temperature", "0.5"], ""),
+    ],
+)
+def test_what_needs_a_temperature_says_so(options: list[str], said: str) -> None:
+    result = cli("generate", "model.onnx", "--prompt-ids", "1", "--max-new-tokens", "2", *options)
+    assert result.exit_code == 0
+    assert said in result.stderr if said else not result.stderr
+
+
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no prompt": (["model.onnx"], "no prompt given: give one of --prompt TEXT and --prompt-ids 1,2,3"),
     "both prompts": (["model.onnx", "--prompt", "w1", "--prompt-ids", "1"], "several kinds of prompt given"),
@@ -144,6 +158,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no tokenizer": (["alone/model.onnx", "--prompt", "w1"], "'alone' holds no tokenizer (tokenizer.json)"),
     "a bad tokenizer": (["bad/model.onnx", "--prompt", "w1"], "the tokenizer in 'bad' can't be read"),
     "no such runtime": (["model.onnx", "--prompt-ids", "1", "--runtime", "ort-cpux"], "did you mean 'ort-cpu'"),
+    "a runtime that is none here": (
+        ["model.onnx", "--prompt-ids", "1", "--runtime", "ort-gpu"],
+        "allowed: ort-cpu, ort-cuda.",
+    ),
     "another runtime": (["model.onnx", "--prompt-ids", "1", "--runtime", "torch"], "tokens are made by ort-cpu and"),
     "no tokens": (["model.onnx", "--prompt-ids", "1", "--max-new-tokens", "0"], "--max-new-tokens is '0'"),
     "a bad temperature": (["model.onnx", "--prompt-ids", "1", "--temperature", "nan"], "--temperature is 'nan'"),

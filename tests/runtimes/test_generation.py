@@ -17,7 +17,7 @@ from small_decoders import NATIVE, PROMPTS, TRAINED, VOCABULARY, exported_model,
 from posexport.artifact import graph_file
 from posexport.errors import RequestError
 from posexport.runtimes import generation_process
-from posexport.runtimes.generation import Decoder, Generated, GenerationOptions, generate
+from posexport.runtimes.generation import BUFFER, Decoder, Generated, GenerationOptions, generate
 from posexport.runtimes.generation_process import generate_in_child
 
 pytest.importorskip("transformers")
@@ -205,6 +205,11 @@ def test_buffers_are_used_to_their_last_slot(tmp_path: Path) -> None:
     assert len(run(path, [[1] * 16], max_new_tokens=1).tokens[0]) == 1
     assert len(run(path, [[1] * 12], max_new_tokens=5).tokens[0]) == 5
     assert "are 17 together, and the caches have room for 16" in refusal(path, prompts=[[1] * 12], max_new_tokens=6)
+
+
+def test_buffers_larger_than_memory_are_refused(tmp_path: Path) -> None:
+    path = decoder(tmp_path / "x.onnx", cache=("batch", 2**20, BUFFER, 2**10))
+    assert "memory ran out for caches of 1000000002 tokens" in refusal(path, max_new_tokens=10**9)
 
 
 class Constant:

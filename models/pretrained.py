@@ -83,10 +83,12 @@ class Pretrained:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What a decoder reads beside tokens, such as "vision": a file of it has nothing of this."""
+        """What a decoder reads beside tokens, such as "vision": a file of it has nothing of this. Some configurations
+        have parts for no module of their own, such as "attn" of MPT."""
         others = getattr(self.config, "sub_configs", {}) if self.kind == DECODER else {}
-        text = self.text_config
-        found = (name for name in others if getattr(self.config, name, None) not in (None, text))
+        kinds = {type(module.config) for module in self.model.modules() if hasattr(module, "config")}
+        parts = {name: getattr(self.config, name, None) for name in others}
+        found = (name for name, part in parts.items() if type(part) in kinds and part != self.text_config)
         return tuple(sorted(name.removesuffix("_config") for name in found))
 
     def _is_among(self, names: Any) -> bool:

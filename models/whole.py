@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -207,6 +207,8 @@ def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
     if "key" in past:
         cache.update(past["key"], past["value"], layer)
         cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
+    if not past:
+        return
     held = cache.layers[layer]
     if INDEXER in past:
         held.lazy_initialization_indexer(past[INDEXER])
@@ -300,6 +302,33 @@ class Signature:
     outputs: Mapping[str, tuple[int | str, ...] | None]
     example: Mapping[str, Any]
     shapes: Mapping[str, Any]
+
+
+def without_keys_of_others(signature: Signature, layers: Collection[int]) -> Signature:
+    """The signature without the keys and values of other layers than these, which nothing reads where those are not
+    traced, and of which torch would trace every size. States stay: transformers asks those of any layer whether there
+    are tokens before."""
+
+    def left(name: str) -> bool:
+        before, layer, kind = split_layer(name) or ("", 0, "")
+        return not (before in ("past_key_values", "present") and layer not in layers and kind in KEYS)
+
+    def without(by_argument: Mapping[str, Any]) -> dict[str, Any]:
+        past = by_argument.get("past_key_values")
+        if past is None:
+            return dict(by_argument)
+        kept = [
+            {kind: one for kind, one in held.items() if left(f"past_key_values.{layer}.{kind}")}
+            for layer, held in enumerate(past)
+        ]
+        return {**by_argument, "past_key_values": kept}
+
+    return Signature(
+        inputs={name: shape for name, shape in signature.inputs.items() if left(name)},
+        outputs={name: shape for name, shape in signature.outputs.items() if left(name)},
+        example=without(signature.example),
+        shapes=without(signature.shapes),
+    )
 
 
 def decoder_of(

@@ -24,7 +24,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.aligned import Directions
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
-from posexport.verify.draws import ANEW, ANEW_OF_MANY, Array, attention_mask, is_far_out, position_ids
+from posexport.verify.draws import ALL_ROWS, ANEW, ANEW_OF_MANY, Array, attention_mask, is_far_out, position_ids
 from posexport.verify.far_keys import shown_where_keys_are_far
 from posexport.verify.first_positions import first_positions
 from posexport.verify.reach import Reach, default_reach
@@ -290,7 +290,7 @@ def _sizes(
         sizes["max_seq"] = within(_other_than(draft, "max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
         pasts = [past] * batch
-        if draft.positions != "alike":  # some are almost as long as the longest, others anything below
+        if draft.positions not in ("alike", ALL_ROWS):  # some are almost as long as the longest, others anything below
             pasts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
             pasts[1::2] = rng.integers(min(past, 1), past + 1, len(pasts[1::2])).tolist()
             if batch > 1 and rng.random() < (ANEW if batch < 4 else ANEW_OF_MANY):  # one begins, others go on

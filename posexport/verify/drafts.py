@@ -29,6 +29,7 @@ from posexport.verify.draft import (
     Draft,
     band_between,
     each_size,
+    few_cached,
     fewer,
     per_token,
     rows_of_batches,
@@ -67,6 +68,9 @@ POWER_WORK = 5e9
 TEXTS = ((130, 250), (260, 500), (520, 700))
 """And of texts on several axes."""
 
+FREE = 500
+"""Free slots of a shared cache whose first token is written; more than a hundred where those of several rows are."""
+
 FEW = 12
 """Tokens below which both of the largest kinds of batch are tried with each length, since they cost little."""
 
@@ -98,8 +102,8 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     """Drafts without end: corners in no order, with other sizes and kinds; half of them with rows and tokens of any
     number."""
     drawn = {
-        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed"),
-        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed"),
+        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed", draws.ALL_ROWS),
+        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed", draws.ALL_ROWS),
         "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
     }
     for number in itertools.count(2):
@@ -144,9 +148,11 @@ def _of_each_kind(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterato
     yield Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left", "shifted")
     yield Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
     yield Draft("one token", 1, 1, 0, 8, 8, "far")
-    yield Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
+    yield Draft("first token", 1, 1, 0, min(FREE, few_cached(spec, 1)), 1, "near", values="peaks")
+    free = itertools.cycle((2, 300, 40))
     for rows in (2, 4, 8, 12, 16, 24, max(32, reach.batch)):
-        yield Draft("single tokens", rows, 1, 0, 2, size(2, 30), "near", "mixed")
+        spare = min(next(free), few_cached(spec, rows))
+        yield Draft("single tokens", rows, 1, 0, spare, size(2, 30), "near", "mixed")
     yield Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
     yield Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
@@ -249,6 +255,11 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
     size = partial(size_between, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
+    # several rows differ, or have one kind for all, or count from their first token on that is no padding
+    counted = ("consecutive" if spec.padding_mask else "mixed", "left")
+    mixed = ("mixed", "mixed")
+    for_all = ("mixed", draws.ALL_ROWS), (draws.ALL_ROWS, "mixed")
+    patterns = itertools.cycle((mixed, mixed, mixed, for_all[0], mixed, counted, for_all[1]))
     values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
     rows = rows_of_batches(rng, reach) | {"several": each_size(rng, ROWS["several"][0], ROWS["many"][1])}
     large = ["dozen", "crowd"]
@@ -262,7 +273,7 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
             batch = min(batch, max(CROWD_TOKENS // seq, reach.batch))
             if seq >= FEW:
                 batch = max(fewer(spec, batch, seq, ROWS["many"][0]), min(batch, reach.batch))
-            kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
+            kinds = (next(positions), next(padding)) if batch == 1 else next(patterns)
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
 

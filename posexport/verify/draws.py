@@ -46,6 +46,10 @@ NEARBY, COMPANY = 0.3, 0.5
 """The part of batches of the kind "mixed" whose rows have no far positions, and of those in which a row may have no key
 at all."""
 
+ALL_ROWS = "all rows"
+"""A kind of positions, and of padding, that is drawn once and that all rows of a batch have, as the beams of one prompt
+do. The positions don't count up."""
+
 Positions = Callable[[np.random.Generator, Array, int], Array]
 """(generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
 
@@ -212,6 +216,9 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     Consecutive tokens on several axes stand on a grid that is wider than high; for other kinds each axis is drawn
     apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
+    if kind == ALL_ROWS:
+        one = position_ids(str(rng.choice(("packed", "shuffled"))), rng, places[:1], spec)
+        return np.repeat(one, len(places), axis=0)
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
     near = [each for each in MIXED[::2] if not half or each in _close(spec) or not steepness(spec)]
     mixed = near if half or (kind == "mixed" and rng.random() < NEARBY) else MIXED
@@ -323,13 +330,20 @@ cached, as a row has it that begins beside others; "all" leaves no key to see.""
 def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
     """int64 [batch, width] for rows of `lengths` keys, `cached` ones among them.
 
-    With "mixed", each row has another kind; with "last row", the last row has no key and the others have all.
+    With "mixed", each row has another kind; with "last row", the last row has no key and the others have all; with
+    "all rows", all have the mask of the longest as far as they go.
 
     Slots of a shared cache behind the last key, which no query sees all the same, are marked in one of three ways.
     """
     mask = rng.integers(0, 2, (len(lengths), width))
     ways = rng.integers(0, 3, len(lengths))  # none, all, or any
     mask = np.where((ways < 2)[:, None], ways[:, None], mask)
+    if kind == ALL_ROWS:
+        longest = int(lengths.argmax())
+        hiding = [each for each in PADDING if each not in ("none", "all")]
+        one = mask[longest]
+        one[: lengths[longest]] = PADDING[str(rng.choice(hiding))](rng, int(lengths[longest]), int(cached[longest]))
+        return np.repeat(one[None], len(lengths), axis=0)
     kinds = [kind]
     if kind == "mixed":
         known = [*PADDING] if rng.random() < COMPANY else [each for each in PADDING if each != "all"]

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draft import Draft, few_cached, size_between
+from posexport.verify.draft import Draft, band_between, few_cached, size_between
 from posexport.verify.reach import Reach
 from posexport.verify.values import SIZES
 
@@ -68,9 +68,9 @@ def squares(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     """As many tokens as cached ones or as rows, and as many rows as cached ones: axes that are mixed up show in no
     shape there."""
     size = partial(size_between, rng)
-    for low, high, rows in ((8, 15, 1), (16, 40, 2), (41, 90, 1)):
+    for low, high, rows in ((8, 15, 1), (16, 40, 2), (41, 300, 1)):
         if spec.kv_cache:
-            tokens = min(size(low, high), few_cached(spec, rows))
+            tokens = min(band_between(rng, low, high), few_cached(spec, rows))
             yield Draft("as many as cached", rows, tokens, tokens, 3, 1, "near", "left", "a fifth")
     for low, high in ((5, 9), (10, 16)):
         rows = size(low, high)

@@ -25,6 +25,7 @@ from posexport.verify.draft import (
     shrunk,
     size_between,
 )
+from posexport.verify.draws import ALL_ROWS
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
 
@@ -67,6 +68,10 @@ then has, give or take a half."""
 
 PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
 """Kinds of positions that steps and chunks of one row have by turns."""
+
+ROWS_PATTERN = (*[("mixed", "mixed")] * 5, ("mixed", ALL_ROWS), *[("mixed", "mixed")] * 5, (ALL_ROWS, "mixed"))
+"""Kinds of positions and of padding that batches over a cache have by turns. Most of their rows differ: one that is
+read for another shows there alone."""
 
 LATE_STEP = "late step"
 """The draft with the longest cache, which no budget makes shorter."""
@@ -166,9 +171,11 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
-    for name, largest in (("steps", 1), ("chunks", 30)):  # as prompts are that were padded to one length
+    # as prompts are that were padded to one length, and as beams of one that was padded
+    alike = [("steps", 1), ("chunks", 30)], rng.permutation(["left", ALL_ROWS]).tolist()
+    for (name, largest), padding in zip(*alike, strict=True):
         batch, seq, past = size(4, 9), size(min(largest, 2), largest), band_between(rng, 20, 300)
-        yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", "left")
+        yield Draft(f"{name} of padded rows alike", batch, seq, past, size(0, 40), 9, "alike", padding)
     yield from _over_many(spec, rng, late)
     yield from _around_powers(late, int(spec.kv_cache is not None))
     yield from _near_the_end(spec, rng, late)
@@ -179,7 +186,7 @@ def _of_each_length(
 ) -> Iterator[Draft]:
     """Steps and chunks of each kind of rows over caches of each length, as far as they cost little."""
     size, late = partial(size_between, rng), longest_cache(spec, reach)
-    # one row takes turns; several have a kind of positions and of padding each
+    patterns = itertools.cycle(ROWS_PATTERN)
     positions = itertools.cycle(PATTERN)
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
@@ -192,7 +199,7 @@ def _of_each_length(
             seq, batch = band_between(rng, few, more), next(rows[who])
             past = middle if middle < 4 else band_between(rng, round(0.75 * middle), round(1.33 * middle))
             past = min(past, late - 1)
-            kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
+            kinds = (next(positions), next(padding)) if batch == 1 else next(patterns)
             yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
 
 

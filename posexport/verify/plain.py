@@ -25,6 +25,7 @@ from posexport.verify.draft import (
     shrunk,
     size_between,
 )
+from posexport.verify.draws import ALL_ROWS
 from posexport.verify.eligibility import work
 from posexport.verify.reach import MOST, Reach
 
@@ -55,6 +56,16 @@ piece that a smaller reach leaves out."""
 
 WIDE = (((8, 8), (100, 127), ((8, 128),)), ((24, 32), (65, 90), ((32, 64),)), ((4, 4), (705, 1000), ((4, 1024),)))
 """Rows and tokens of prompts that blocks of any size get, and powers of two that half of the draws have instead."""
+
+WIDE_KINDS = (
+    ("alike", "none"),
+    ("mixed", "mixed"),
+    ("alike", "none"),
+    ("mixed", "mixed"),
+    ("alike", ALL_ROWS),
+    ("mixed", "mixed"),
+)
+"""Kinds of positions and of padding that these have, each as likely."""
 
 CHEAP = (((6, 9), (513, 700)), ((10, 16), (260, 400)), ((17, 40), (130, 250)))
 """Rows and tokens of prompts that only those blocks get in which they cost little."""
@@ -108,7 +119,7 @@ def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
         batch, seq = size(*rows), size(*tokens)
         if rng.random() < 0.5:
             batch, seq = powers[int(rng.integers(len(powers)))]
-        kinds = ("alike", "none") if rng.random() < 0.5 else ("mixed", "mixed")
+        kinds = WIDE_KINDS[int(rng.random() * len(WIDE_KINDS))]
         yield Draft("wide batch", batch, shorter(spec, batch, min(seq, most)), 0, 2, size(2, 60), *kinds)
     for rows, tokens in CHEAP:
         batch, seq = size(*rows), min(size(*tokens), most)

@@ -66,9 +66,10 @@ def _rows_alike(nodes: Nodes, value: str) -> str:
 
 
 def _mask_ignored_where_rows_share_it(model: onnx.ModelProto) -> None:
-    change_input(
-        model, "attention_mask", lambda nodes, value: nodes.op("Where", _rows_alike(nodes, value), nodes.const(1), value)
-    )
+    def change(nodes: Nodes, value: str) -> str:
+        return nodes.op("Where", _rows_alike(nodes, value), nodes.const(1), value)
+
+    change_input(model, "attention_mask", change)
 
 
 def _counted_where_rows_share_positions(model: onnx.ModelProto) -> None:

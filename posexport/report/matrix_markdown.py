@@ -11,17 +11,18 @@ from posexport.verify.matrix.table import BUILD, MODES, Cell, Matrix, idle, judg
 from posexport.verify.result import PASSED
 
 _HOW = """\
-Each file was exported with {sizes} and seeded weights for the target `{target}`, and held against the same block in
-float64 by `posexport verify`. A cell says:
+Each file was exported with {sizes} and seeded weights for the target `{target}`.
+`posexport verify` compared it with the same block in float64. A cell has one of these states:
 
-- {passed} **passed**: the largest error, and torch error in the same place (the worst of all inputs and outputs).
-- {failed} **failed**: wrong, or it crashed; the number leads to the reason below.
-- {refused} **refused**: the form can't carry the block, so `posexport export` refuses it with the sentence below.
-- {not_run} **not run**: the runtime can't take the file by its nature, or isn't there; the reason is below.
+- {passed} **passed**: the cell shows the largest error over all inputs and outputs, and torch's error in the same place.
+- {failed} **failed**: the file gave wrong numbers or crashed; the number refers to the reason below.
+- {refused} **refused**: the form can't express the block, so `posexport export` refuses it with the sentence below.
+- {not_run} **not run**: the runtime can't run such a file, or it is not installed; the reason is below.
 
-`build` is the plan that TensorRT builds from the file: how many kernels it has, and *fused* where attention is one of
-them. `tensorrt-import` is TensorRT's import of the file, evaluated in float64: it shows what the parser makes of it,
-not what kernels round. Blocks are causal, but for encodings of positions on several axes without a cache."""
+`build` is the plan that TensorRT builds from the file. Its cells show the number of kernels, and *fused* if attention
+is one kernel. `tensorrt-import` is TensorRT's import of the file, evaluated in float64. It shows how the parser reads
+the file, without the rounding of kernels. Blocks are causal, except encodings with positions on several axes without a
+cache."""
 
 
 def to_markdown(matrix: Matrix) -> str:

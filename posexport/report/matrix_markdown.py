@@ -14,7 +14,7 @@ _HOW = """\
 Each file was exported with {sizes} and seeded weights for the target `{target}`.
 `posexport verify` compared it with the same block in float64. A cell has one of these states:
 
-- {passed} **passed**: the cell shows the largest error over all inputs and outputs, and torch's error in the same place.
+- {passed} **passed**: the largest error over all inputs and outputs, and torch's error in the same place.
 - {failed} **failed**: the file gave wrong numbers or crashed; the number refers to the reason below.
 - {refused} **refused**: the form can't express the block, so `posexport export` refuses it with the sentence below.
 - {not_run} **not run**: the runtime can't run such a file, or it is not installed; the reason is below.

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from one_node import MICROSOFT, RANDOM, Array, assert_same, compare, evaluated, normal, one_node, run
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
@@ -288,6 +288,30 @@ def test_products_with_weights_of_few_bits(width: int, block: int, zeros: str) -
     inputs = [normal(3, rows) * 0.01, weights, np.abs(normal(columns, blocks)) * 0.1, middle.get(zeros)]
     inputs += [None, normal(columns)]
     compare("MatMulNBits", inputs, domain=MICROSOFT, K=rows, N=columns, bits=width, block_size=block)
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_features_of_8_bits_where_the_file_asks_for_them(level: int) -> None:
+    """The honest evaluation has so many digits, float64 all; 70 features are blocks of 32, 32 and 6."""
+    rows, columns, block = 70, 6, 32
+    x, packed, scales = normal(3, rows), bytes_(columns, 3, 16), np.abs(normal(columns, 3)) * 0.1
+    domains = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
+    options = {"K": rows, "N": columns, "bits": 4, "block_size": block, "accuracy_level": level}
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain=MICROSOFT, **options)
+    weights = [numpy_helper.from_array(packed, "w"), numpy_helper.from_array(scales.reshape(-1), "s")]
+    sizes = {"x": rows, "y": columns}
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", size]) for name, size in sizes.items()]
+    model = helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:], weights), opset_imports=domains)
+    numbers = np.stack([packed & 15, packed >> 4], -1).reshape(columns, 3, block) - 8.0
+    matrix = (numbers * scales[..., None]).reshape(columns, -1)[:, :rows].astype(np.float64)
+    parts = []
+    for start in range(0, rows, block):
+        unit = np.abs(x[:, start : start + block]).max(1, keepdims=True).astype(np.float64) / 127
+        parts.append(np.round(x[:, start : start + block] / unit) * unit)
+    rounded = np.concatenate(parts, 1) if level == 4 else x
+    for wide, features in ((True, x), (False, rounded)):
+        found = Evaluator(ir.from_proto(model), wide=wide).run({"x": torch.from_numpy(x)})["y"]
+        np.testing.assert_allclose(found.numpy(), features @ matrix.T, atol=1e-5)
 
 
 @pytest.mark.parametrize("zeros", [False, True])

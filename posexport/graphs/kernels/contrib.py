@@ -174,7 +174,8 @@ def matmul_n_bits(
     groups: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """A times dequantised weights: b [N, blocks, bytes], a scale and a zero point for each block."""
+    """A times dequantised weights: b [N, blocks, bytes], a scale and a zero point for each block. Where the file asks
+    for whole numbers of 8 bits (`accuracy_level`), so many digits are left of A, but in float64."""
     if groups is not None:
         raise ValueError("group indices can't be evaluated")
     bits, rows, columns = call.get("bits", 4), call.get("K"), call.get("N")
@@ -188,8 +189,22 @@ def matmul_n_bits(
     else:
         middle = unpacked(zeros.reshape(columns, -1), bits)[:, : b.shape[1]].to(a.dtype)
     weights = (numbers - middle[..., None]) * scales.reshape(columns, -1)[..., None]
+    if call.get("accuracy_level", 0) == _OF_8_BITS and not call.wide:
+        a = _in_8_bits(a, call.get("block_size"))
     product = torch.matmul(a, weights.flatten(1)[:, :rows].T)
     return product if bias is None else product + bias
+
+
+_OF_8_BITS = 4
+"""The `accuracy_level` of products of whole numbers of 8 bits."""
+
+
+def _in_8_bits(a: Tensor, block: int) -> Tensor:
+    """Features as whole numbers of 8 bits, the largest of each block as 127."""
+    blocks = torch.nn.functional.pad(a, (0, -a.shape[-1] % block)).unflatten(-1, (-1, block))
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    rounded = torch.round(blocks / torch.where(scale == 0, 1, scale)) * scale
+    return rounded.flatten(-2)[..., : a.shape[-1]]
 
 
 KERNELS[MICROSOFT, "Trilu"] = layout.trilu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import importlib.metadata
 import os
@@ -348,6 +349,12 @@ def limited_to_what_is_free() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def give_freed_memory_back() -> None:
+    """Give the system what was freed and the C library keeps, where it is the GNU one."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def forget_peak() -> int:

@@ -15,7 +15,6 @@ The code of a failure is "refused" where the engine says it can't run this, "mem
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -27,7 +26,7 @@ import attrs
 from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError, Reason
-from posexport.jsondata import structure, unstructure
+from posexport.jsondata import read_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.processes import FAILED, MEMORY, REFUSED, serve
 from posexport.runtimes import TENSORRT, runtime
@@ -162,7 +161,7 @@ def _lower_bound(path: Path, device: str, threads: int | None) -> Runner:
     from posexport.bench.work import Work, work_on
 
     if path.suffix == ".json":
-        data = json.loads(path.read_bytes())
+        data = read_json(path)
         works = {tuple(sorted(sizes.items())): structure(one, Work) for sizes, one in data["works"]}
         return LowerBoundRunner(lambda _, sizes: works[tuple(sorted(sizes.items()))], data["dtype"], device, threads)
     from posexport.artifact.onnx_artifact import read_onnx

@@ -56,6 +56,10 @@ LATE = 3
 """Runs of a file in a row that take too long, after which a worker is not asked to run it again."""
 
 
+_OPEN_FAST = ("torch", "onnxruntime")
+"""Packages of runtimes whose processes open a file again within seconds."""
+
+
 class Pool:
     """Workers by name of runtime; requests to one runtime run in order, those to several side by side."""
 
@@ -63,6 +67,8 @@ class Pool:
         self.time_limit = time_limit
         self._slots = threading.BoundedSemaphore(busy or os.cpu_count() or 1)
         self._workers: dict[str, tuple[Worker, ThreadPoolExecutor]] = {}
+        self._alone = False
+        self._light: set[Worker] = set()
         self._folder = temporary.folder()
         self._jobs = 0
         self._late: Counter[tuple[str, str]] = Counter()
@@ -83,8 +89,9 @@ class Pool:
         return self._folder.path
 
     def one_at_a_time(self) -> None:
-        """From now on one worker at a time: several that each hold a large file would take several times its size."""
-        self._slots = threading.BoundedSemaphore(1)
+        """From now on one worker works at a time, and on the CPU one lives: several that each hold a large file would
+        take several times its size."""
+        self._slots, self._alone = threading.BoundedSemaphore(1), True
 
     def start(self, runtime: Runtime) -> None:
         """Start a runtime's worker, which loads its engine, ahead of the first request."""
@@ -120,7 +127,15 @@ class Pool:
         if key not in self._workers:
             worker = Worker("posexport.runtimes.worker", runtime.module, environment=ALLOCATION)
             self._workers[key] = (worker, ThreadPoolExecutor(max_workers=1))
+            if not runtime.needs_gpu and runtime.package in _OPEN_FAST:
+                self._light.add(worker)
         return self._workers[key]
+
+    def _end_others(self, worker: Worker) -> None:
+        """End the processes that hold what another worker's is to hold; those with a GPU may have built a plan."""
+        for other, _ in [*self._workers.values()] if self._alone else ():
+            if other is not worker and other in self._light:
+                other.stop()
 
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
         from posexport.runtimes.tensors import load_arrays, save_arrays  # once the workers load their engines
@@ -135,6 +150,7 @@ class Pool:
                 for path, arrays in zip(request["inputs"], inputs, strict=True):
                     save_arrays(Path(path), arrays)
                 with self._slots:
+                    self._end_others(worker)
                     reply = worker.ask(request, self.time_limit)
                 failure = failure_of(reply)
                 self._late[file] = self._late[file] + 1 if failure is not None and failure.code == TIMED_OUT else 0

@@ -15,7 +15,7 @@ import pytest
 import rewrite_helpers as helpers
 import small_graphs
 from helpers import cli, exported, small_spec
-from onnx import TensorProto, helper
+from onnx import helper
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.graphs.attention.candidates import CONTROL_FLOW
@@ -212,39 +212,6 @@ def test_an_artifact_of_posexport_stays_one(tmp_path: Path) -> None:
     shared = cli("rewrite", str(path), "-o", "other.onnx", "--form", "native", "--kv-cache", "shared")
     assert shared.exit_code == 2
     assert "is an artifact of posexport, whose spec says how its cache is" in shared.stderr
-
-
-def _with_if(model: onnx.ModelProto, flag: str = "flag") -> onnx.ModelProto:
-    """The same graph in a branch of If, and a node behind that."""
-    inner, other = onnx.GraphProto(name="then"), onnx.GraphProto(name="else")
-    inner.node.extend(model.graph.node)
-    inner.output.append(model.graph.output[0])
-    other.node.append(helper.make_node("ConstantOfShape", [f"{flag} none"], [f"{flag} zeros"]))
-    other.output.append(helper.make_tensor_value_info(f"{flag} zeros", TensorProto.FLOAT, None))
-    chosen = helper.make_node("If", [flag], [f"{flag} chosen"], then_branch=inner, else_branch=other)
-    inputs = [*model.graph.input, helper.make_tensor_value_info(flag, TensorProto.BOOL, [])]
-    weights = [*model.graph.initializer, helper.make_tensor(f"{flag} none", TensorProto.INT64, [3], [1, 1, 1])]
-    outputs = [helper.make_tensor_value_info(f"{flag} less", TensorProto.FLOAT, ["b", "s", "v"])]
-    negated = helper.make_node("Neg", [f"{flag} chosen"], [f"{flag} less"])
-    graph = helper.make_graph([chosen, negated], "g", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=9)
-
-
-def test_attention_in_a_branch_is_rewritten(tmp_path: Path) -> None:
-    helpers.saved(tmp_path, _with_if(small_graphs.decoder(cache=False)))
-    result = cli("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", "--input", "flag=mask")
-    assert result.exit_code == 0, result.output
-    assert "1 of 1 rewritten" in result.stdout and "ort-cpu      passed" in result.stdout
-
-
-def test_attention_in_a_branch_of_a_branch_is_left_with_its_reason(tmp_path: Path) -> None:
-    helpers.saved(tmp_path, _with_if(_with_if(small_graphs.decoder(cache=False), "inner"), "outer"))
-    given = ("--input", "inner=mask", "--input", "outer=mask")
-    result = cli("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", *given)
-    assert result.exit_code == 0, result.output
-    assert "stands inside of If, Loop or Scan" in result.stdout
-    assert "0 of 1 rewritten" in result.stdout
-    assert Path("out.onnx").read_bytes() == Path("in.onnx").read_bytes()
 
 
 def _renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:

@@ -133,6 +133,10 @@ def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.M
         def close(self) -> None:
             pass
 
+        def stop(self) -> None:
+            stopped.append(self)
+
+    stopped: list[Slow] = []
     monkeypatch.setattr(pool, "Worker", Slow)
     with Pool(60, busy=3) as workers:
         if alone:
@@ -141,6 +145,7 @@ def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.M
         answers = [workers.submit(RUNTIMES[name], tmp_path / "model.onnx", []) for name in names]
         assert all(result(answer).failure is None for answer in answers)
     assert (most == 1) is alone
+    assert bool(stopped) is alone  # what held the file before
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -18,8 +18,9 @@ from small_decoders import NATIVE, exported_model, small_checkpoint
 from posexport.runtimes import torch_module
 from posexport.runtimes.base import Arrays, GroupRunner
 from posexport.runtimes.pool import Pool
-from posexport.verify.graph import subject
-from posexport.verify.graph.reference import GROUP, Reference
+from posexport.verify.graph import reference, subject
+from posexport.verify.graph.cases import GraphCase, on_disk
+from posexport.verify.graph.reference import GROUP, GROUP_BYTES, Reference, starts_of
 
 pytestmark = pytest.mark.few_inputs
 
@@ -175,3 +176,30 @@ def test_where_one_of_several_inputs_fails_the_others_are_evaluated(tmp_path: Pa
             if evaluation.failure is None:
                 assert np.array_equal(evaluation.exact["y"], arrays["x"])
                 assert np.array_equal(evaluation.own[0]["y"], arrays["x"])
+
+
+def test_groups_have_so_many_cases_or_bytes() -> None:
+    part = GROUP_BYTES // 4
+    assert starts_of([0] * 5, 2) == [0, 2, 4]
+    assert starts_of([part, part, 3 * part, 9 * part, part, part], 16) == [0, 2, 3, 4]
+    assert starts_of([], 16) == [0]
+
+
+def test_each_case_of_groups_gets_its_own_answer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of(model, 5)
+    monkeypatch.setattr(reference, "GROUP_BYTES", 2 * sum(array.nbytes for array in inputs[0].values()))
+    answers = []
+    for large in (True, False):
+        with Pool(120) as workers:
+            truth = Reference(workers, model, inputs, own=False, large=large)
+            answers.append([truth.evaluation(index).exact for index in (4, 0, 3, 1, 2)])
+    for one, other in zip(*answers, strict=True):
+        assert all(np.allclose(one[name], other[name], rtol=1e-12, atol=1e-12) for name in one)
+
+
+def test_a_case_on_disk_is_the_same(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array([True, False])}
+    case = GraphCase(name="one", arrays=arrays, sizes={}, visible={})
+    (kept,) = on_disk([case], tmp_path)
+    assert [*tmp_path.iterdir()] == [] and kept.name == "one"
+    assert all(np.array_equal(kept.arrays[name], array) for name, array in arrays.items())

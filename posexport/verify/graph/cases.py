@@ -14,8 +14,9 @@ from posexport.graphs.axes import BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, TOTAL,
 from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.roles import Role
+from posexport.machine import give_freed_memory_back
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
+from posexport.runtimes.tensors import BF16, NUMPY_DTYPES, load_arrays, save_arrays
 from posexport.spec.contract import Values
 from posexport.verify.cases import USUAL_POSITIONS
 from posexport.verify.reach import Shown
@@ -46,6 +47,17 @@ class GraphCase:
     def far_out(self) -> bool:
         """Whether a position lies beyond the usual range."""
         return self.farthest is not None and self.farthest >= USUAL_POSITIONS
+
+
+def on_disk(cases: Sequence[GraphCase], folder: Path) -> list[GraphCase]:
+    """The same cases, whose arrays lie in files without names: they take memory only while they are read."""
+    path, kept = folder / "case.tensors", list[GraphCase]()
+    for case in cases:
+        save_arrays(path, case.arrays)
+        kept.append(attrs.evolve(case, arrays=load_arrays(path)))
+        path.unlink()
+    give_freed_memory_back()
+    return kept
 
 
 def drawn_cases(

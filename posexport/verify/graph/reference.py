@@ -7,6 +7,7 @@ dtypes compute from floats: a bucket of distances that float64 counts otherwise 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,8 +33,20 @@ def evaluate(
     return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER, wide=wide)
 
 
-GROUP = 16
-"""Cases that are evaluated at a time where weights are large: these are then read and converted once for all."""
+GROUP, GROUP_BYTES = 16, 2**26
+"""Cases that are evaluated at a time where weights are large, and the bytes of their inputs, of which a case may have
+more alone: weights are then read and converted once for all."""
+
+
+def starts_of(sizes: Sequence[int], most: int) -> list[int]:
+    """Where groups of cases begin, whose inputs have these bytes: each has `most` cases at most."""
+    starts, held = [0], 0
+    for index, size in enumerate(sizes):
+        if index > starts[-1] and (index - starts[-1] == most or held + size > GROUP_BYTES):
+            starts.append(index)
+            held = 0
+        held += size
+    return starts
 
 
 @attrs.define
@@ -66,26 +79,31 @@ class Reference:
         self._pool, self._path, self._arrays = pool, path, arrays
         self._options = {} if module is None else {"module": module}
         self._own_options = {"wide": False, **({} if dtype is None else {"dtype": dtype})}
-        self._group = GROUP if large else 1
+        self._starts = starts_of([sum(array.nbytes for array in one.values()) for one in arrays], GROUP if large else 1)
         self._exact = self._submit_groups({})
         self._own = self._submit_groups(self._own_options) if own else []
         self._known: dict[int, Evaluation] = {}
         self._draws: dict[int, list[Arrays]] = {}
 
     def _submit_groups(self, options: Mapping[str, Any]) -> list[Future[Answer]]:
-        starts = range(0, len(self._arrays), self._group)
-        return [self._submit(self._arrays[start : start + self._group], options) for start in starts]
+        ends = [*self._starts[1:], len(self._arrays)]
+        return [
+            self._submit(self._arrays[start:end], options)
+            for start, end in zip(self._starts, ends, strict=True)
+            if start < end
+        ]
 
     def _submit(self, arrays: Sequence[Arrays], options: Mapping[str, Any]) -> Future[Answer]:
         return evaluate(self._pool, self._path, arrays, {**self._options, **options}, self._wide)
 
     def _answered(self, groups: Sequence[Future[Answer]], index: int, options: Mapping[str, Any]) -> Answer:
         """The answer for one case; of a group that failed, that of the case alone."""
-        number, place = divmod(index, self._group)
+        number = bisect_right(self._starts, index) - 1
+        start, end = [*self._starts, len(self._arrays)][number : number + 2]
         answer = result(groups[number])
         if answer.failure is None:
-            return attrs.evolve(answer, outputs=answer.outputs[place : place + 1])
-        return answer if self._group == 1 else result(self._submit([self._arrays[index]], options))
+            return attrs.evolve(answer, outputs=answer.outputs[index - start : index - start + 1])
+        return answer if end - start == 1 else result(self._submit([self._arrays[index]], options))
 
     def evaluation(self, index: int) -> Evaluation:
         """The evaluations on a case; waits for them."""

@@ -19,9 +19,10 @@ from functools import partial
 import torch
 
 from posexport.bench.bare_products import Timed, by_ort, by_sum, by_torch, by_vector, roofline
-from posexport.bench.work import Work
+from posexport.bench.work import Work, work_on
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays
+from posexport.spec.spec import Spec
 
 SCORES = 2**30
 """The largest buffer of scores, in bytes; beyond, heads are taken one by one."""
@@ -79,6 +80,11 @@ class LowerBoundRunner:
         cuda = self._device.type == "cuda"
         name = torch.cuda.get_device_name(self._device) if cuda else f"CPU ({platform.machine()})"
         return {"engine": "lower_bound", "version": str(torch.__version__), "device": name, "method": self._method}
+
+
+def of_spec(spec: Spec, device: str, threads: int | None) -> LowerBoundRunner:
+    """The lower bound of a block."""
+    return LowerBoundRunner(lambda inputs, _: work_on(spec, inputs), spec.dtype, device, threads)
 
 
 def _fastest(makers: Mapping[str, Callable[[], Timed]]) -> tuple[float, str, Timed]:

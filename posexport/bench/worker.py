@@ -157,8 +157,8 @@ def _not_prepared() -> float:
 
 def _lower_bound(path: Path, device: str, threads: int | None) -> Runner:
     """The lower bound of an artifact, or of a graph whose work is in this file."""
-    from posexport.bench.lower_bound import LowerBoundRunner
-    from posexport.bench.work import Work, work_on
+    from posexport.bench.lower_bound import LowerBoundRunner, of_spec
+    from posexport.bench.work import Work
 
     if path.suffix == ".json":
         data = read_json(path)
@@ -166,8 +166,7 @@ def _lower_bound(path: Path, device: str, threads: int | None) -> Runner:
         return LowerBoundRunner(lambda _, sizes: works[tuple(sorted(sizes.items()))], data["dtype"], device, threads)
     from posexport.artifact.onnx_artifact import read_onnx
 
-    spec = read_onnx(path).spec
-    return LowerBoundRunner(lambda inputs, _: work_on(spec, inputs), spec.dtype, device, threads)
+    return of_spec(read_onnx(path).spec, device, threads)
 
 
 def _write_works(path: Path, source: Path, roles: list[Any], dtype: str, requests: list[dict[str, int]]) -> None:

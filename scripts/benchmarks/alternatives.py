@@ -111,7 +111,7 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
             notes[COMPILED] = "compiled for the common encodings only, in the two scenarios of all"
         _leave_out_wrong(ours, others[TORCH], notes)
         _leave_out_wrong(others, others[TORCH], notes)
-        others[LOWER_BOUND] = Contender(lambda: lower_bound.LowerBoundRunner(spec, "cpu", THREADS), plain)
+        others[LOWER_BOUND] = Contender(lambda: lower_bound.of_spec(spec, "cpu", THREADS), plain)
         cell = {"encoding": encoding, "scenario": name, **_compare(ours, others, BURSTS.get(name, 1), quick)}
         cells.append({**cell, "missing": notes, **judged(name, cell["ratios"])})
     return cells

@@ -17,10 +17,6 @@ def made(spec: Spec, **sizes: int) -> Work:
     return work_on(spec, inputs)
 
 
-def runner_of(spec: Spec) -> lower_bound.LowerBoundRunner:
-    return lower_bound.LowerBoundRunner(lambda inputs, _: work_on(spec, inputs), spec.dtype, "cpu", None)
-
-
 def test_a_prompt_counts_four_projections_and_two_products_of_heads() -> None:
     spec = small_spec("rope", hidden_size=32, num_heads=4)
     found = made(spec, batch=2, seq=5)
@@ -154,7 +150,7 @@ def test_the_lower_bound_is_the_larger_of_products_and_bytes(monkeypatch: pytest
     for products, read, bound in ((2.0, 1.0, "products"), (1.0, 2.0, "bytes")):
         for name, seconds in (("by_torch", products), ("by_ort", products), ("by_sum", read), ("by_vector", read)):
             monkeypatch.setattr(lower_bound, name, lambda *args, seconds=seconds: lambda: seconds)
-        runner = runner_of(spec)
+        runner = lower_bound.of_spec(spec, "cpu", None)
         assert runner.prepare(inputs)() == 2.0
         assert runner.describe()["method"].startswith(bound)
 
@@ -164,7 +160,7 @@ def test_a_method_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pyte
     made = []
     for name in ("by_torch", "by_ort", "by_sum", "by_vector"):
         monkeypatch.setattr(lower_bound, name, lambda *args, name=name: made.append((name, *args[1:])) or (lambda: 1.0))
-    runner = runner_of(spec)
+    runner = lower_bound.of_spec(spec, "cpu", None)
     runner.method = "products by torch, float32, a head at a time"
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
     assert made == [("by_torch", torch.float32, True)]

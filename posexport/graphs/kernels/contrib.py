@@ -203,7 +203,7 @@ def _in_8_bits(a: Tensor, block: int) -> Tensor:
     """Features as whole numbers of 8 bits, the largest of each block as 127."""
     blocks = torch.nn.functional.pad(a, (0, -a.shape[-1] % block)).unflatten(-1, (-1, block))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
-    rounded = torch.round(blocks / torch.where(scale == 0, 1, scale)) * scale
+    rounded: Tensor = torch.round(blocks / torch.where(scale == 0, 1, scale)) * scale
     return rounded.flatten(-2)[..., : a.shape[-1]]
 
 

@@ -155,7 +155,7 @@ def test_files_from_a_size_on_are_large(more: int) -> None:
     subject = SimpleNamespace(weight_bytes=size, is_large=is_large, path=Path("model.onnx"), wide={})
     job_of_file = GraphJob(
         subject=subject,  # type: ignore[arg-type]
-        pool=SimpleNamespace(one_at_a_time=lambda: asked.append(True)),  # type: ignore[arg-type]
+        pool=SimpleNamespace(one_at_a_time=lambda: asked.append(True), folder=Path()),  # type: ignore[arg-type]
         runtimes={},
         overrides=VerifyOverrides(),
         cases=[],

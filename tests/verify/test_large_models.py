@@ -19,7 +19,7 @@ from posexport.runtimes import torch_module
 from posexport.runtimes.base import Arrays, GroupRunner
 from posexport.runtimes.pool import Pool
 from posexport.verify.graph import reference, subject
-from posexport.verify.graph.cases import GraphCase, on_disk
+from posexport.verify.graph.cases import GraphCase, lay_on_disk
 from posexport.verify.graph.reference import GROUP, GROUP_BYTES, Reference, starts_of
 
 pytestmark = pytest.mark.few_inputs
@@ -200,6 +200,8 @@ def test_each_case_of_groups_gets_its_own_answer(model: Path, monkeypatch: pytes
 def test_a_case_on_disk_is_the_same(tmp_path: Path) -> None:
     arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array([True, False])}
     case = GraphCase(name="one", arrays=arrays, sizes={}, visible={})
-    (kept,) = on_disk([case], tmp_path)
+    cases = [case]
+    lay_on_disk(cases, tmp_path)
+    (kept,) = cases
     assert [*tmp_path.iterdir()] == [] and kept.name == "one"
     assert all(np.array_equal(kept.arrays[name], array) for name, array in arrays.items())

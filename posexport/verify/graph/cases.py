@@ -49,15 +49,14 @@ class GraphCase:
         return self.farthest is not None and self.farthest >= USUAL_POSITIONS
 
 
-def on_disk(cases: Sequence[GraphCase], folder: Path) -> list[GraphCase]:
-    """The same cases, whose arrays lie in files without names: they take memory only while they are read."""
-    path, kept = folder / "case.tensors", list[GraphCase]()
-    for case in cases:
+def lay_on_disk(cases: list[GraphCase], folder: Path) -> None:
+    """Have the arrays of the cases lie in files without names: they take memory only while they are read."""
+    path = folder / "case.tensors"
+    for at, case in enumerate(cases):
         save_arrays(path, case.arrays)
-        kept.append(attrs.evolve(case, arrays=load_arrays(path)))
+        cases[at] = attrs.evolve(case, arrays=load_arrays(path))
         path.unlink()
     give_freed_memory_back()
-    return kept
 
 
 def drawn_cases(

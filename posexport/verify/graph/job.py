@@ -21,7 +21,7 @@ from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.graph import eligible, layers, locate
-from posexport.verify.graph.cases import GraphCase, drawn_cases, on_disk, reached
+from posexport.verify.graph.cases import GraphCase, drawn_cases, lay_on_disk, reached
 from posexport.verify.graph.greedy import GreedyCheck
 from posexport.verify.graph.parity import compare
 from posexport.verify.graph.subject import GraphSubject
@@ -115,7 +115,7 @@ class GraphJob:
             return
         if self.subject.is_large:
             self.pool.one_at_a_time()
-            self.cases = on_disk(self.cases, self.pool.folder)
+            lay_on_disk(self.cases, self.pool.folder)
         self.truth = self._truth(self.cases)
         self._submit_runs(missing)
 

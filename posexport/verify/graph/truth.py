@@ -35,11 +35,9 @@ Array = np.ndarray[Any, Any]
 
 
 def converted(arrays: Arrays, subject: GraphSubject) -> Arrays:
-    """Inputs in the dtypes of another file."""
-    dtypes = {name: dtype for name, (_, dtype) in subject.inputs.items()}
-    return {
-        name: array.astype(NUMPY_DTYPES.get(dtypes[name]) or np.dtype(dtypes[name])) for name, array in arrays.items()
-    }
+    """Inputs in the dtypes of another file; those that have them are the same arrays."""
+    dtypes = {name: NUMPY_DTYPES.get(dtype) or np.dtype(dtype) for name, (_, dtype) in subject.inputs.items()}
+    return {name: array.astype(dtypes[name], copy=False) for name, array in arrays.items()}
 
 
 ROUNDING = 2.0

@@ -28,6 +28,22 @@ def attend(
     return torch.matmul(weights, v), scores, weights
 
 
+_MANY = 2**22
+"""Scores of all rows from which on one row after another is computed: they are the largest tensors that there are."""
+
+
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor, cap: float = 0.0, sinks: Tensor | None = None
+) -> Tensor:
+    """What `attend` gives first."""
+    rows = q.shape[0]
+    if rows == 1 or q.shape[:3].numel() * k.shape[2] < _MANY:
+        return attend(q, k, v, scale, bias, cap, sinks)[0]
+    biases = bias.split(1) if bias.dim() == 4 and bias.shape[0] == rows else [bias] * rows
+    parts = zip(q.split(1), k.split(1), v.split(1), biases, strict=True)
+    return torch.cat([attend(one_q, one_k, one_v, scale, one, cap, sinks)[0] for one_q, one_k, one_v, one in parts])
+
+
 def _scale(call: Call, size: int) -> float:
     return float(call.get("scale", 0.0)) or default_scale(size)
 
@@ -167,7 +183,7 @@ def packed_attention(
         total = total + padding_bias(call, mask, q.shape[0], k.shape[2], q)
     if call.get("unidirectional", 0):
         total = total + causal_bias(q.shape[2], k.shape[2], before, q)
-    y, _, _ = attend(q, k, v, _scale(call, q.shape[3]), total)
+    y = attended(q, k, v, _scale(call, q.shape[3]), total)
     same = present_key.shape == present_value.shape
     return heads_together(y), torch.stack((present_key, present_value)) if same else present_key
 
@@ -242,6 +258,9 @@ def group_query_attention(
     bias = bias if attention_bias is None else bias + attention_bias[..., :total]
     if sinks is None and call.get("smooth_softmax", 0):
         sinks = torch.zeros(heads, dtype=q.dtype)
+    if not call.wants(3):
+        y = attended(q, k, v, _scale(call, size), bias, call.get("softcap", 0.0), sinks)
+        return heads_together(y), present[0], present[1], torch.empty(0)
     y, scores, weights = attend(q, k, v, _scale(call, size), bias, call.get("softcap", 0.0), sinks)
     products = weights if call.get("qk_output", 0) == 2 else scores.masked_fill(hidden, 0.0)
     return heads_together(y), present[0], present[1], products

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,13 @@ def encoder_of(
     """
     _check_head(model)
     inputs = encoder_inputs(model, folder)
-    example = encoder_example(inputs, dtype)
     configuration: Any = model.config
     for config in (configuration, configuration.get_text_config()):
         if getattr(config, "use_cache", False):  # of a decoder without a head, whose caches nothing reads
             config.use_cache = False
+    example = encoder_example(inputs, dtype)
     try:
-        with torch.no_grad(), unchanged(model):
-            made = model(**example, return_dict=True)
+        made = _made(model, example)
     except ValueError:
         text: Any = configuration.get_text_config()
         if "input_ids" in inputs and getattr(text, "pad_token_id", None) is None:  # heads read a row's last token
@@ -86,6 +86,12 @@ def encoder_of(
                 'config.json has no pad_token_id: add it, such as "pad_token_id": 0.'
             ) from None
         raise
+    except RuntimeError as error:
+        example = encoder_example(inputs, dtype, _MANY)
+        try:
+            made = _made(model, example)
+        except Exception:
+            raise error from None
     names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]
     if not names:
         raise RequestError(
@@ -99,6 +105,12 @@ def encoder_of(
         for name, shape in inputs.items()
     }
     return module, Signature(inputs=inputs, outputs=dict.fromkeys(outputs), example=example, shapes=shapes)
+
+
+def _made(model: nn.Module, example: Mapping[str, Tensor]) -> Any:
+    """What a model gives for an example."""
+    with torch.no_grad(), unchanged(model):
+        return model(**example, return_dict=True)
 
 
 def _check_head(model: nn.Module) -> None:
@@ -151,6 +163,13 @@ def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Di
                     "a file has no input for: it is not exported."
                 )
             inputs["bbox"] = (BATCH, SEQUENCE, 4)
+    parameters = inspect.signature(model.forward).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if missing := [name for name in needed if name not in inputs]:
+        raise RequestError(
+            f"{type(model).__name__} needs {' and '.join(missing)} too, which a file has no input for: it is not "
+            "exported."
+        )
     return inputs
 
 
@@ -216,13 +235,22 @@ _SHAPES: Mapping[str, Any] = {
 _TRACED = {**TRACED, "samples": 4000, "frames": 40}
 
 
-def encoder_example(inputs: Mapping[str, Dimensions], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Inputs to trace with, whose floating-point ones have this dtype."""
-    return {name: _example(name, shape, dtype) for name, shape in inputs.items()}
+_MANY = 24
+"""Tokens for models that can't read the few that are traced, such as those with pools over tokens."""
 
 
-def _example(name: str, shape: Dimensions, dtype: torch.dtype) -> Tensor:
-    sizes = [_TRACED[size] if isinstance(size, str) else size for size in shape]
+def encoder_example(
+    inputs: Mapping[str, Dimensions], dtype: torch.dtype, tokens: int = TRACED[SEQUENCE]
+) -> dict[str, Tensor]:
+    """Inputs to trace with, of so many tokens, whose floating-point ones have this dtype."""
+    known = {**_TRACED, SEQUENCE: tokens}
+    shapes = {
+        name: [known[size] if isinstance(size, str) else size for size in shape] for name, shape in inputs.items()
+    }
+    return {name: _example(name, sizes, dtype) for name, sizes in shapes.items()}
+
+
+def _example(name: str, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     if name in ("input_ids", "token_type_ids", "bbox"):
         return torch.zeros(sizes, dtype=torch.int64)
     return torch.ones(sizes, dtype=torch.int64 if name == "attention_mask" else dtype)

@@ -32,6 +32,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "hidden 64": {**CONFIG, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "vocab_size": 1000},
     "hidden 768": CONFIG,
 }
+ROUNDS = 3
 FORM = ("--form", "native")
 BYTES = "bytes"
 
@@ -46,7 +47,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _of_shape(name: str, shape: Mapping[str, Any], folder: Path, quick: bool, with_mobius: bool) -> list[Row]:
-    counts, rounds = (LAYERS[:2], 1) if quick else (LAYERS, 5)
+    counts, rounds = (LAYERS[:2], 1) if quick else (LAYERS, ROUNDS)
     wall: dict[tuple[str, int], list[float]] = {}
     busy: dict[tuple[str, int], list[float]] = {}
     checkpoints = {layers: _checkpoint(folder / f"{name}, {layers}", shape, layers) for layers in counts}

@@ -183,6 +183,10 @@ SMALL_BOTH |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 HEADS: dict[str, tuple[dict[str, Any], str]] = {
     "LlamaForSequenceClassification": ({**SMALL, "hidden_size": 8}, "no pad_token_id: add it"),
     "GPT2ForSequenceClassification": ({"n_embd": 8, "n_layer": 1, "n_head": 2}, "no pad_token_id: add it"),
+    "Siglip2VisionModel": (
+        {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "needs pixel_attention_mask and spatial_shapes too, which a file has no input for",
+    ),
     "BertForMultipleChoice": ({**SMALL, "hidden_size": 8}, "chooses between several texts"),
     "BartForSequenceClassification": ({**SMALL_BOTH, "vocab_size": 16}, "looks for the last </s> of each text"),
 }

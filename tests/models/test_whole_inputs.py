@@ -77,6 +77,14 @@ def test_parts_of_a_configuration_without_a_module_are_not_left_out() -> None:
     assert type(model.config.attn_config).__name__ == "MptAttentionConfig"
 
 
+def test_a_model_that_pools_tokens_is_traced_with_more() -> None:
+    """CANINE was said to be one that transformers can't run."""
+    _, signature = encoder_of(build(ROWS["canine"]), torch.float32)
+    assert signature.example["input_ids"].shape == signature.example["attention_mask"].shape == (2, 24)
+    _, signature = encoder_of(build(ROWS["bert"]), torch.float32)
+    assert signature.example["input_ids"].shape == (2, 3)
+
+
 @torch.no_grad()
 def test_states_alone_are_handed_on() -> None:
     """Mamba-2 calls its cache otherwise, and was refused."""

@@ -117,9 +117,10 @@ def tokens_of_row(roles: Mapping[str, Role]) -> int:
 
 
 def frames_for(role: Role, tokens: int) -> int:
-    """Frames of sound for so many tokens, or more: as many as a short sound has."""
+    """Frames of sound for so many tokens, or more: as many as a short sound has, and whole steps, since a graph may cut
+    it into them."""
     length, step = role.frames
-    return max(length + (tokens - 1) * step, _FRAMES)
+    return length + max(tokens - 1, -(-(_FRAMES - length) // step)) * step
 
 
 def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:

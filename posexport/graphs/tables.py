@@ -35,6 +35,9 @@ _WINDOWED = {"Conv", "MaxPool", "AveragePool"}
 _MIXING = {"MatMul", "Gemm", "Einsum", "Shape", "Size"}
 """Operators behind which frames are tokens."""
 
+_WAVEFORM = 2
+"""Axes of a sound that is not cut into frames yet: rows and samples."""
+
 _STEPS = 64
 """Values that are followed at most."""
 
@@ -206,7 +209,7 @@ def strides_of(value: ir.Value) -> tuple[int, ...] | None:
 
 def frames_of(model: ir.Model, sound: ir.Value) -> tuple[int, int]:
     """The frames of sound that the convolutions and pools behind an input need for one token, and those from one token
-    to the next; both are 1 where there are none."""
+    to the next; both are 1 where there are none. A waveform that is cut into frames first is read in whole ones."""
     reached = {sound: (1, 1)}
     for node in model.graph:
         found = [
@@ -223,8 +226,22 @@ def frames_of(model: ir.Model, sound: ir.Value) -> tuple[int, int]:
             weight = None if filters is None else _constant_shape(filters)
             kernel = max([kernel, *(size for size in (weight or ())[2:] if isinstance(size, int))])
             length, step = length + (kernel - 1) * dilation * step, stride * step
+        elif node.op_type == "Reshape" and (length, step) == (1, 1) and len(sound.shape or ()) == _WAVEFORM:
+            length = step = _cut(node)
         reached |= dict.fromkeys(node.outputs, (length, step))
     return max(length for length, _ in reached.values()), max(step for _, step in reached.values())
+
+
+def _cut(node: ir.Node) -> int:
+    """The last size that a Reshape writes as a number, where the one before it is what is left over; else 1."""
+    shape = input_of(node, 1)
+    made = None if shape is None else shape.producer()
+    parts = [shape] if made is None or made.op_type != "Concat" else [*made.inputs]
+    sizes: list[int | None] = []
+    for part in parts:
+        tensor = None if part is None else ir.convenience.get_const_tensor(part)
+        sizes += [None] if tensor is None else [int(size) for size in tensor.numpy().reshape(-1)]
+    return max(sizes[-1] or 1, 1) if len(sizes) > 1 and sizes[-2] == -1 else 1
 
 
 def patches_of(model: ir.Model) -> int | None:

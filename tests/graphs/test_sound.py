@@ -72,14 +72,33 @@ def test_as_many_tokens_as_asked(name: str, with_kernel: bool) -> None:
     assert [tokens_of(LAYERS[name], length + extra) for extra in (-1, 0, step - 1, step)] == [0, 1, 1, 2]
     for tokens in (1, 8, 200):
         samples = fitted(roles, {"seq": tokens})[FRAMES]
-        count = tokens_of(LAYERS[name], samples)
-        assert count == tokens if samples > 256 else count > tokens
+        least = tokens_of(LAYERS[name], 256 + step - 1)  # of a short sound, in whole steps
+        assert samples >= 256 and tokens_of(LAYERS[name], samples) == max(tokens, least)
 
 
 def test_cases_have_several_lengths() -> None:
     cases = drawn_cases(roles_of(ir.from_proto(sound(LAYERS["Moonshine"]))), 0)
     lengths = {case.arrays["input_values"].shape[1] for case in cases}
     assert len(lengths) > 3 and min(tokens_of(LAYERS["Moonshine"], length) for length in lengths) >= 8
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_sound_that_is_cut_into_frames_has_whole_ones(computed: bool) -> None:
+    """A streaming encoder was refused by the error of its Reshape."""
+    g = Graph()
+    shape = g.constant([0, -1, 80])
+    if computed:
+        rows = g.op("Slice", g.op("Shape", "input_values"), g.constant([0]), g.constant([1]))
+        shape = g.op("Concat", rows, g.constant([-1]), g.constant([80]), axis=0)
+    frames = g.op("Transpose", g.op("Reshape", "input_values", shape), perm=[0, 2, 1])
+    g.op("Conv", frames, g.weight("w", np.ones((WIDTH, 80, 5), np.float32)), strides=[2], name="y")
+    given = helper.make_tensor_value_info("input_values", TensorProto.FLOAT, ["batch", "samples"])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", WIDTH, "tokens"])
+    graph = helper.make_graph(g.nodes, "graph", [given], [made], g.weights)
+    roles = roles_of(ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])))
+    assert roles["input_values"].frames == (400, 160)  # five frames, and two more for each token
+    lengths = {case.arrays["input_values"].shape[1] for case in drawn_cases(roles, 0)}
+    assert len(lengths) > 3 and all(length % 80 == 0 for length in lengths)
 
 
 def test_sound_without_convolutions_is_short() -> None:

@@ -15,6 +15,7 @@ from vision import COMMON as IMAGE
 from vision import SPEECH, image
 from whole_newer import NEWER
 from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, PICTURES, ROUTED, SOUND
+from whole_variants import VARIANTS
 
 MORE = [
     decoder("granitemoe", "GraniteMoe", "rope", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -404,6 +405,6 @@ def _whole(row: Architecture) -> bool:
 
 ROWS = {
     row.name: attrs.evolve(row, options=deeper(row.options), part="", dtype="float32", attention="eager")
-    for row in [*filter(_whole, ARCHITECTURES.values()), *MORE, *NEWER]
+    for row in [*filter(_whole, ARCHITECTURES.values()), *MORE, *NEWER, *VARIANTS]
 }
 """All architectures by name."""

@@ -9,6 +9,10 @@ import onnx
 from posexport.errors import RequestError, shown
 from posexport.files import real_path
 
+_KEYS = ("location", "offset", "length", "checksum")
+"""What entries of external data may say. Some libraries know others: a folder to begin at (`basepath`), and weights
+that ONNX Runtime has packed and takes in place of the tensor's own (`prepacked_0`)."""
+
 
 def check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
     """The other file of the same folder in which a tensor lies, where it ends there, and its length.
@@ -16,6 +20,12 @@ def check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int
     Where the tensor doesn't state the length, it is what is left of the file, and is written into the tensor.
     """
     entry = external(tensor)
+    keys = [each.key for each in tensor.external_data]
+    if len(keys) > len(entry) or not entry.keys() <= set(_KEYS):
+        raise RequestError(
+            f"{str(path)!r} says by {shown(keys)} where {shown(tensor.name)} lies, and runtimes may differ: each of "
+            f"{', '.join(_KEYS)} is taken once, so export it again."
+        )
     location = entry.get("location", "")
     home = real_path(path.parent)
     bare = location and "\0" not in location and Path(location).name == location

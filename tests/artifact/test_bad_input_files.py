@@ -200,6 +200,8 @@ HOSTILE: dict[str, tuple[dict[str, str | None], str]] = {
     "negative offset": ({"offset": "-8"}, ""),
     "negative length": ({"length": "-8"}, ""),
     "offset no number": ({"offset": "zero"}, ""),
+    "a folder to begin at": ({"basepath": "../"}, "is taken once"),
+    "weights that are packed": ({"prepacked_0": "weight|0;8;0|"}, "is taken once"),
 }
 
 
@@ -222,6 +224,14 @@ def test_external_data_stays_in_the_folder(hostile: Path, outside: Path, name: s
     first(entries(**changes))(model)
     hostile.write_bytes(model.SerializeToString())
     check(hostile, said)
+
+
+def test_external_data_that_lie_at_two_places_are_refused(hostile: Path, outside: Path) -> None:
+    """One library takes the first entry of a name, another one the last."""
+    model = onnx.load(outside, load_external_data=False)
+    first(lambda tensor: tensor.external_data.add(key="offset", value="0"))(model)
+    hostile.write_bytes(model.SerializeToString())
+    check(hostile, "is taken once")
 
 
 def test_external_data_of_a_constant_stays_in_the_folder(hostile: Path, outside: Path) -> None:

@@ -144,8 +144,9 @@ class Decoder(nn.Module):
         options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
             options["position_ids"] = position_ids
-        cache, argument = _empty_cache(self.model), _cache_argument(self.model)
+        cache, argument = None, _cache_argument(self.model)
         if self.cached is not None and argument is not None:
+            cache = _empty_cache(self.model)
             for layer in self.cached:
                 fill(cache, layer, (past_key_values or [])[layer])
             options[argument] = cache
@@ -153,7 +154,7 @@ class Decoder(nn.Module):
             made: dict[str, Any] = {"logits": self.model(**options, use_cache=self.cached is not None).logits}
         if self.hidden:
             made["last_hidden_state"] = hidden[-1]
-        if self.cached is not None:
+        if self.cached is not None and cache is not None:
             made["present"] = [
                 _remembered(layer) if at in self.cached else {}
                 for at, layer in enumerate(cache.layers[: _count(self.cached)])

@@ -143,7 +143,7 @@ DECODERS = [
         "zamba",
         "Zamba",
         "none",
-        {**COMMON, "attention_head_dim": 32, "mamba_d_state": 4, "mamba_dt_rank": 4}
+        {**COMMON, "num_key_value_heads": 4, "attention_head_dim": 32, "mamba_d_state": 4, "mamba_dt_rank": 4}
         | {"layers_block_type": ["linear_attention", "hybrid"]},
     ),
     decoder(

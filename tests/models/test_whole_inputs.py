@@ -77,6 +77,18 @@ def test_parts_of_a_configuration_without_a_module_are_not_left_out() -> None:
     assert type(model.config.attn_config).__name__ == "MptAttentionConfig"
 
 
+@torch.no_grad()
+def test_a_file_without_caches_needs_none_that_can_be_handed_on() -> None:
+    """xLSTM was refused with the advice to give --kv-cache none, also where that was given."""
+    model: Any = build(ROWS["xlstm"])
+    with pytest.raises(RequestError, match="give --kv-cache none"):
+        decoder_of(model, torch.float32)
+    decoder, signature = decoder_of(model, torch.float32, with_caches=False)
+    assert not caches_of(signature.inputs)
+    made = decoder(TOKENS, torch.ones_like(TOKENS))
+    assert {*made} == {"logits"} and torch.equal(made["logits"], model(TOKENS, use_cache=False).logits)
+
+
 def test_a_model_that_pools_tokens_is_traced_with_more() -> None:
     """CANINE was said to be one that transformers can't run."""
     _, signature = encoder_of(build(ROWS["canine"]), torch.float32)

@@ -16,7 +16,8 @@ from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidd
 
 OUTPUTS = (
     *("logits", "start_logits", "end_logits", "prediction_logits", "seq_relationship_logits"),
-    *("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "pred_boxes", "predicted_depth"),
+    *("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "reconstruction"),
+    *("class_queries_logits", "masks_queries_logits", "pred_boxes", "predicted_depth"),
 )
 """The outputs of transformers' models that a file has, where the model has them."""
 

@@ -50,6 +50,7 @@ ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
     "modernbert": ("native", ["input_ids", "attention_mask"], ["last_hidden_state"]),
     "levit": ("native", ["pixel_values"], ["last_hidden_state", "pooler_output"]),
     "yolos": ("native", ["pixel_values"], ["logits", "last_hidden_state", "pred_boxes"]),
+    "swin2sr": ("native", ["pixel_values"], ["reconstruction"]),
     "hubert": ("native", ["input_values"], ["last_hidden_state"]),
     "wav2vec2_ctc": ("native", ["input_values"], ["logits"]),
 }

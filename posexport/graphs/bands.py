@@ -25,6 +25,9 @@ RATIO = 1.5
 LONGEST, MOST_ROWS = 600, 40
 """The last rungs of tokens and of rows, where the graph and its cost allow them."""
 
+POWERS = (64, 128, 256, 512)
+"""Keys of which kernels make whole blocks: each is the number of a step's keys by one seed, and one less by another."""
+
 SHORTEST = 40
 """The last rung of tokens whatever they cost."""
 
@@ -65,13 +68,13 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
     alone, new, old = cost.last(3 * cost.tokens), cost.last(cost.tokens), cost.last(cost.cached)
     encoder = itertools.cycle(rng.permutation(ladder(1, new, rng)).tolist())
     rows = itertools.cycle(rng.permutation((2, 3, 4, 5, 7, 10)).tolist())
+    padding = itertools.cycle(rng.permutation(("none", "left", "right", "holes", "mixed")).tolist())
     if is_dynamic(roles, SEQ):
         corners = _sizes(roles, rng, rows, alone, new, old, cost.longest or math.inf)
     else:
         corners = _sizes_beside(roles, rng, rows, cost.tokens, old)
     for corner in corners:
-        padding = str(rng.choice(("none", "none", "left", "right", "holes")))
-        yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=Kinds(padding=padding))
+        yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=Kinds(padding=next(padding)))
     if any(role.kind == "position_ids" for role in roles.values()):
         yield Corner(label="farthest positions", batch=2, seq=33, kinds=Kinds(positions="farthest"))
         yield Corner(label="step of farthest positions", batch=3, seq=1, past=20, kinds=Kinds(positions="farthest"))
@@ -90,14 +93,18 @@ def _sizes(
         yield Corner(label="band of prompts", batch=1, seq=seq)
     for seq in ladder(1, max(new // 2, min(new, SHORTEST)), rng):
         yield Corner(label="band of rows of prompts", batch=next(rows), seq=seq)
-    for batch in ladder(5, MOST_ROWS, rng):
-        yield Corner(label="band of many rows", batch=batch, seq=int(rng.integers(2, 10)))
+    for number, batch in enumerate(ladder(5, MOST_ROWS, rng)):
+        seq = int(rng.integers(1, 10)) if number else batch  # where rows and tokens are as many, mixed-up axes pass
+        yield Corner(label="band of many rows", batch=batch, seq=seq)
     if not _grows(roles):
         return
     for past in ladder(1, old - 1, rng):
         yield Corner(label="band of steps", batch=1, seq=1, past=past)
     for past in ladder(1, old - 1, rng):
         yield Corner(label="band of rows of steps", batch=next(rows), seq=1, past=past)
+    one_more = int(rng.integers(2))
+    for number, power in enumerate(each for each in POWERS if each < old):
+        yield Corner(label="blocks of keys", batch=1, seq=1, past=power - (number + one_more) % 2)
     for batch in ladder(5, MOST_ROWS, rng):
         yield Corner(label="many steps", batch=batch, seq=1, past=int(rng.integers(2, SHORTEST)))
     pasts, chunks = (rng.permutation(ladder(*ends, rng)).tolist() for ends in ((1, old - 2), (2, new - 1)))

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from posexport.errors import RequestError, shown
-from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, is_token_first
+from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, TOTAL, is_token_first
 from posexport.graphs.input_facts import COUNTING, dtype_of, is_of_tokens, pads_encoder, rows_begin_apart, takes_padding
 from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
@@ -327,7 +327,10 @@ def draw_inputs(
         sizes[KEPT] = int(rng.choice([1, sizes[SEQ], int(rng.integers(1, sizes[SEQ] + 1))]))
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
-    keys = keys_of(kinds.padding, rng, sizes)
+    # what all rows share is drawn for the first, which has no padding then
+    for_all = any(BATCH not in role.axes and {SEQ, TOTAL, SLOTS, ENCODER} & {*role.axes} for role in roles.values())
+    whole = 0 if for_all else None
+    keys = keys_of(kinds.padding, rng, sizes, whole)
     if {role.kind for role in roles.values() if takes_padding(role)} <= COUNTING:
         keys = ~np.sort(~keys, axis=1)
     begins = np.full(sizes[BATCH], sizes[PAST])
@@ -337,7 +340,7 @@ def draw_inputs(
         keys = np.arange(keys.shape[1]) < begins[:, None] + sizes[SEQ]
     padded = pads_encoder(roles)
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
-    encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)
+    encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder, whole)
     if padded and kinds.unseen:
         encoder_keys[-1] = False
     arrays: Arrays = {}

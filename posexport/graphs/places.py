@@ -47,19 +47,31 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
 with these kinds."""
 
 
-def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int]) -> Array:
-    """bool [batch, past + seq], which keys are seen: in every row the last, and with padding on the right the first."""
-    past, total = sizes[PAST], sizes[PAST] + sizes[SEQ]
+ALIKE = 0.15
+"""The part of padded batches whose rows all have the same padding, as the beams of one prompt do."""
+
+
+def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int], whole: int | None = None) -> Array:
+    """bool [batch, past + seq], which keys are seen: in every row the last, and with padding on the right the first.
+
+    In a batch one row has no padding beside those with it, `whole` or any; or all have some, or all have the same.
+    """
+    past, total, batch = sizes[PAST], sizes[PAST] + sizes[SEQ], sizes[BATCH]
+    kinds = [kind] if kind != "mixed" else list(PADDING)
+    if kind == "mixed" and whole is None:
+        kinds = np.roll(kinds, int(rng.integers(len(kinds)))).tolist()
     rows = []
-    for row in range(sizes[BATCH]):
-        kinds = list(PADDING) if kind == "mixed" else [kind]
+    for row in range(batch):
         keys = PADDING[kinds[row % len(kinds)]](rng, total, past)
         if not keys[past:].any():
             keys[-1] = True
         rows.append(keys)
-    if sizes[BATCH] > 1:  # a row without padding beside those with it
-        rows[0][:] = True
-    return np.array(rows, bool).reshape(sizes[BATCH], total)
+    if batch > 1 and kind != "none":
+        if whole is None and rng.random() < ALIKE:
+            rows = [min(rows, key=np.count_nonzero)] * batch
+        elif (place := int(rng.integers(batch + 1)) if whole is None else whole) < batch:
+            rows[place][:] = True
+    return np.array(rows, bool).reshape(batch, total)
 
 
 POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {

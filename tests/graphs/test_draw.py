@@ -43,8 +43,6 @@ def test_lengths_and_positions_follow_from_each_other(tmp_path: Path) -> None:
         "position_ids": (3, 4),
         "past_key_values.0.key": (3, 2, 5, 4),
     }
-    assert mask[0].all()
-    assert not mask[1:, 0].any()
     assert (np.diff(mask, axis=1) >= 0).all()
     for row in range(3):  # counted one by one, as pipelines do
         seen = -1
@@ -52,6 +50,21 @@ def test_lengths_and_positions_follow_from_each_other(tmp_path: Path) -> None:
             seen += int(mask[row, place])
             if place >= 5:
                 assert arrays["position_ids"][row, place - 5] == max(seen, 0)
+
+
+@pytest.mark.parametrize("padding", ["left", "right", "holes", "mixed"])
+def test_any_row_of_a_batch_is_padded_or_not_and_all_may_be_padded_alike(padding: str, tmp_path: Path) -> None:
+    found, sizes = roles(tmp_path, DECODER), {"batch": 3, "seq": 4, "past": 9}
+    masks = [drawn(found, sizes, seed, padding=padding)["attention_mask"] for seed in range(60)]
+    whole = {tuple(mask.all(1).tolist()) for mask in masks}
+    assert {(True, False, False), (False, True, False), (False, False, True), (False, False, False)} <= whole
+    assert any((mask == mask[0]).all() and not mask.all() for mask in masks)
+
+
+def test_the_first_row_has_no_padding_where_all_rows_share_what_is_drawn_for_it(tmp_path: Path) -> None:
+    found = roles(tmp_path, {**DECODER, "position_ids": (["s"], "int64")})
+    sizes = {"batch": 3, "seq": 4, "past": 9}
+    assert all(drawn(found, sizes, seed, padding="left")["attention_mask"][0].all() for seed in range(20))
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "mixed"])

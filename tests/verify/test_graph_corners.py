@@ -50,6 +50,15 @@ PICTURES = """(float[b, 3, 8, 8] pixel_values, int64[b, 8, 8] pixel_mask) => (fl
     axis = Constant<value_ints = [1]>() wide = Cast<to = 1>(pixel_mask) mask = Unsqueeze(wide, axis) END
 }"""
 
+PADDED = """(float[b, s, 4] hidden_states, int64[b, s] attention_mask) => (float[b, s, 4] y) {
+    zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>() most = Constant<value_ints = [9999]>()
+    last = Constant<value_ints = [2]>() crowd = Constant<value_ints = [16]>() ones = Max(attention_mask, one)
+    rows = Shape<start = 0, end = 1>(attention_mask) several = Less(one, rows) many = Less(crowd, rows)
+    first = Slice(attention_mask, zero, one, zero) others = Slice(attention_mask, one, most, zero) MASK
+    wide = Cast<to = 1>(mask) column = Unsqueeze(wide, last) kept = Mul(hidden_states, column)
+    sum = ReduceSum<keepdims = 1>(kept, one) y = Add(hidden_states, sum)
+}"""
+
 SHARES = """(float16[b, s, 600] x) => (float16[b, s, 600] y) {
     small = Constant<value_float = 0.02>() factor = Cast<to = 10>(small) quiet = Mul(x, factor)
     shares = Softmax<axis = -1>(quiet) one = Constant<value_ints = [1]>() most = Constant<value_ints = [9999]>()
@@ -98,6 +107,28 @@ CORNERS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
         PICTURES,
         {"END": "y = Mul(pixel_values, mask)"},
         {"END": "y = Identity(pixel_values)"},
+    ),
+    "padding of the first of several rows": (
+        PADDED,
+        {"MASK": "mask = Identity(attention_mask)"},
+        {
+            "MASK": "head = Max(first, one) all = Concat<axis = 0>(head, others)"
+            " mask = Where(several, all, attention_mask)"
+        },
+    ),
+    "padding that all rows share": (
+        PADDED,
+        {"MASK": "mask = Identity(attention_mask)"},
+        {
+            "MASK": "same = Equal(attention_mask, first) number = Cast<to = 7>(same)"
+            " least = ReduceMin<keepdims = 0>(number) alike = Cast<to = 9>(least)"
+            " both = And(alike, several) mask = Where(both, ones, attention_mask)"
+        },
+    ),
+    "padding of many rows": (
+        PADDED,
+        {"MASK": "mask = Identity(attention_mask)"},
+        {"MASK": "mask = Where(many, ones, attention_mask)"},
     ),
     "small shares in the wrong order": (
         SHARES,

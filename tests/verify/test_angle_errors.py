@@ -180,7 +180,7 @@ def test_the_page_holds_what_is_measured_and_a_wrong_number_shows() -> None:
 def test_the_page_is_made_of_its_data_and_complete() -> None:
     page = SCRIPT.DATA.with_suffix(".md").read_text(encoding="utf-8")
     assert page.partition("<!-- figures -->\n")[2] == "\n".join([*SCRIPT.figures(DATA), "<!-- end of figures -->\n"])
-    assert f"below {EXACT:g} at any position" in page and f"those of {POSITIONS[-1] + 1:,} tokens" in page
+    assert f"below {EXACT:g} at any position" in page and f"those for {POSITIONS[-1] + 1:,} tokens" in page
     specs, refused = SCRIPT.specs()
     rows = {tuple(list(row.values())[:4]) for row in DATA["rows"]}
     for spec, case in specs.items():

@@ -43,8 +43,8 @@ def held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact
 
 
 def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
-    """Submit a run on each runtime that can take the artifact, then the float64 reference and torch eager: an engine of
-    one thread that starts early runs beside them, and would run alone at the end."""
+    """Submit a run on each runtime that can take the artifact, then the float64 reference and torch eager, whose worker
+    takes longest to load."""
     artifact, by_torch = job.artifact, list[int]()
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):

@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import onnx_ir as ir
 
 from posexport.artifact.weights_on_disk import read_with_weights_on_disk
-from posexport.bench.work import Heads, Layer, Product, Work
+from posexport.bench.work import Heads, Layer, Product, Seen, Work
 from posexport.errors import RequestError, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import bodies
@@ -57,30 +56,6 @@ _CACHES = ("past", "encoder_past")
 
 _CACHED = (PAST, SLOTS, ENCODER)
 """The axes of a cache that have its tokens."""
-
-
-@attrs.frozen(kw_only=True)
-class _Seen:
-    """What the queries of an attention see: keys within `window` on so many `sides`, in chunks, or in a buffer that is
-    filled as far as the new tokens."""
-
-    window: int | None = None
-    sides: int = 1
-    chunk: int | None = None
-    buffer: bool = False
-    caches: tuple[str, ...] = ()
-
-    def of_cache(self, past: int) -> int:
-        """The tokens of the cache that new ones see."""
-        seen = past if self.window is None else min(past, self.window - 1)
-        return seen if self.chunk is None else min(seen, past % self.chunk)
-
-    def of_keys(self, keys: int, past: int, seq: int) -> int:
-        """The most keys that a query sees, of so many."""
-        bounds = [keys] if self.window is None else [keys, self.sides * (self.window - 1) + 1]
-        if self.window is not None or self.chunk is not None or self.buffer:
-            bounds.append(self.of_cache(past) + seq)
-        return min(bounds if self.chunk is None else [*bounds, self.chunk])
 
 
 def works_of(path: Path, roles: Sequence[Role], requests: Sequence[Mapping[str, int]], itemsize: int) -> list[Work]:
@@ -163,9 +138,7 @@ class _Counter:
 
     def _cached(self, roles: Mapping[str, Role], inputs: Arrays, sizes: Mapping[str, int]) -> int:
         """The bytes of caches that new tokens see."""
-        owners = {
-            name: seen for _, data, _ in self._attentions.values() for seen in [_seen(data)] for name in seen.caches
-        }
+        owners = {name: _seen(data) for _, data, _ in self._attentions.values() for name in _caches(data)}
         total = 0
         for name, role in roles.items():
             if role.kind not in _CACHES:
@@ -178,15 +151,19 @@ class _Counter:
         return total
 
 
-def _seen(data: Mapping[str, Any]) -> _Seen:
-    mask, cache = data["mask"], data["cache"] or {"kind": "", "inputs": {}}
-    return _Seen(
+def _seen(data: Mapping[str, Any]) -> Seen:
+    mask, cache = data["mask"], data["cache"]
+    return Seen(
         window=mask["window"] if mask["kind"] in ("window", "local") else None,
         sides=2 if mask["kind"] == "local" else 1,
         chunk=mask["chunk"] if mask["kind"] == "chunk" else None,
-        buffer=cache["kind"] == "shared",
-        caches=tuple(name for name in cache["inputs"].values() if name),
+        buffer=cache is not None and cache["kind"] == "shared",
     )
+
+
+def _caches(data: Mapping[str, Any]) -> list[str]:
+    """The inputs that an attention has caches from."""
+    return [name for name in (data["cache"] or {"inputs": {}})["inputs"].values() if name]
 
 
 def _operands(node: ir.Node, result: bool = False) -> list[ir.Value]:

@@ -54,6 +54,29 @@ class Heads:
         return 2 * self.heads * self.rows * self.keys * (self.head_dim + self.value_dim)
 
 
+@attrs.frozen(kw_only=True)
+class Seen:
+    """What the queries of an attention see: keys within `window` on so many `sides`, in chunks, or in a buffer that is
+    filled as far as the new tokens."""
+
+    window: int | None = None
+    sides: int = 1
+    chunk: int | None = None
+    buffer: bool = False
+
+    def of_cache(self, past: int) -> int:
+        """The tokens of the cache that new ones see."""
+        seen = past if self.window is None else min(past, self.window - 1)
+        return seen if self.chunk is None else min(seen, past % self.chunk)
+
+    def of_keys(self, keys: int, past: int, seq: int) -> int:
+        """The most keys that a query sees, of so many."""
+        bounds = [keys] if self.window is None else [keys, self.sides * (self.window - 1) + 1]
+        if self.window is not None or self.chunk is not None or self.buffer:
+            bounds.append(self.of_cache(past) + seq)
+        return min(bounds if self.chunk is None else [*bounds, self.chunk])
+
+
 @attrs.frozen
 class Layer:
     """The products of one layer, and its attention where it has one."""
@@ -96,10 +119,11 @@ def work(spec: Spec, sizes: Mapping[str, int]) -> Work:
     weights = sum(inner * columns for _, inner, columns in projections)
     layers = list(islice(cycle(spec.distinct_layers()), spec.layers))
     heads, group = batch * spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
-    cached = 2 * heads * spec.head_dim * sum(_seen(layer, past) for layer in layers)
+    cached = 2 * heads * spec.head_dim * sum(_seen(layer).of_cache(past) for layer in layers)
     products = tuple(Product(1, *projection) for projection in projections)
     attentions = (
-        Heads(heads, group * seq, spec.head_dim, _keys(layer, keys, past, seq), spec.head_dim) for layer in layers
+        Heads(heads, group * seq, spec.head_dim, _seen(layer).of_keys(keys, past, seq), spec.head_dim)
+        for layer in layers
     )
     return Work(
         layers=tuple(Layer(products, attention) for attention in attentions),
@@ -115,16 +139,7 @@ def work_on(spec: Spec, inputs: Arrays) -> Work:
     return work(spec, sizes)
 
 
-def _seen(layer: Spec, past: int) -> int:
-    """How many tokens of the cache the new ones see."""
-    seen = past if layer.window is None else min(past, layer.window - 1)
-    return seen if layer.attention_chunk_size is None else min(seen, past % layer.attention_chunk_size)
-
-
-def _keys(layer: Spec, keys: int, past: int, seq: int) -> int:
-    """The most keys that a query can see."""
+def _seen(layer: Spec) -> Seen:
     if layer.cross:
-        return keys
-    sides = 1 if layer.causal else 2
-    window = keys if layer.window is None else sides * (layer.window - 1) + 1
-    return min(keys, window, layer.attention_chunk_size or keys, _seen(layer, past) + seq)
+        return Seen()
+    return Seen(window=layer.window, sides=1 if layer.causal else 2, chunk=layer.attention_chunk_size)

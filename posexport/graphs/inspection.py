@@ -7,6 +7,7 @@ not looked for. A request is {path, sha256, roles}, its answer an Inspection. Th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,8 +135,9 @@ def inspected(
     progress("looking for attention")
     branches = branches_of(model)
     if not branches:
-        untouched = model.clone()
-        return _in_choices(untouched, given, _described(model, given, found, progress), progress)
+        untouched = model.clone() if _has_choices(model) else None  # what is described is put in order
+        described = _described(model, given, found, progress)
+        return described if untouched is None else _in_choices(untouched, given, described, progress)
     attentions: list[Mapping[str, Any]] = []
     for branch in branches.values():
         more = _described(branch, of_branch(given, branch), found, progress)
@@ -156,6 +158,11 @@ def _unevaluated(model: ir.Model, reason: Reason) -> list[Mapping[str, Any]]:
     from posexport.graphs.attention.describe import undescribed
 
     return [undescribed(one, reason) for one in unevaluated(model, reason)]
+
+
+def _has_choices(model: ir.Model) -> bool:
+    nodes = itertools.chain(model.graph, *model.functions.values())
+    return any(node.op_type == "If" for node in nodes)
 
 
 def _in_choices(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:

@@ -13,13 +13,12 @@ from posexport.graphs.attention.candidates import CONTROL_FLOW, may_be_attention
 from posexport.graphs.branches import BRANCHES, branch_of, of_branch, with_branch
 from posexport.graphs.cases import cases_of
 from posexport.graphs.choices import Body, bodies_with, lifted, put_back
-from posexport.graphs.function_bodies import DOMAIN
 from posexport.graphs.load import live
 from posexport.graphs.roles import roles_of
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import KEPT, NOT_CHOSEN
-from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
+from posexport.rewrite.rewriter import Rewritten, SiteResult, kept_domain, rewrite_as
 from posexport.rewrite.whole import whole_evidence
 
 
@@ -71,7 +70,7 @@ def rewrite_with_choices(model: ir.Model, options: RewriteOptions) -> Rewritten:
         return done
     after = done.model
     if not done.changed:
-        after = live(converted(model, options.form, options.target, options.opset), _kept_domain(options))
+        after = live(converted(model, options.form, options.target, options.opset), kept_domain(options.form))
     base, inside = after, dict[str, list[SiteResult]]()
     for body in [*bodies_with(after, may_be_attention(after))]:
         after, sites = _with_body(after, body, options)
@@ -124,7 +123,3 @@ def _placed(sites: Sequence[SiteResult], inside: Mapping[str, list[SiteResult]])
 
 def _is_inside(site: SiteResult) -> bool:
     return site.reason is not None and site.reason.code == CONTROL_FLOW
-
-
-def _kept_domain(options: RewriteOptions) -> str | None:
-    return DOMAIN if options.form == "function" else None

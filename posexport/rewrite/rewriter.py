@@ -91,7 +91,7 @@ def rewrite_model(
         return Rewritten(
             model=model, original=model, form=form, target=target, roles={}, sites=kept_sites, changed=False
         )
-    kept = DOMAIN if form == "function" else None
+    kept = kept_domain(form)
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
     view = view_of(converted(model, form, target, opset, shared), roles, seed, kept=kept)
     before = view.model
@@ -166,6 +166,11 @@ def rewrite_model(
         sites=tuple(attrs.evolve(site, view=view) for site in sites),
         changed=bool(done),
     )
+
+
+def kept_domain(form: str) -> str | None:
+    """The domain whose functions stay functions in a form, None where all are put in place of their calls."""
+    return DOMAIN if form == "function" else None
 
 
 def rewrite_as(model: ir.Model, options: RewriteOptions) -> Rewritten:

@@ -25,22 +25,22 @@ from posexport.errors import FieldError, PosexportError, RequestError, advice_fo
 from posexport.temporary import registered, remove_since
 
 COMMANDS = {
-    "list": "what there is: encodings with their parameters, forms, runtimes",
+    "list": "show encodings with their parameters, forms, and runtimes",
     "export": "write a block, a torch module or a whole model as an ONNX file",
-    "rewrite": "write any ONNX file anew with its attention in a form",
-    "build": "make what a project ships and is out of date",
-    "compile": "build an ONNX file into a TensorRT plan",
-    "verify": "prove that artifacts compute what the torch block computes",
+    "rewrite": "rewrite the attention of any ONNX file in a form",
+    "build": "make the artifacts of a project that are out of date",
+    "compile": "build a TensorRT plan from an ONNX file",
+    "verify": "compare artifacts and ONNX files with a float64 reference on each runtime",
     "matrix": "measure what works where: every encoding, form, dtype and runtime",
     "positions": "write the positions of a grid of patches",
-    "generate": "make tokens with an exported decoder",
-    "bench": "time an artifact beside torch",
-    "tune": "find the fastest way to write a block, prove it and write it",
-    "plot": "draw what encodings look like, and how exact their angles are",
-    "package": "write a model repository of Triton Inference Server",
-    "sweep": "run many such jobs, on this machine or on a Ray cluster",
-    "report": "write a page of what is fastest, wrong and not run",
-    "inspect": "show what an artifact holds",
+    "generate": "generate tokens with an exported decoder",
+    "bench": "time an artifact and compare it with torch",
+    "tune": "find the fastest form of a block, verify it and write it",
+    "plot": "draw encodings, and the errors of their angles",
+    "package": "write a model repository for Triton, or a folder for onnxruntime-genai",
+    "sweep": "run many jobs, on this machine or on a Ray cluster",
+    "report": "write a page of results: what is fastest, wrong or not run",
+    "inspect": "show the inputs, operators and attention of a file",
 }
 """Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""
 

@@ -27,41 +27,48 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", required=False)
 @project_options
-@click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="time this one, repeatable  [default: all]")
+@click.option(
+    "--runtime", "runtimes", metavar="NAME", multiple=True, help="time this runtime; repeatable  [default: all]"
+)
 @click.option(
     "--scenario",
     "scenarios",
     metavar="NAME[:N,...]",
     multiple=True,
-    help="prefill, decode or batch: the whole sweep; decode:2048 one step behind 2048 tokens; repeatable",
+    help="prefill, decode or batch for all sizes, or one size: decode:2048 is a step after 2048 tokens; repeatable",
 )
 @click.option(
-    "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
+    "--shape", "shapes", metavar="SIZES", multiple=True, help="sizes such as batch=1,seq=1,past_seq=512; repeatable"
 )
 @roles_option
-@click.option("--module", metavar="FILE.py:NAME", help="beside this torch module, whose file is run")
+@click.option("--module", metavar="FILE.py:NAME", help="compare with this torch module; its file is executed")
 @click.option(
-    "--peers", "alternatives", is_flag=True, help="beside torch's own ONNX export and ONNX Runtime's optimizer too"
+    "--peers",
+    "alternatives",
+    is_flag=True,
+    help="also compare with torch's own ONNX export and ONNX Runtime's optimizer",
 )
 @click.option(
     "--rounds",
     metavar="N",
-    help="rounds, each of some timed runs per runtime  [default: 20; 10 in each of several processes]",
+    help="rounds of timed runs of each runtime  [default: 20; 10 per process with several processes]",
 )
-@click.option("--seconds", metavar="N", help="at most so many for the rounds of one shape  [default: 60]")
+@click.option("--seconds", metavar="N", help="maximum seconds for the rounds of one shape  [default: 60]")
 @click.option("--warmup", metavar="N", help="runs before the first round  [default: 3]")
-@click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: its own choice]")
-@click.option("--processes", metavar="N", help="of each runtime, in turn  [default: 1; 7 to 20 to save or compare]")
-@click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
-@click.option("--cuda-graph", is_flag=True, help="capture the run as a CUDA graph where a runtime can")
-@click.option("--save", metavar="FILE", help="write the result as JSON, for --baseline and for posexport report")
-@click.option("--baseline", metavar="FILE", help="exit 1 if a runtime got slower since this result was saved")
+@click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: the runtime's own]")
 @click.option(
-    "--against", metavar="FILE", help="exit 1 if it is slower than this earlier or other file, timed beside it"
+    "--processes",
+    metavar="N",
+    help="processes per runtime, one after the other  [default: 1; 7 to 20 with --save or a comparison]",
 )
-@click.option("--max-regression", metavar="SHARE", help="the share that may be slower, as 5% or 0.05  [default: 5%]")
-@click.option("--strict", is_flag=True, help="exit 1 also where the comparison is inconclusive")
-@click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime isn't timed")
+@click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
+@click.option("--cuda-graph", is_flag=True, help="record each run as a CUDA graph if the runtime can")
+@click.option("--save", metavar="FILE", help="write the result as JSON, for --baseline and for posexport report")
+@click.option("--baseline", metavar="FILE", help="exit with 1 if a runtime got slower since this result was saved")
+@click.option("--against", metavar="FILE", help="exit with 1 if the file is slower than this one, which is timed too")
+@click.option("--max-regression", metavar="SHARE", help="allowed slowdown, such as 5% or 0.05  [default: 5%]")
+@click.option("--strict", is_flag=True, help="also exit with 1 if the comparison is inconclusive")
+@click.option("--require", "required", metavar="NAME", multiple=True, help="exit with 3 if this runtime is not timed")
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON (seconds and bytes)")
 def bench(
@@ -78,15 +85,17 @@ def bench(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the lower bound.
+    """Time an artifact (.onnx or .plan) on each installed runtime, in alternation with torch and the lower bound.
 
-    An .onnx that anyone else wrote is timed by itself, beside the file of --against, or beside the torch module that it
-    was made of (--module); --input says what an input is for where its name doesn't.
+    An .onnx file that posexport did not write is timed alone, or compared with another file (--against) or with the
+    torch module that it was made from (--module). If the name of an input does not tell its role, give the role with
+    --input.
 
-    Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
-    of its budget, which must be kept, and beside its baseline; --save then names a folder.
+    Without FILE, the artifacts of the project are timed (posexport.toml, or [tool.posexport] of a pyproject.toml), each
+    at the scenarios of its budget and compared with its baseline. --save is then a folder.
 
-    Exits 1 where a runtime fails or got slower, 3 where a required one is not there.
+    Exit codes: 0 if nothing got slower or went over its budget, 1 if a runtime failed, got slower or went over its
+    budget, 3 if a required runtime was not timed.
     """
     asked = {name: value for name, value in given.items() if value is not None}
     options = BenchOptions(**asked, trusted=trusted_keys(trust), roles=input_roles(roles))

@@ -15,8 +15,8 @@ from posexport.workflows.project.file import find_project
 @click.command()
 @click.argument("names", metavar="[NAMES]...", nargs=-1)
 @project_options
-@click.option("--check", is_flag=True, help="write nothing; exit 1 where something is out of date")
-@click.option("--force", is_flag=True, help="make files that are up to date too")
+@click.option("--check", is_flag=True, help="write nothing; exit with 1 if something is out of date")
+@click.option("--force", is_flag=True, help="also make files that are up to date")
 @sign_option
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def build(
@@ -28,10 +28,13 @@ def build(
     sign: str | None,
     as_json: bool,
 ) -> int:
-    """Make the artifacts of a project (posexport.toml, or [tool.posexport] of a pyproject.toml) that are out of date.
+    """Make the artifacts of a project that are missing or out of date.
 
-    NAMES are artifacts of the project; without any, all are meant. Exits 1 with --check where something is out of date,
-    2 where an artifact can't be made, 3 where what builds a plan is not there.
+    The project is a posexport.toml, or [tool.posexport] of a pyproject.toml. NAMES are artifacts of the project; if
+    none is given, all are made.
+
+    Exit codes: 0 if everything is up to date, 1 if something is out of date with --check, 2 if an artifact can't be
+    made, 3 if no installed runtime can build a plan.
     """
     key = signing_key(sign)
     with console.steps("reading the project") as progress:

@@ -32,20 +32,24 @@ _PROFILE_HELP = (
 
 @click.command()
 @click.argument("file")
-@click.option("--output", "-o", metavar="FILE", help="the plan to write  [default: FILE.plan beside FILE.onnx]")
+@click.option(
+    "--output", "-o", metavar="FILE", help="the plan to write  [default: FILE.plan in the folder of FILE.onnx]"
+)
 @click.option("--runtime", metavar="NAME", help="tensorrt or tensorrt-rtx  [default: the one that can build here]")
 @click.option("--profile", metavar="NAME=SIZES", multiple=True, help=_PROFILE_HELP)
 @click.option(
     "--compute-capability",
     metavar="X.Y",
     multiple=True,
-    help="build for these GPUs alone, repeatable or 8.9,12.0  [default: all that the runtime supports]",
+    help="build only for these GPUs; repeatable, or a list such as 8.9,12.0  [default: all that the runtime supports]",
 )
-@click.option("--memory-limit", "--workspace", metavar="SIZE", help="scratch a kernel may take, such as 512M or 2G")
+@click.option(
+    "--memory-limit", "--workspace", metavar="SIZE", help="scratch memory allowed for a kernel, such as 512M or 2G"
+)
 @click.option("--timing-cache", metavar="FILE", help="read and extend the builder's timings (tensorrt only)")
 @click.option("--runtime-cache", metavar="FILE", help="write the kernels for this machine's GPU (tensorrt-rtx only)")
-@click.option("--tf32", is_flag=True, help="let fp32 products round their inputs to 11 bits: faster, and not at parity")
-@click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each attention is one kernel")
+@click.option("--tf32", is_flag=True, help="round inputs of fp32 products to 11 bits: faster, but not at parity")
+@click.option("--require-fused-attention", is_flag=True, help="exit with 1 unless each attention is one kernel")
 @roles_option
 @sign_option
 @trust_option

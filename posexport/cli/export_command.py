@@ -36,16 +36,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @module_option
-@click.option("--example", metavar="FILE", help="with --module, example inputs by parameter, a .npz")
-@click.option("--model", "whole", is_flag=True, help="with --from FOLDER, the whole model of the checkpoint")
-@click.option("--hidden-states", is_flag=True, help="with --model, the states that enter the head are an output too")
-@click.option("--require-all", is_flag=True, help="with --model, write nothing and exit 1 if an attention is left")
+@click.option("--example", metavar="FILE", help="with --module, an .npz file with an example input for each parameter")
+@click.option("--model", "whole", is_flag=True, help="with --from FOLDER, export the whole model of the checkpoint")
+@click.option("--hidden-states", is_flag=True, help="with --model, add an output with the states that enter the head")
+@click.option(
+    "--require-all", is_flag=True, help="with --model, write nothing and exit with 1 if an attention is not in the form"
+)
 @source_options
 @encoding_option
 @field_options([field.name for field in attrs.fields(Spec)])
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
-@click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form takes]")
+@click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form needs]")
 @block_options
 @click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <preset or encoding>.onnx]")
 @sign_option

@@ -36,20 +36,24 @@ _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 
 @click.command()
 @click.argument("file")
-@click.option("--prompt", metavar="TEXT", multiple=True, help="a text to go on with; repeatable: rows of one batch")
-@click.option("--prompt-ids", metavar="1,2,3", multiple=True, help="the same as token ids, without a tokenizer")
-@click.option("--inputs", metavar="FILE", help=".npz file with the inputs of an encoder, such as features of a sound")
 @click.option(
-    "--decoder-input-ids", metavar="1,2", help="ids that an encoder-decoder begins with  [default: of its config.json]"
+    "--prompt", metavar="TEXT", multiple=True, help="a text to continue; repeatable, for several rows of one batch"
 )
-@click.option("--max-new-tokens", metavar="N", help="the most tokens that are made  [default: 64]")
 @click.option(
-    "--temperature", metavar="X", help="0 takes the likeliest token, more leaves more to chance  [default: 0]"
+    "--prompt-ids", metavar="1,2,3", multiple=True, help="a prompt as token ids, without a tokenizer; repeatable"
 )
-@click.option("--top-k", metavar="N", help="draw from so many of the likeliest  [default: all]")
-@click.option("--top-p", metavar="X", help="draw from those that have this probability together  [default: 1]")
-@click.option("--seed", metavar="N", help="seed of what is drawn  [default: 0]")
-@click.option("--ignore-eos", is_flag=True, help="go on behind tokens that end a text")
+@click.option("--inputs", metavar="FILE", help="an .npz file with the inputs of an encoder, such as audio features")
+@click.option(
+    "--decoder-input-ids", metavar="1,2", help="first ids of an encoder-decoder's output  [default: from config.json]"
+)
+@click.option("--max-new-tokens", metavar="N", help="maximum number of tokens  [default: 64]")
+@click.option(
+    "--temperature", metavar="X", help="0 chooses the likeliest token; larger values sample more randomly  [default: 0]"
+)
+@click.option("--top-k", metavar="N", help="sample from this many of the likeliest tokens  [default: all]")
+@click.option("--top-p", metavar="X", help="sample from the likeliest tokens with this total probability  [default: 1]")
+@click.option("--seed", metavar="N", help="seed for sampling  [default: 0]")
+@click.option("--ignore-eos", is_flag=True, help="continue after tokens that end a text")
 @click.option("--runtime", "name", metavar="NAME", default="ort-cpu", help=f"one of: {', '.join(_RUNTIMES)}")
 @click.option("--json", "as_json", is_flag=True, help="print tokens and times as JSON")
 def generate(
@@ -63,10 +67,10 @@ def generate(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Make tokens with a decoder that `export --model` wrote, and say how fast.
+    """Generate tokens with a decoder that `export --model` wrote, and show the speed.
 
-    Text needs the tokenizer's files beside the file; ids need nothing. The encoder of an encoder-decoder lies beside
-    FILE, its decoder, and reads the prompt.
+    A prompt as text needs the files of the tokenizer in the folder of FILE; a prompt as ids needs nothing. For an
+    encoder-decoder, FILE is the decoder. Its encoder, which reads the prompt, must be in the same folder.
     """
     path = Path(file)
     if path.suffix != ".onnx":

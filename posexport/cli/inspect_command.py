@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("file")
 @roles_option
 @click.option(
-    "--attention/--no-attention", default=True, help="look for attention, which takes some seconds  [default: yes]"
+    "--attention/--no-attention", default=True, help="look for attention; this takes some seconds  [default: yes]"
 )
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def inspect(file: str, roles: tuple[str, ...], attention: bool, as_json: bool) -> None:

@@ -20,8 +20,8 @@ from posexport.spec.input_roles import ROLES
 
 
 @click.command("list")
-@click.option("--presets", is_flag=True, help="show only presets, which are layers of public models")
-@click.option("--roles", is_flag=True, help="show only what inputs of ONNX files may be for (--input NAME=ROLE)")
+@click.option("--presets", is_flag=True, help="show only the presets, which are layers of public models")
+@click.option("--roles", is_flag=True, help="show only the roles of inputs of ONNX files (--input NAME=ROLE)")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def list(presets: bool, roles: bool, as_json: bool) -> None:
     """Show encodings with their parameters, forms, and runtimes."""

@@ -29,25 +29,29 @@ class MatrixOptions:
 
 
 @click.command()
-@click.option("--encoding", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
-@click.option("--form", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
-@click.option("--dtype", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
+@click.option("--encoding", metavar="NAME", multiple=True, help="use only this one; repeatable  [default: all]")
+@click.option("--form", metavar="NAME", multiple=True, help="use only this one; repeatable  [default: all]")
+@click.option("--dtype", metavar="NAME", multiple=True, help="use only this one; repeatable  [default: all]")
 @click.option(
-    "--mode", metavar="NAME", multiple=True, help=f"only this one of {', '.join(MODES)}, repeatable  [default: all]"
+    "--mode", metavar="NAME", multiple=True, help=f"only this mode, of {', '.join(MODES)}; repeatable  [default: all]"
 )
 @click.option(
     "--runtime",
     metavar="NAME",
     multiple=True,
-    help="only this one, or 'build' for TensorRT's plans, repeatable  [default: all]",
+    help="use only this one, or 'build' for TensorRT's plans; repeatable  [default: all]",
 )
 @click.option("--target", metavar="NAME", default="portable", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
-@click.option("--jobs", metavar="N", help="entries measured side by side  [default: one per core, as memory allows]")
+@click.option("--jobs", metavar="N", help="number of parallel jobs  [default: one per core, if memory allows]")
 @click.option(
-    "--minutes", metavar="M", help="begin nothing more after this time; run again to go on  [default: no limit]"
+    "--minutes",
+    metavar="M",
+    help="start nothing new after this time; run the command again to continue  [default: no limit]",
 )
-@click.option("--output", "-o", metavar="FOLDER", default="matrix", help="where to write  [default: ./matrix]")
-@click.option("--resume/--no-resume", default=True, help="keep what FOLDER holds of the same versions  [default: yes]")
+@click.option("--output", "-o", metavar="FOLDER", default="matrix", help="folder to write to  [default: ./matrix]")
+@click.option(
+    "--resume/--no-resume", default=True, help="keep results in FOLDER that are from the same versions  [default: yes]"
+)
 @click.option("--picture/--no-picture", default=True, help="draw matrix.png  [default: yes]")
 @click.option("--json", "as_json", is_flag=True, help="print matrix.json")
 def matrix(
@@ -60,11 +64,12 @@ def matrix(
     as_json: bool,
     **names: tuple[str, ...],
 ) -> int:
-    """Measure what works where: every encoding in every form, dtype and mode, on every runtime that is there.
+    """Measure what works where: every encoding in every form, dtype and mode, on every installed runtime.
 
-    Writes matrix.json, matrix.md and matrix.png to a folder, which is made if need be. What is done is kept when it is
-    interrupted, and when it runs again; what failed is measured again. Exits 1 where something that was asked for
-    failed, 3 where nothing of it could run.
+    Writes matrix.json, matrix.md and matrix.png to a folder. After an interruption, the same command continues: it
+    keeps results and repeats failures.
+
+    Exit codes: 0 if everything that ran passed, 1 if something failed, 3 if nothing could be run.
     """
     options = MatrixOptions(jobs=jobs, minutes=minutes)
     check_known("target", target, TARGETS)

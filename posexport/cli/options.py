@@ -30,17 +30,24 @@ def _options(*options: Decorator) -> Decorator:
 
 project_options = _options(
     click.option(
-        "--project", "project_file", metavar="FILE", help="the project's file  [default: the nearest, here or above]"
+        "--project",
+        "project_file",
+        metavar="FILE",
+        help="project file  [default: the nearest one, in this folder or above]",
     ),
-    click.option("--allow-outside", is_flag=True, help="let the project's folder lie outside the project"),
+    click.option("--allow-outside", is_flag=True, help="allow the project's folder to be outside the project"),
 )
 
 sign_option = click.option(
-    "--sign", "sign", metavar="KEY", help="sign the manifest with this private key, Ed25519 in PEM without a passphrase"
+    "--sign", "sign", metavar="KEY", help="sign the manifest with this private key (Ed25519, PEM, without a passphrase)"
 )
 
 trust_option = click.option(
-    "--trust", "trust", metavar="KEY", multiple=True, help="refuse what this public key (PEM) didn't sign, repeatable"
+    "--trust",
+    "trust",
+    metavar="KEY",
+    multiple=True,
+    help="refuse files that this public key (PEM) did not sign; repeatable",
 )
 
 
@@ -49,7 +56,7 @@ roles_option = click.option(
     "roles",
     metavar="NAME=ROLE",
     multiple=True,
-    help="what an input of the file is for, repeatable; 'posexport list --roles' shows the roles",
+    help="the role of an input of the file; repeatable; 'posexport list --roles' shows the roles",
 )
 
 
@@ -87,22 +94,28 @@ def trusted_keys(paths: Sequence[str]) -> tuple[TrustedKey, ...]:
 
 
 module_option = click.option(
-    "--module", metavar="FILE.py:NAME", help="a torch module, its class or a function that makes it; the file is run"
+    "--module",
+    metavar="FILE.py:NAME",
+    help="a torch module, its class, or a function that returns one; the file is executed",
 )
 
 encoding_option = click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
 
 source_options = _options(
-    click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win"),
     click.option(
-        "--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them, options win"
+        "--config", metavar="FILE", help="read options from a TOML file; options on the command line override it"
+    ),
+    click.option(
+        "--preset",
+        metavar="NAME",
+        help="a layer of a public model; options override it; 'posexport list --presets' shows all",
     ),
     click.option(
         "--from",
         metavar="PATH",
-        help="a layer of a Hugging Face checkpoint: its folder with weights, or its config.json for the shape alone",
+        help="a layer of a Hugging Face checkpoint: its folder, or its config.json (then without its weights)",
     ),
-    click.option("--layer", metavar="N", help="with --from FOLDER, the layer whose weights are taken  [default: 0]"),
+    click.option("--layer", metavar="N", help="with --from FOLDER, the number of the layer  [default: 0]"),
 )
 """What the other options change."""
 
@@ -124,7 +137,7 @@ def field_options(names: Collection[str]) -> Decorator:
             "parameters",
             metavar="KEY=VALUE",
             multiple=True,
-            help="a parameter of the encoding, repeatable; 'posexport list' shows them",
+            help="a parameter of the encoding; repeatable; 'posexport list' shows the parameters",
         )
     ]
     for field in attrs.fields(Spec):

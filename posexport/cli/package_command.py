@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file")
-@click.option("--triton", is_flag=True, help="a model repository of Triton Inference Server")
-@click.option("--genai", is_flag=True, help="a folder that onnxruntime-genai loads: a decoder with its caches")
+@click.option("--triton", is_flag=True, help="write a model repository of Triton Inference Server")
+@click.option("--genai", is_flag=True, help="write a folder for onnxruntime-genai: a decoder with caches")
 @click.option(
     "--output",
     "-o",
     metavar="FOLDER",
-    help="the repository, made if need be  [default: model_repository], or genai's folder  [default: <file>_genai]",
+    help="the repository  [default: model_repository] or the genai folder  [default: <file>_genai]",
 )
-@click.option("--name", metavar="NAME", help="the model's name  [default: the file's]")
+@click.option("--name", metavar="NAME", help="the model's name  [default: the name of the file]")
 @click.option("--version", metavar="N", help="the model's version  [default: 1]")
 @click.option("--instances", metavar="N", help="copies of the model for each device  [default: 1]")
 @click.option(
     "--max-batch-size",
     metavar="N",
-    help="the most rows that Triton joins; 0: none  [default: the plan's largest batch or 8, where joining is right]",
+    help="maximum rows that Triton batches; 0 for none  [default: the plan's largest or 8, if results stay the same]",
 )
-@click.option("--gpu/--cpu", default=None, help="where it runs  [default: a plan on GPUs, ONNX where Triton chooses]")
+@click.option("--gpu/--cpu", default=None, help="device to run on  [default: GPU for a plan, Triton's choice for ONNX]")
 @click.option(
     "--force",
     is_flag=True,
-    help="replace this version, and the configuration where no other version has it, or the folder",
+    help="replace this version, or the genai folder; also the configuration, unless another version uses it",
 )
 @sign_option
 @trust_option
@@ -57,10 +57,10 @@ def package(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Write a file for a server: into a model repository of Triton (.onnx or .plan), or for onnxruntime-genai.
+    """Write a model repository of Triton Inference Server (.onnx or .plan), or a folder for onnxruntime-genai.
 
-    Of an .onnx that posexport didn't write, inputs, outputs and dimensions are the graph's own. Requests are joined
-    where each row comes out as it does alone, which is tried.
+    An .onnx file that posexport did not write keeps the inputs, outputs and dimensions of its graph. Triton batches
+    requests only if a row gives the same outputs in a batch as alone; this is tested.
     """
     path = Path(file)
     if triton == genai:

@@ -20,16 +20,22 @@ _KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summar
 
 @click.command(epilog=_KINDS)
 @click.argument("encodings", metavar="ENCODING...", nargs=-1, required=True)
-@click.option("--what", metavar="KIND", help="one of those below  [default: what it looks like, and its decay]")
+@click.option("--what", metavar="KIND", help="one of the kinds below  [default: the encoding itself, and its decay]")
 @field_options(FIELDS)
-@click.option("--seq", metavar="N", help="tokens drawn; of a grid, along each side  [default: by the kind]")
-@click.option("--seed", metavar="N", help="seed of weights that are trained in models  [default: 0]")
+@click.option(
+    "--seq", metavar="N", help="number of tokens; for a grid, along each side  [default: depends on the kind]"
+)
+@click.option("--seed", metavar="N", help="seed of random weights  [default: 0]")
 @roles_option
 @click.option(
-    "--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, for errors, repeatable  [default: all]"
+    "--runtime",
+    "runtimes",
+    metavar="NAME",
+    multiple=True,
+    help="use only this one, for errors; repeatable  [default: all]",
 )
-@click.option("--output", "-o", metavar="FILE", help="a .png or .svg  [default: <encodings>.png]")
-@click.option("--json", "as_json", is_flag=True, help="print the numbers that are drawn as JSON")
+@click.option("--output", "-o", metavar="FILE", help="a .png or .svg file  [default: <encodings>.png]")
+@click.option("--json", "as_json", is_flag=True, help="print the plotted numbers as JSON")
 def plot(
     encodings: tuple[str, ...],
     what: str | None,
@@ -42,11 +48,11 @@ def plot(
     seed: Any,
     **block: Any,
 ) -> int:
-    """Draw encodings, a row each: NAME, or NAME:key=value:key=value with parameters and options of its own.
+    """Draw encodings, one per row: NAME, or NAME:key=value:key=value with parameters and options of its own.
 
-    FILE.onnx stands for the encodings of a file: of its spec, or those recognised in the attention of any other.
+    FILE.onnx stands for the encodings of a file: those of its spec, or those recognised in its attention.
 
-    Everything is what the block itself computes; weights that are trained in models are random. Exits 1 where a runtime
+    The values are computed by the block itself. Weights that models train are random. The exit code is 1 if a runtime
     whose errors are drawn fails.
     """
     options = PlotOptions(**{name: value for name, value in (("seq", seq), ("seed", seed)) if value is not None})

@@ -26,13 +26,19 @@ class PositionsOptions:
 
 @click.command()
 @click.option("--grid", metavar="ROWSxCOLUMNS", required=True, help="patches along each axis, such as 14x14")
-@click.option("--frames", metavar="N", help="frames of a video: positions get a third axis  [default: an image]")
-@click.option("--prefix-tokens", metavar="N", help="class and register tokens in front, at 0  [default: 0]")
-@click.option("--batch", metavar="N", help="the same for each row of a batch  [default: 1]")
+@click.option(
+    "--frames", metavar="N", help="number of frames of a video, for positions with a third axis  [default: an image]"
+)
+@click.option(
+    "--prefix-tokens",
+    metavar="N",
+    help="number of class and register tokens before the grid, at position 0  [default: 0]",
+)
+@click.option("--batch", metavar="N", help="number of equal rows  [default: 1]")
 @click.option("--output", "-o", metavar="FILE", default="positions.npz", show_default=True, help="the file to write")
-@click.option("--json", "as_json", is_flag=True, help="print shape and file as JSON")
+@click.option("--json", "as_json", is_flag=True, help="print the shape and the file as JSON")
 def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
-    """Write `position_ids` [batch, tokens, 2 or 3] of a grid: x = column, y = row, t = frame, row by row."""
+    """Write the `position_ids` of a grid, row by row: [batch, tokens, 2 or 3] with x = column, y = row, t = frame."""
     options = PositionsOptions(**{name: value for name, value in given.items() if value is not None})
     rows, cross, columns = grid.lower().partition("x")
     if not cross or not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in (rows, columns)):

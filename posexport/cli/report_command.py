@@ -22,15 +22,17 @@ _TAKEN = (".onnx", ".plan", ".json", ".npz", ".data", ".safetensors")
 
 @click.command()
 @click.argument("results", metavar="RESULTS...", nargs=-1, required=True)
-@click.option("--output", "-o", metavar="FILE", default="report.html", help="the page  [default: report.html]")
-@click.option("--markdown", metavar="FILE", help="write the same as Markdown, such as a job's summary")
+@click.option("--output", "-o", metavar="FILE", default="report.html", help="the page to write  [default: report.html]")
+@click.option(
+    "--markdown", metavar="FILE", help="also write the page as Markdown, for example for the summary of a CI job"
+)
 @click.option("--title", metavar="TEXT", default="", help="the page's title  [default: posexport report]")
-@click.option("--json", "as_json", is_flag=True, help="print what stands in the three boxes as JSON")
+@click.option("--json", "as_json", is_flag=True, help="print the contents of the three boxes as JSON")
 def report(results: tuple[str, ...], output: str, markdown: str | None, title: str, as_json: bool) -> None:
-    """Write one page, with no network needed, of results: what is fastest, what is wrong, what was not run.
+    """Write one self-contained page of results: what is fastest, what is wrong, and what was not run.
 
-    RESULTS are JSON files that verify --json, bench --save, tune, matrix and plot --json wrote, artifacts (.onnx,
-    .plan), or folders of these, such as a sweep's.
+    RESULTS are JSON files from verify --json, bench --save, tune, matrix and plot --json, artifacts (.onnx, .plan), or
+    folders that contain these, such as the folder of a sweep.
     """
     paths = [Path(text) for text in results]
     page_file = report_file("--output", output, _TAKEN, (".html", ".htm"))

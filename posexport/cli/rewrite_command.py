@@ -33,22 +33,27 @@ COLUMNS = ("attention", "recognised", "state", "error", "cases", "reason")
 @click.option("--form", metavar="FORM", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="TARGET", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
 @click.option("--opset", metavar="N", help="the opset of the new file  [default: the file's, or the form's lowest]")
-@click.option("--kv-cache", metavar="shared", help="make caches that grow buffers of a fixed length: other inputs")
-@click.option("--angles", metavar="exact", help="compute recognised angles exactly: another function at far positions")
-@click.option("--require-all", is_flag=True, help="write nothing and exit 1 if an attention is left as it was")
-@click.option("--only", metavar="NAME", multiple=True, help="rewrite this attention alone, repeatable  [default: all]")
+@click.option(
+    "--kv-cache", metavar="shared", help="replace growing caches by buffers of a fixed length, which changes the inputs"
+)
+@click.option(
+    "--angles", metavar="exact", help="compute recognised angles exactly, which changes the outputs at far positions"
+)
+@click.option("--require-all", is_flag=True, help="write nothing and exit with 1 if an attention is left as it was")
+@click.option("--only", metavar="NAME", multiple=True, help="rewrite only this attention; repeatable  [default: all]")
 @roles_option
-@click.option("--seed", metavar="N", help="seed of the inputs that are tried  [default: 0]")
+@click.option("--seed", metavar="N", help="seed of the tested inputs  [default: 0]")
 @sign_option
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def rewrite(file: str, output: str, roles: tuple[str, ...], sign: str | None, as_json: bool, **given: Any) -> int:
-    """Write any ONNX file anew with its attention in a form, and test that it is the same function.
+    """Rewrite the attention of any ONNX file in a form, and test that the new file computes the same function.
 
-    Each attention is recognised and tested alone, in float64; where its replacement differs, it stays as it was. Then
-    the whole file is compared with the original, in float64 and on each runtime that is there. The rest stays as it is.
+    The replacement of each attention is first tested alone, in float64. If it differs, the attention stays as it was.
+    Then the whole file is compared with the original, in float64 and on each installed runtime. Everything else in the
+    file stays as it is.
 
-    Exits 0 where the file is written, 1 where a runtime fails, or with --require-all where an attention is left, and 2
-    for a file that can't be read; but for 0, nothing is written.
+    Exit codes: 0 if the file was written, 1 if a runtime failed, or if an attention was left with --require-all, 2 if
+    the file can't be read. Nothing is written unless the exit code is 0.
     """
     path, target = Path(file), Path(output)
     if path.suffix != ".onnx":

@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", required=False)
-@click.option("--job", "texts", metavar="TEXT", multiple=True, help="such as 'verify artifact=rope.onnx', repeatable")
-@click.option("--output", "-o", metavar="FOLDER", default="sweep", help="where results go  [default: ./sweep]")
 @click.option(
-    "--ray", metavar="ADDRESS", help="HOST:PORT of the Ray cluster to run on; 'auto' is the one of this machine"
+    "--job", "texts", metavar="TEXT", multiple=True, help="a job such as 'verify artifact=rope.onnx'; repeatable"
 )
-@click.option("--workers", metavar="N", help="jobs side by side here  [default: one per core, as memory allows]")
-@click.option("--tries", metavar="N", help="attempts of a job whose process or machine is lost  [default: 3]")
-@click.option("--time-limit", metavar="SECONDS", help="for one job  [default: 3600]")
-@click.option("--dry-run", is_flag=True, help="only show the jobs, and which are done; refuse those that can't work")
+@click.option("--output", "-o", metavar="FOLDER", default="sweep", help="folder for results  [default: ./sweep]")
+@click.option(
+    "--ray", metavar="ADDRESS", help="HOST:PORT of the Ray cluster to run on; 'auto' for the cluster on this machine"
+)
+@click.option(
+    "--workers", metavar="N", help="number of parallel jobs on this machine  [default: one per core, if memory allows]"
+)
+@click.option("--tries", metavar="N", help="maximum attempts for a job whose process or machine is lost  [default: 3]")
+@click.option("--time-limit", metavar="SECONDS", help="time limit for one job  [default: 3600]")
+@click.option("--dry-run", is_flag=True, help="only show the jobs and which are done, and refuse jobs that can't work")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def sweep(file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, as_json: bool, **options: Any) -> int:
-    """Run matrix, verify, bench and tune jobs, those of a TOML file or of --job, on many machines or on this one.
+    """Run matrix, verify, bench and tune jobs, from a TOML file or --job, on one or many machines.
 
-    Results are kept as they come; the same command again continues a sweep that was stopped. Exits 1 where a job
-    failed, 3 where a required runtime, or every job, was not run.
+    After an interruption, the same command continues.
+
+    Exit codes: 0 if every job that ran succeeded, 1 if a job failed, 3 if a required runtime was not run or no job was.
     """
     with console.steps("reading the jobs") as progress:
         from posexport.workflows.sweep.folder import Folder

@@ -42,11 +42,17 @@ _COUNTED = ("kernels", "attention")
 @click.option("--for", "runtime", metavar="NAME", help=f"one of: {', '.join(RUNTIMES)}  [default: ort-cpu]")
 @click.option("--scenario", metavar="NAME:SIZE", help="prefill:512, decode:2048 (tokens in the cache) or batch:8")
 @click.option("--objective", metavar="NAME", help=f"one of: {', '.join(OBJECTIVES)}  [default: latency]")
-@click.option("--dtype", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(DTYPES)}")
-@click.option("--form", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(FORMS)}")
-@click.option("--target", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(TARGETS)}")
-@click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
-@click.option("--allow", metavar="NAME", multiple=True, help=f"try this too, repeatable, of: {', '.join(ALLOWED)}")
+@click.option(
+    "--dtype", metavar="NAME", multiple=True, help=f"try only this one; repeatable; one of: {', '.join(DTYPES)}"
+)
+@click.option(
+    "--form", metavar="NAME", multiple=True, help=f"try only this one; repeatable; one of: {', '.join(FORMS)}"
+)
+@click.option(
+    "--target", metavar="NAME", multiple=True, help=f"try only this one; repeatable; one of: {', '.join(TARGETS)}"
+)
+@click.option("--opset", metavar="N", multiple=True, help=f"try only this one; repeatable; {OPSETS[0]} to {OPSETS[-1]}")
+@click.option("--allow", metavar="NAME", multiple=True, help=f"also try this; repeatable; one of: {', '.join(ALLOWED)}")
 @field_options([field.name for field in attrs.fields(Spec) if field.name != "dtype"])
 @block_options
 @roles_option
@@ -57,8 +63,12 @@ _COUNTED = ("kernels", "attention")
     help="the artifact to write  [default: <encoding>.onnx or .plan; <file>-tuned.onnx]",
 )
 @click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
-@click.option("--cache", metavar="DIR", help="keep what was found out in .posexport-tune in here  [default: beside it]")
-@click.option("--resume/--no-resume", default=True, help="use what the cache holds  [default: yes]")
+@click.option(
+    "--cache",
+    metavar="DIR",
+    help="folder for the cache of measurements, .posexport-tune  [default: the artifact's folder]",
+)
+@click.option("--resume/--no-resume", default=True, help="use measurements from the cache  [default: yes]")
 @sign_option
 @click.option("--json", "as_json", is_flag=True, help="print the whole result as JSON")
 def tune(
@@ -76,10 +86,10 @@ def tune(
 ) -> int:
     """Find the fastest form, dtype, opset and runtime options for a block, and write it.
 
-    With FILE, an .onnx that anyone wrote: as it is, and with its attention rewritten into each form, on ONNX Runtime.
-    What is written computes what FILE does.
+    FILE can be any .onnx file. It is then tried as it is, and with its attention rewritten in each form, on ONNX
+    Runtime. The written file computes the same function.
 
-    Exits 1 where nothing that was tried is verified; then nothing is written.
+    The exit code is 1 if no candidate could be verified. Nothing is written then.
     """
     key = signing_key(sign)
     request = _request(file, config, preset, parameters, roles, given, save)

@@ -32,25 +32,37 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("paths", metavar="[FILES_OR_FOLDERS]...", nargs=-1)
 @project_options
-@click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
-@click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
-@click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
+@click.option(
+    "--runtime", "runtimes", metavar="NAME", multiple=True, help="use only this one; repeatable  [default: all]"
+)
+@click.option("--require", "required", metavar="NAME", multiple=True, help="exit with 3 if this runtime is not run")
+@click.option("--inputs", metavar="FILE", help="your own inputs in an .npz file  [default: inputs drawn from --seed]")
 @roles_option
-@click.option("--against", metavar="FILE", help="hold files against this .onnx in float64, not against themselves")
-@click.option("--module", metavar="FILE.py:NAME", help="hold files against this torch module, whose file is run")
+@click.option("--against", metavar="FILE", help="compare files with this .onnx file in float64, not with themselves")
+@click.option("--module", metavar="FILE.py:NAME", help="compare files with this torch module; its file is executed")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
-@click.option("--reach", metavar="SIZES", help="how far inputs go, such as seq=4096,batch=8  [default: by the block]")
-@click.option("--cases", metavar="N", help="draw so many more sets of inputs  [default: 0]")
-@click.option("--strict", is_flag=True, help="exit 1 where inputs did not reach a window or a table (inconclusive)")
-@click.option("--properties", is_flag=True, help="also try what must hold of the encoding, such as shifts of positions")
-@click.option("--time-limit", metavar="SECONDS", help="for one artifact on one runtime  [default: 300]")
-@click.option("--weights", metavar="FILE", help="hold files against the weights in this .safetensors file")
-@click.option("--from", "checkpoint", metavar="PATH", help="hold files against this checkpoint's config and weights")
+@click.option(
+    "--reach",
+    metavar="SIZES",
+    help="sizes that inputs must reach, such as seq=4096,batch=8  [default: depends on the block]",
+)
+@click.option("--cases", metavar="N", help="number of additional sets of inputs  [default: 0]")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="exit with 1 if a verdict is inconclusive, such as when no input reached a window or a table",
+)
+@click.option("--properties", is_flag=True, help="also test properties of the encoding, such as shifted positions")
+@click.option("--time-limit", metavar="SECONDS", help="time limit for one artifact on one runtime  [default: 300]")
+@click.option("--weights", metavar="FILE", help="compare the files' weights with this .safetensors file")
+@click.option(
+    "--from", "checkpoint", metavar="PATH", help="compare files with the configuration and weights of this checkpoint"
+)
 @click.option("--layer", metavar="N", help="with --from, the first layer that was exported  [default: 0]")
-@click.option("--prefix-tokens", metavar="N", help="with --from, as it was given to 'posexport export'")
+@click.option("--prefix-tokens", metavar="N", help="with --from, the value that was given to 'posexport export'")
 @trust_option
 @click.option("--junit", metavar="FILE", help="write a JUnit XML report")
-@click.option("--markdown", metavar="FILE", help="write a Markdown report, such as a job's summary")
+@click.option("--markdown", metavar="FILE", help="write a Markdown report, for example for the summary of a CI job")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def verify(
     paths: tuple[str, ...],
@@ -72,19 +84,20 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Prove that artifacts (.onnx, .plan, or folders of them) compute what the torch block of their spec computes.
+    """Compare artifacts (.onnx, .plan, or folders) on each runtime with the torch block of their spec in float64.
 
-    An .onnx that anyone else wrote is held against itself in float64; --input says what an input is for where its name
-    doesn't. With --against, files must compute what that file computes, and with --module what a torch module does.
+    An .onnx file that posexport did not write is compared with itself in float64. If the name of an input does not tell
+    its role, give the role with --input. With --against, files are compared with another file, and with --module with
+    a torch module.
 
-    Without FILES, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), on the runtimes and
-    with the tolerances that it states; they must be up to date and within their budget too.
+    Without FILES, the artifacts of the project are verified (posexport.toml, or [tool.posexport] of a pyproject.toml),
+    on the project's runtimes and with its tolerances. They must also be up to date and within their budgets.
 
-    A file that is not what its manifest says fails. --weights and --from say what it must be an export of, --trust who
-    must have signed it.
+    A file that contradicts its manifest fails. --weights and --from give the source that a file must have been exported
+    from, and --trust gives the keys that must have signed it.
 
-    Exits 0 where all that ran passed, 1 where something failed, 2 where an artifact can't be read, 3 where a required
-    runtime, or every runtime, was not run.
+    Exit codes: 0 if everything that ran passed, 1 if something failed, 2 if an artifact can't be read, 3 if a required
+    runtime was not run or no runtime was.
     """
     settings = VerifyOptions(**{name: value for name, value in options.items() if value is not None})
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))

@@ -100,24 +100,32 @@ class Spec:
 
     encoding: Encoding
     hidden_size: int = fields.integer(768, "width of the block's input and output")
-    num_heads: int = fields.integer(12, "query heads")
-    num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)")
+    num_heads: int = fields.integer(12, "number of query heads")
+    num_kv_heads: int = fields.integer(None, "number of key and value heads (default: num_heads)")
     head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)")
     scale: float = fields.positive(None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)")
-    causal: bool = fields.flag(False, "a query sees no later key")
+    causal: bool = fields.flag(False, "a query sees no later keys")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
     attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk of this many tokens")
     kv_cache: str | None = fields.parsed(
-        "take past keys and values: concat appends the new ones, shared writes them into buffers",
+        "input past keys and values; concat: new ones are appended; shared: new ones are written into buffers",
         " or ".join(CACHES),
         _read_cache,
     )
-    angles: str = fields.choice("parity", ANGLES, "angles as PyTorch models compute them, or exact to position 2^24")
-    positions: str = fields.choice(
-        "data", POSITIONS, "position_ids of every token, or a promise of consecutive ones, of which the first is given"
+    angles: str = fields.choice(
+        "parity", ANGLES, "parity: angles as PyTorch models compute them; exact: exact up to position 2^24"
     )
-    prefix_tokens: int = fields.integer(0, "number of first tokens without a position (class, registers)", at_least=0)
-    padding_mask: bool = fields.flag(False, "take attention_mask; a query that sees no key attends to zeros")
+    positions: str = fields.choice(
+        "data",
+        POSITIONS,
+        "data: position_ids of every token; consecutive: positions count up by one, and only the first one is an input",
+    )
+    prefix_tokens: int = fields.integer(
+        0, "number of tokens without a position at the start (class, registers)", at_least=0
+    )
+    padding_mask: bool = fields.flag(
+        False, "add the input attention_mask; the attention of a query that sees no key is zero"
+    )
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
     qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key")
     qk_norm_type: str | None = fields.choice(
@@ -126,22 +134,25 @@ class Spec:
     softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)")
     sinks: bool = fields.flag(False, "a trained logit per head in the softmax, without a value (attention sink)")
     bias: tuple[str, ...] = fields.parsed(
-        "every projection has a bias (with --weights: as the file has them)",
+        "every projection has a bias (with --weights: those that have one in the file)",
         "true, false or a list of projections such as ['q_proj']",
         _read_bias,
         default=False,
     )
-    block: str = fields.choice("attention", ("attention", "transformer"), "what a layer holds")
-    norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)")
+    block: str = fields.choice("attention", ("attention", "transformer"), "contents of a layer")
+    norm: str | None = fields.choice(None, ("pre", "post"), "norms before or after attention and MLP (default: pre)")
     norm_type: str | None = fields.choice(None, ("layernorm", "rmsnorm"), "kind of norm (default: layernorm)")
     norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)")
     mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)")
     intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)")
     layers: int = fields.integer(1, "number of layers", at_most=MOST_LAYERS)
     layer_pattern: tuple[Layer, ...] = fields.parsed(
-        "repeating pattern of layers: encodings, each with ':key=value'", "text", _read_pattern, default=()
+        "repeating pattern of layers: encodings separated by commas, each with optional ':key=value'",
+        "text",
+        _read_pattern,
+        default=(),
     )
-    vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding")
+    vocab_size: int | None = fields.integer(None, "add a token embedding of this size: the input is input_ids")
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")
 

@@ -10,18 +10,16 @@ from typing import Any
 import click
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-from results import RESULTS, record, table, write_figures
+from results import record, table, write_results
 
 from posexport.cli import console
 from posexport.errors import RequestError
-from posexport.files import write_json
 from posexport.machine import describe_cpu
 from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import ANGLES, DTYPES, Spec
 from posexport.verify.angles import POSITIONS, Measured, measure
 
-DATA = RESULTS / "angles.json"
 MACHINE = ("cpu", "vendor", "cores", "instruction_sets", "os")
 SIZES = {"hidden_size": 768, "num_heads": 12}
 
@@ -106,8 +104,7 @@ def main() -> None:
         "not_run": {result.runtime: result.reason for result in measured if result.reason and not result.failed},
         "rows": [row(cases[result.spec], result) for result in measured if result.errors],
     }
-    write_json(DATA, data)
-    write_figures("angles.md", figures(data))
+    write_results("angles", data, figures(data))
     raise SystemExit(int(bool(failed)))
 
 

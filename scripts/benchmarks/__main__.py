@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import click
-from results import RESULTS, Row, machine_line, record, table, write_figures
+from results import RESULTS, Row, machine_line, read_results, record, table, write_figures
 
 from posexport.bench import rounds
 from posexport.cli import console
@@ -49,9 +48,7 @@ def main(only: tuple[str, ...], quick: bool) -> None:
     alternatives, positions, tuning and gate have files of their own there. Parts that are not measured keep their
     figures. Exits 1 where a target is missed.
     """
-    path = RESULTS / "cpu.json"
-    parts: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    missed = False
+    parts, missed = read_results("cpu"), False
     for name in only or [part for part in PARTS if part not in LONG]:
         (module, _, function), title = PARTS[name][0].partition("."), PARTS[name][1]
         load = rounds.MachineLoad()
@@ -64,7 +61,7 @@ def main(only: tuple[str, ...], quick: bool) -> None:
         missed |= any(row.state == "failed" for row in rows)
     if not quick:
         parts = {name: parts[name] for name in PARTS if name in parts}
-        write_json(path, parts)
+        write_json(RESULTS / "cpu.json", parts)
         write_figures("benchmarks.md", [line for part in parts.values() for line in _section(part)])
     raise SystemExit(int(missed))
 

@@ -18,14 +18,13 @@ from typing import Any
 import attrs
 import timing
 import torch
-from results import RESULTS, Row, counted, machine_line, record, rounded, table, write_figures
-from timing import THREADS, TORCH, Contender
+from results import Row, counted, made_on, record, rounded, table, with_interval, write_results
+from timing import THREADS, TORCH, Contender, decodes
 
 from posexport import temporary
 from posexport.bench import alternatives, lower_bound, statistics
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import RequestError
-from posexport.files import write_json
 from posexport.models import ENCODINGS
 from posexport.spec.spec import Spec
 
@@ -59,27 +58,20 @@ GOALS = {"prefill:1024": (LOWER_BOUND, 1.1, "the lower bound"), "decode:2048": (
 def measure(quick: bool) -> list[Row]:
     """How many encodings miss each goal; the figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(THREADS)
-    timing.flush()
+    timing.prepare_process()
     cells: list[dict[str, Any]] = []
     for encoding, cache in itertools.product(["rope"] if quick else ENCODINGS, (None, GROWN)):
         with temporary.folder() as folder:
             cells += _measure(encoding, cache, folder, quick)
     if not quick:
         data = rounded({**record(), "cells": cells})
-        write_json(RESULTS / "alternatives.json", data)
-        write_figures("alternatives.md", figures(data))
+        write_results("alternatives", data, figures(data))
     return goal_rows(cells)
 
 
 def scenarios(encoding: str) -> list[str]:
     names = [name for name in SIZES if name in FOR_ALL or encoding in timing.COMMON]
     return [name for name in names if decodes(encoding) or not name.startswith("decode")]
-
-
-def decodes(encoding: str) -> bool:
-    """Whether it is for decoders: encodings of a grid are for encoders, except M-RoPE."""
-    return encoding == "mrope" or ENCODINGS[encoding].axes < 2
 
 
 def spec_of(encoding: str, cache: str | None) -> Spec:
@@ -160,7 +152,7 @@ def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: in
     best, own_grown = order[0], next((name for name in order if not name.endswith("shared buffers")), order[0])
     chosen = {**others, best: ours[best], own_grown: ours[own_grown]}
     sessions = timing.time_sessions(chosen, SESSIONS, rounds, burst)
-    series = {name: list(itertools.chain(*values)) for name, values in sessions.items()}
+    series = timing.merged(sessions)
     seconds = {name: statistics.quantile(values, 0.5) for name, values in series.items()}
     ratios = {
         OWN_GROWN if name == own_grown else name: attrs.asdict(statistics.ratio(series[best], values, CONFIDENCE))
@@ -199,12 +191,10 @@ def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def figures(data: Mapping[str, Any]) -> list[str]:
     """The lines of the page for results as they stand in the file."""
-    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     by_scenario = {name: [cell for cell in data["cells"] if cell["scenario"] == name] for name in SIZES}
     columns = ("scenario", "encodings", *PLACES, "slower", "goal missed")
     summary = [_summary(name, cells) for name, cells in by_scenario.items() if cells]
-    machine = textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120)
-    lines = [machine, "", *table(columns, summary, left=("slower",))]
+    lines = [made_on(data), "", *table(columns, summary, left=("slower",))]
     for name, cells in by_scenario.items():
         if cells:
             lines += ["", f"### `{name}`", "", *_cells(cells), "", *_reasons(cells)]
@@ -224,15 +214,11 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = []
     for cell in cells:
         place = f"slower than {', '.join(cell['slower_than'])}" if cell["slower_than"] else cell["place"]
-        ratios = (_ratio(cell["ratios"][name]) if name in cell["ratios"] else "-" for name in shown)
+        ratios = (with_interval(cell["ratios"][name]) if name in cell["ratios"] else "-" for name in shown)
         milliseconds = f"{cell['seconds'][cell['best']] * 1e3:.2f}"
         rows.append((cell["encoding"], cell["best"], milliseconds, *ratios, "; ".join([place, *cell["missed"]])))
     columns = ("encoding", "posexport", "ms", *(f"× {name.replace('_', ' ')}" for name in shown), "verdict")
     return table(columns, rows, left=("posexport",))
-
-
-def _ratio(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
 
 
 def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[str]:

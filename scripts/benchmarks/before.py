@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,14 +25,12 @@ import click
 import onnx
 import positions
 import timing
-import torch
 from positions import BURSTS, CONFIDENCE, FORMS, PREFILL, SIZES, rounds_of
-from results import RESULTS, machine_line, record, rounded, table, write_figures
-from timing import Contender
+from results import made_on, record, rounded, table, with_interval, write_results
+from timing import Contender, check_equal, decodes
 
 from posexport import temporary
 from posexport.bench import statistics
-from posexport.files import write_json
 from posexport.models import ENCODINGS
 
 WRITE = """
@@ -52,19 +49,17 @@ print(json.dumps({form: str(path) for form, path in files.items()}))
 def main(checkout: Path, encoding: tuple[str, ...]) -> None:
     """Time every encoding's fastest file beside the fastest that the code in CHECKOUT writes."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(timing.THREADS)
-    timing.flush()
+    timing.prepare_process()
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "--short=8", "HEAD"], capture_output=True, check=True)
     cells = []
     for name, scenario in itertools.product(encoding or ENCODINGS, SIZES):
-        if scenario == PREFILL or positions.decodes(name):
+        if scenario == PREFILL or decodes(name):
             with temporary.folder() as folder:
                 cells.append(compare(name, scenario, checkout.resolve(), folder))
                 click.echo(f"{scenario}: {' '.join(_row(cells[-1]))}")
     if not encoding:
         data = rounded({**record(), "before": commit.stdout.decode().strip(), "cells": cells})
-        write_json(RESULTS / "positions-before.json", data)
-        write_figures("positions-before.md", figures(data))
+        write_results("positions-before", data, figures(data))
 
 
 def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[str, Any]:
@@ -82,7 +77,7 @@ def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[
                 f"{side}: {positions.named(form, cache)}": timing.of_file(path, inputs, **timing.FLUSHED)
                 for form, path in paths.items()
             }
-    positions.check_equal(contenders, f"{encoding}, {scenario}")
+    check_equal(contenders, f"{encoding}, {scenario}")
     burst = BURSTS.get(scenario, 1)
     best = positions.fastest(contenders, files, burst)
     cell = {"encoding": encoding, "scenario": scenario, **{side: best[side].partition(": ")[2] for side in files}}
@@ -100,7 +95,7 @@ def _made(folder: Path, side: str, cache: str | None) -> Path:
 
 def _write_before(checkout: Path, encoding: str, cache: str | None, folder: Path) -> dict[str, Path]:
     """The files that the code in a checkout writes, by form."""
-    arguments = (encoding, str(positions.decodes(encoding)), cache or "", folder, *FORMS)
+    arguments = (encoding, str(decodes(encoding)), cache or "", folder, *FORMS)
     code = os.pathsep.join(map(str, (checkout, checkout / "scripts" / "benchmarks")))
     command = [sys.executable, "-P", "-c", WRITE, *map(str, arguments)]
     done = subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": code})
@@ -115,8 +110,7 @@ def _graph(path: Path) -> bytes:
 
 def figures(data: Mapping[str, Any]) -> list[str]:
     """The lines of the page for results as they stand in the file."""
-    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    lines = [textwrap.fill(f"{machine_line(data['machine'])}; {versions}. Before: commit {data['before']}.", 120)]
+    lines = [made_on(data, end=f" Before: commit {data['before']}.")]
     for scenario in SIZES:
         rows = [_row(cell) for cell in data["cells"] if cell["scenario"] == scenario]
         lines += [
@@ -129,9 +123,8 @@ def figures(data: Mapping[str, Any]) -> list[str]:
 
 
 def _row(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    ratio = cell["ratio"]
-    shown = f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else "the same file"
-    return cell["encoding"], cell["before"], cell["now"], shown
+    ratio = with_interval(cell["ratio"]) if cell["ratio"] else "the same file"
+    return cell["encoding"], cell["before"], cell["now"], ratio
 
 
 if __name__ == "__main__":

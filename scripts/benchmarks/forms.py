@@ -6,7 +6,6 @@ with scaled_dot_product_attention. In a step its caches grow, and it has no mask
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import attrs
@@ -57,12 +56,10 @@ def _rows(name: str, case: Situation, folder: Path, quick: bool) -> list[Row]:
     reference = timing.of_torch(timing.seeded_block(plain), timing.grown(inputs, case.sizes.past_seq or 0))
     files, missing = timing.write_forms(spec, folder, FORMS)
     contenders = {form: timing.of_file(path, inputs) for form, path in files.items()}
-    for form, contender in contenders.items():
-        if not (error := timing.error_of(contender, reference)) < 1e-3:
-            raise RuntimeError(f"{name}, {form}: its output differs from torch's by {error}")
+    timing.check_equal({TORCH: reference, **contenders}, name)
     sessions, rounds = (2, 3) if quick else (SESSIONS, case.rounds)
     series = timing.time_sessions({TORCH: reference, **contenders}, sessions, lambda seconds: rounds, case.burst)
-    whole = {form: list(itertools.chain(*values)) for form, values in series.items()}
+    whole = timing.merged(series)
     rows = [compared(f"{name}, {form}", whole[form], whole[TORCH], None) for form in files]
     if case.target is not None:
         rows.append(best_form(name, series, list(files), case.target))
@@ -72,5 +69,5 @@ def _rows(name: str, case: Situation, folder: Path, quick: bool) -> list[Row]:
 def best_form(name: str, series: timing.Series, forms: list[str], target: float) -> Row:
     """The first session chooses, the others judge: the smallest of many noisy values is too small."""
     best = timing.ranking(series, forms, TORCH)[0]
-    ours, theirs = (list(itertools.chain(*series[form][1:])) for form in (best, TORCH))
-    return compared(f"{name}, best form: {best}", ours, theirs, target, form=best)
+    later = timing.merged(series, 1)
+    return compared(f"{name}, best form: {best}", later[best], later[TORCH], target, form=best)

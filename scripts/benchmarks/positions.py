@@ -8,9 +8,7 @@ plain torch, as torch exports it. Results: docs/results/positions.json and posit
 
 from __future__ import annotations
 
-import itertools
 import math
-import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,15 +19,13 @@ import kernels
 import memory
 import textbook
 import timing
-import torch
-from results import RESULTS, Row, counted, machine_line, record, rounded, table, write_figures
-from timing import THREADS, Contender
+from results import Row, counted, made_on, record, rounded, table, with_interval, write_results
+from timing import Contender, check_equal, decodes
 
 from posexport import temporary
 from posexport.bench import statistics
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.export.support import unsupported_reason
-from posexport.files import write_json
 from posexport.models import ENCODINGS, read_spec
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensorrt import api
@@ -76,8 +72,7 @@ Rounds = Callable[[float], int]
 def measure(quick: bool) -> list[Row]:
     """How many encodings miss their goals; the figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(THREADS)
-    timing.flush()
+    timing.prepare_process()
     cells, peaks, plans = [], [], []
     with temporary.folder() as folder:
         plain = {
@@ -97,14 +92,8 @@ def measure(quick: bool) -> list[Row]:
                 plans += plans_of(encoding, mode)
     if not quick:
         data = rounded({**record(), "cells": cells, "peaks": peaks, "plans": plans})
-        write_json(RESULTS / "positions.json", data)
-        write_figures("positions.md", figures(data))
+        write_results("positions", data, figures(data))
     return list(_goal_rows(cells))
-
-
-def decodes(encoding: str) -> bool:
-    """Whether it is for decoders: encodings of a grid are for encoders, except M-RoPE."""
-    return encoding == "mrope" or ENCODINGS[encoding].axes < 2
 
 
 def modes_of(encoding: str) -> tuple[str, ...]:
@@ -158,15 +147,14 @@ def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], burst: in
     """The name of the fastest contender of each kind, in sessions of their own; names are `kind: form`."""
     sessions = timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS, burst, 99)
     reference = next(iter(contenders))
-    times = {name: [[*itertools.chain(*values)]] for name, values in sessions.items()}
+    times = {name: [seconds] for name, seconds in timing.merged(sessions).items()}
     names = {kind: [name for name in contenders if name.startswith(f"{kind}: ")] for kind in kinds}
     return {kind: timing.ranking(times, each, reference)[0] for kind, each in names.items()}
 
 
 def seconds_of(contenders: Mapping[str, Contender], rounds: Rounds, burst: int) -> dict[str, list[float]]:
     """The times of contenders beside each other, of all sessions together."""
-    sessions = timing.time_sessions(contenders, SESSIONS, rounds, burst)
-    return {name: list(itertools.chain(*times)) for name, times in sessions.items()}
+    return timing.merged(timing.time_sessions(contenders, SESSIONS, rounds, burst))
 
 
 def _measure(
@@ -215,14 +203,6 @@ def _measure(
     return cells
 
 
-def check_equal(contenders: Mapping[str, Contender], what: str) -> None:
-    """RuntimeError where files of one encoding compute different functions: a wrong file is no contender."""
-    first, *others = contenders
-    for name in others:
-        if not (error := timing.error_of(contenders[name], contenders[first])) < 1e-3:
-            raise RuntimeError(f"{what}: {name} differs from {first} by {error}")
-
-
 def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
     """Megabytes of each form for `TOKENS` tokens, above what the process holds before; or why there are none."""
     spec = spec_of(encoding, mode, None)
@@ -266,8 +246,7 @@ def _goal_rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 
 def figures(data: Mapping[str, Any]) -> list[str]:
     """The lines of the page for results as they stand in the file."""
-    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    lines = [textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120)]
+    lines = [made_on(data)]
     for scenario in SIZES:
         lines += ["", f"### `{scenario}`", "", *_scenario(data["cells"], scenario)]
     lines += ["", f"### Memory of {TOKENS} tokens", "", *_memory(data["peaks"])]
@@ -298,16 +277,12 @@ def _scenario(cells: Sequence[Mapping[str, Any]], scenario: str) -> list[str]:
                 row += ["-", "-", "-"]
                 continue
             goal = "-" if cell["goal"] is None else f"≤ {cell['goal']:g}{' missed' if cell['missed'] else ''}"
-            row += [cell["best"], _ratio(cell["ratios"][NONE]), goal]
+            row += [cell["best"], with_interval(cell["ratios"][NONE]), goal]
             if TEXTBOOK in cell["ratios"]:
-                notes.append(f"{mode}: {_ratio(cell['ratios'][TEXTBOOK])} of the textbook's shift")
+                notes.append(f"{mode}: {with_interval(cell['ratios'][TEXTBOOK])} of the textbook's shift")
         rows.append((*row, "; ".join(notes) or "-"))
     columns = ("encoding", *(name for mode in MODES for name in (mode, f"× none, {mode}", f"goal, {mode}")), "notes")
     return table(columns, rows, left=MODES)
-
-
-def _ratio(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
 
 
 def _memory(peaks: Sequence[Mapping[str, Any]]) -> list[str]:

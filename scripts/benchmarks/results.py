@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import attrs
 
 from posexport.bench import statistics
-from posexport.files import staged
+from posexport.files import staged, write_json
 from posexport.machine import describe_cpu, machine, versions
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
@@ -70,10 +72,38 @@ def machine_line(facts: Mapping[str, Any]) -> str:
     return f"{cpu}, {facts['memory'] / 2**30:.0f} GiB, {facts['os']} {facts['architecture']}"
 
 
+def made_on(results: Mapping[str, Any], start: str = "", end: str = "") -> str:
+    """The machine and the versions of results, as a paragraph of a page between these words."""
+    used = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return textwrap.fill(f"{start}{machine_line(results['machine'])}; {used}.{end}", 120)
+
+
+def with_interval(ratio: Mapping[str, float]) -> str:
+    """A ratio as tables have it: `1.02 (0.97-1.08)`."""
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def cell_text(text: str) -> str:
+    """Text that Markdown takes for nothing else in a cell of a table."""
+    return text.replace("|", "\\|").replace("<", "‹").replace(">", "›")
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
     """A table in Markdown. Columns are aligned to the right, except for the first, the last and those in `left`."""
     marks = ["---" if name in (columns[0], columns[-1], *left) else "--:" for name in columns]
     return [f"| {' | '.join(cells)} |" for cells in (columns, marks, *rows)]
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """The committed results of that name; none where there are none yet."""
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def write_results(name: str, data: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Write results and the figures of their page."""
+    write_json(RESULTS / f"{name}.json", data)
+    write_figures(f"{name}.md", lines)
 
 
 def write_figures(page: str, lines: Sequence[str]) -> None:

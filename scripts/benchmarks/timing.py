@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import rounds, statistics
 from posexport.errors import RequestError
 from posexport.export import export
-from posexport.models import read_spec
+from posexport.models import ENCODINGS, read_spec
 from posexport.models.block import Block, build_block
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import ort
@@ -42,6 +44,11 @@ a causal mask or alibi, with which some CPUs are slow. ONNX Runtime asks the fir
 
 Series = dict[str, list[list[float]]]
 """Seconds by name: a list of rounds for each session."""
+
+
+def decodes(encoding: str) -> bool:
+    """Whether it is for decoders: encodings of a grid are for encoders, except M-RoPE."""
+    return encoding == "mrope" or ENCODINGS[encoding].axes < 2
 
 
 def block_spec(name: str, hidden: int, heads: int, **fields: object) -> Spec:
@@ -91,8 +98,10 @@ def _number(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1])
 
 
-def flush() -> None:
-    """Take denormal numbers as zeros in this process from now on, before there is any other session of ONNX Runtime."""
+def prepare_process() -> None:
+    """Give torch as many threads as ONNX Runtime has, and take denormal numbers as zeros from now on: before there is
+    any other session of ONNX Runtime."""
+    torch.set_num_threads(THREADS)
     node = helper.make_node("Identity", ["x"], ["y"])
     graph = helper.make_graph([node], "identity", [_number("x")], [_number("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -128,6 +137,14 @@ def error_of(contender: Contender, reference: Contender) -> float:
     return float(np.abs(output - expected).max())
 
 
+def check_equal(contenders: Mapping[str, Contender], what: str) -> None:
+    """RuntimeError where an output is not that of the first contender: a wrong file is no contender."""
+    first, *others = contenders
+    for name in others:
+        if not (error := error_of(contenders[name], contenders[first])) < 1e-3:
+            raise RuntimeError(f"{what}: {name} differs from {first} by {error}")
+
+
 def time_sessions(
     contenders: Mapping[str, Contender], sessions: int, count: Callable[[float], int], burst: int, seed: int = 0
 ) -> Series:
@@ -152,6 +169,17 @@ def _turn(call: Callable[[], float], burst: int) -> Callable[[], float]:
 
     turn()
     return turn
+
+
+def merged(series: Series, first: int = 0) -> dict[str, list[float]]:
+    """The rounds of all sessions together, from the session with this number on."""
+    return {name: list(itertools.chain(*sessions[first:])) for name, sessions in series.items()}
+
+
+def cpu_seconds() -> float:
+    """Seconds of the CPU, of this process and its children: others' work doesn't count."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def ranking(series: Series, names: Sequence[str], reference: str) -> list[str]:

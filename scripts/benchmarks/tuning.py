@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import click
-from results import RESULTS, Row, counted, machine_line, record, table, write_figures
+from results import Row, counted, machine_line, record, table, write_results
 from timing import block_spec
 
 from posexport import temporary
@@ -28,7 +28,6 @@ from posexport.bench.tune.result import Row as Candidate
 from posexport.bench.tune.search import Tuning, tune
 from posexport.bench.tune.space import Program, Request, options_of, other_opsets, plain_options, programs
 from posexport.errors import RequestError
-from posexport.files import write_json
 from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
 
@@ -54,8 +53,7 @@ def measure(quick: bool) -> list[Row]:
     if not quick:
         block = {"hidden_size": HIDDEN, "tokens": TOKENS, "dtypes": ["fp32"], "rounds": ROUNDS}
         data = {"kind": "tuning", "version": 1, "block": block, **record(), "rows": rows}
-        write_json(RESULTS / "tuning.json", data)
-        write_figures("tuning.md", figures(data))
+        write_results("tuning", data, figures(data))
     failed = [row["encoding"] for row in rows if row["state"] == "failed"]
     return [counted("choices of tune that are slower than the best, or cost too much", len(failed), 0, "encodings")]
 

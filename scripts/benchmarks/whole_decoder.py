@@ -9,7 +9,6 @@ and caches once. Only what gives torch's logits is timed.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -27,7 +26,7 @@ import tokenizers
 import torch
 import transformers
 from results import Row, compared, not_run
-from timing import THREADS, Contender, ranking, time_sessions
+from timing import THREADS, Contender, merged, ranking, time_sessions
 
 from posexport import temporary
 from posexport.runtimes.base import Arrays
@@ -311,8 +310,7 @@ def _rows(
     judged = [one for one in others if not case.among_files or one not in (EAGER, COMPILED)]
     fastest = ranking(series, judged or others, EAGER)[0]
     which = "the fastest file" if case.among_files else "the fastest"
-    chosen, later = f"{name}, {best}", 1  # the first session chooses, the others judge
-    whole = {one: list(itertools.chain(*values[later:])) for one, values in series.items()}
+    chosen, whole = f"{name}, {best}", merged(series, 1)  # the first session chooses, the others judge
     rows = [compared(f"{chosen} to {one}", whole[best], whole[one], None) for one in others if one != fastest]
     rows.insert(0, _judged(compared(f"{chosen} to {fastest}, {which}", whole[best], whole[fastest], case.target)))
     rows += [

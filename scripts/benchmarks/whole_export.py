@@ -8,7 +8,6 @@ hashing and writing the same bytes alone, which an export can't save, is taken o
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 from results import Row, compared, counted, not_run
+from timing import cpu_seconds
 from whole_decoder import CONFIG, MOBIUS, install_mobius, write_mobius, write_ours
 
 from posexport import temporary
@@ -60,10 +60,10 @@ def _of_shape(name: str, shape: Mapping[str, Any], folder: Path, quick: bool, wi
             calls[MOBIUS] = partial(write_mobius, checkpoint, folder / "packages")
         for who, call in calls.items():
             with temporary.folder() as out:
-                start, used = time.perf_counter(), _cpu_seconds()
+                start, used = time.perf_counter(), cpu_seconds()
                 call(out / "model.onnx")
                 wall.setdefault((who, layers), []).append(time.perf_counter() - start)
-                busy.setdefault((who, layers), []).append(_cpu_seconds() - used)
+                busy.setdefault((who, layers), []).append(cpu_seconds() - used)
     return [*_wholes(name, counts, wall, busy, with_mobius), *_a_layer_more(name, counts, wall, busy)]
 
 
@@ -126,8 +126,3 @@ def _refusal(call: Callable[[], None]) -> str | None:
     except RuntimeError as error:  # whatever pip says is a row
         return str(error).splitlines()[-1][:200]
     return None
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

@@ -38,3 +38,11 @@ class Architecture:
     """Module inside the model that is exported, where it is not all of it."""
     dtype: str = "float32"
     notes: str = ""
+
+
+def architecture(
+    usual_kind: str, ending: str, name: str, prefix: str, encoding: str, options: Mapping[str, Any], **more: Any
+) -> Architecture:
+    """A row of the usual kind with classes named `<prefix>Config` and `<prefix><ending>`, unless `more` has others."""
+    usual = {"kind": usual_kind, "config": f"{prefix}Config", "model": f"{prefix}{ending}"}
+    return Architecture(name=name, encoding=encoding, options=options, **{**usual, **more})

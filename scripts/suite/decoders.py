@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from architecture import HEAD_SIZE, HEADS, HIDDEN, KEY_HEADS, LAYERS, VOCABULARY, Architecture
+from architecture import HEAD_SIZE, HEADS, HIDDEN, KEY_HEADS, LAYERS, VOCABULARY, architecture
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -89,12 +90,7 @@ GEMMA3 = {
 }
 
 
-def decoder(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
-    """A row: classes are named `<prefix>Config` and `<prefix>ForCausalLM`."""
-    model, kind = more.pop("model", f"{prefix}ForCausalLM"), more.pop("kind", "decoder")
-    return Architecture(
-        name=name, kind=kind, config=f"{prefix}Config", model=model, encoding=encoding, options=options, **more
-    )
+decoder = partial(architecture, "decoder", "ForCausalLM")
 
 
 DECODERS = [

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import onnx_ir as ir
+from outputs import references
+from score import files_of
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "rewrite"
 SMALLEST = 1e-3
@@ -21,25 +22,13 @@ SMALLEST = 1e-3
 
 
 def usable(folder: Path) -> dict[str, dict[str, Any]]:
-    """Records of files with attention that ONNX Runtime runs at every reference."""
-    records = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    """Records of files with attention for which ONNX Runtime gives numbers near torch's at every reference."""
     return {
         record["name"]: record
-        for record in records
-        if record.get("file") and record["sites"] and all_run(record.get("onnxruntime", {}))
+        for record in files_of(folder)
+        if record["sites"]
+        and all(isinstance(gap, float) and gap < 1e-2 for gap in record.get("onnxruntime", {}).values())
     }
-
-
-def all_run(differences: dict[str, Any]) -> bool:
-    """Whether every reference gave a number near torch's."""
-    return all(isinstance(gap, float) and gap < 1e-2 for gap in differences.values())
-
-
-def feeds_of(folder: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Reference inputs by the file's names."""
-    names = record.get("feeds") or {name: name for name in record["inputs"]}
-    references = (np.load(folder / reference) for reference in record["references"])
-    return [{mine: data[f"in/{theirs}"] for mine, theirs in names.items()} for data in references]
 
 
 class Drawer:
@@ -70,8 +59,9 @@ class Drawer:
 
     def difference(self, name: str, model: ir.Model, changed: ir.Model) -> float:
         """By how much outputs differ; 0 where shapes no longer fit, which is not a near miss."""
+        feeds = [reference.feeds for reference in references(self.folder, self.records[name])]
         try:
-            gap = float(self.near_misses.difference(model, changed, feeds_of(self.folder, self.records[name])))
+            gap = float(self.near_misses.difference(model, changed, feeds))
         except Exception:
             self.failed += 1
             return 0.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from architecture import HEAD_SIZE, HEADS, HIDDEN, LAYERS, VOCABULARY, Architecture
+from architecture import HEAD_SIZE, HEADS, HIDDEN, LAYERS, VOCABULARY, architecture
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -46,17 +47,10 @@ BART = {
 }
 
 
-def encoder(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
-    """A row: classes are named `<prefix>Config` and `<prefix>Model`."""
-    model, config = more.pop("model", f"{prefix}Model"), more.pop("config", f"{prefix}Config")
-    kind = more.pop("kind", "tokens")
-    return Architecture(name=name, kind=kind, config=config, model=model, encoding=encoding, options=options, **more)
+encoder = partial(architecture, "tokens", "Model")
 
-
-def seq2seq(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
-    """An encoder-decoder without a cache: two attentions of the encoder, four of the decoder."""
-    model = more.pop("model", f"{prefix}ForConditionalGeneration")
-    return encoder(name, prefix, encoding, options, model=model, kind="seq2seq", sites=6, **more)
+seq2seq = partial(architecture, "seq2seq", "ForConditionalGeneration", sites=6)
+"""An encoder-decoder without a cache: two attentions of the encoder, four of the decoder."""
 
 
 ENCODERS = [

@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from building import build
 from exporters import EXPORTERS
+from outputs import attending, session_of
 from table import ARCHITECTURES
 from wide import wide_floats
 from wrappers import Tensors, Wrapped, wrap
@@ -51,33 +51,19 @@ def differences(path: Path, made: dict[str, Any], names: dict[str, str]) -> dict
     """Largest difference between ONNX Runtime and the float64 outputs for every shape, or its error. `names` maps the
     file's inputs to those of the references."""
     try:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = session_of(path)
     except Exception as error:
         return {"load": one_line(error)}
     result: dict[str, Any] = {}
     for label, (inputs, expected) in made.items():
         try:
-            feeds = {value.name: inputs[names[value.name]].numpy() for value in session.get_inputs()}
-            outputs = session.run(None, feeds)
+            arrays = {key: value.numpy() for key, value in inputs.items()}
+            outputs = session.run(None, {value.name: arrays[names[value.name]] for value in session.get_inputs()})
             pairs = zip(outputs, expected, strict=False)  # transformers adds outputs behind ours
-            result[label] = max(float(np.abs(attended(a - b, inputs)).max()) for a, b in pairs)
+            result[label] = max(float(np.abs(np.where(attending(a, arrays), a - b, 0)).max()) for a, b in pairs)
         except Exception as error:
             result[label] = one_line(error)
     return result
-
-
-def attended(values: np.ndarray[Any, Any], inputs: Tensors) -> np.ndarray[Any, Any]:
-    """Values with zeros at padding, where exporters differ: a query that sees no key may yield anything."""
-    mask = inputs.get("attention_mask")
-    if mask is None or "decoder_input_ids" in inputs:
-        return values
-    axis = 2 if values.ndim == 4 else 1
-    seen = mask.numpy()[:, mask.shape[1] - values.shape[axis] :].astype(bool)
-    shape = [1] * values.ndim
-    shape[0], shape[axis] = seen.shape
-    return np.where(seen.reshape(shape), values, 0)
 
 
 def one_line(error: BaseException) -> str:

@@ -17,11 +17,10 @@ Arrays = Mapping[str, Array]
 LIMITS = {"float32": 1e-3, "float16": 1e-2}
 """How far outputs may differ, of their largest value: rounding stays a hundred times below."""
 
-
 LEAST = 1e-3
 """The largest value of an output is taken as at least this: probabilities that all are 0 have rounding errors only."""
 
-KINDS = ("out64/", "out32/", "ort/")
+KINDS = ("out64/", "ort/")
 """Prefixes of outputs in the files of references, the best first."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from results import machine_line, table
+from results import cell_text, made_on, table
 from rewrite_data import File, NearMiss, Plan, Results, Speed, Time, ToolScore
 
 OURS = ("posexport native", "posexport contrib")
@@ -27,13 +27,8 @@ def figures(results: Results) -> list[str]:
     lines: list[str] = []
     for name, part, write in sections:
         if part:
-            lines += [*write(part), "", _machine(results.machines[name]), ""]
+            lines += [*write(part), "", made_on(results.machines[name], "Measured on: "), ""]
     return lines
-
-
-def _machine(record: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    return textwrap.fill(f"Measured on: {machine_line(record['machine'])}; {versions}.", 120)
 
 
 def carried(file: File, tool: str) -> int:
@@ -161,8 +156,9 @@ def _failures(files: Sequence[File], tools: Sequence[str]) -> list[str]:
 
 
 def _problem(score: ToolScore) -> str:
-    text = score.problem.replace("|", "\\|").replace("<", "‹").replace(">", "›")
-    return text[:160] or ("not finite, or another shape" if score.error is None else "outputs differ")
+    return cell_text(score.problem)[:160] or (
+        "not finite, or another shape" if score.error is None else "outputs differ"
+    )
 
 
 def _names(names: Iterable[str], most: int = 6) -> str:

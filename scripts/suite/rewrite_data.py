@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
-from results import RESULTS, record, rounded, write_figures
+from results import read_results, record, rounded, write_results
 from tools import ONNXSIM
 
-from posexport.files import write_json
 from posexport.jsondata import OMITTED, structure, unstructure
 from posexport.machine import versions
 
-DATA = RESULTS / "rewrite.json"
 _omitted: Any = {OMITTED: True}
 
 
@@ -137,7 +134,7 @@ class Results:
 
 def read() -> Results:
     """The committed results."""
-    return structure(json.loads(DATA.read_bytes()) if DATA.exists() else {}, Results)
+    return structure(read_results("rewrite"), Results)
 
 
 def publish(**parts: Any) -> None:
@@ -149,5 +146,4 @@ def publish(**parts: Any) -> None:
     machines = {**old.machines, **dict.fromkeys(parts, now)}
     fields = {field.name: getattr(old, field.name) for field in attrs.fields(Results)}
     results = structure(unstructure({**fields, "machines": machines}) | rounded(parts), Results)
-    write_json(DATA, unstructure(results))
-    write_figures("rewrite.md", figures(results))
+    write_results("rewrite", unstructure(results), figures(results))

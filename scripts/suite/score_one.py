@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import onnx
 from graph_facts import facts_of
 from make_one import one_line
 from outputs import LIMITS, Arrays, Reference, difference, outputs_of, references, session_of
+from timing import cpu_seconds
 from tools import NotInstalledError, quiet, tools
 
 from posexport import temporary
@@ -29,7 +29,7 @@ def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path) -> dict
     with temporary.folder() as folder:
         target = folder / "out" / record["file"]
         target.parent.mkdir()
-        start = _cpu_seconds()
+        start = cpu_seconds()
         try:
             with quiet():
                 result["said"] = tools(work)[tool](source, target)
@@ -37,7 +37,7 @@ def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path) -> dict
             result |= {"verdict": NOT_RUN, "problem": str(error)}
         except Exception as error:
             result |= {"verdict": FAILED, "problem": one_line(error)}
-        result["seconds"] = round(_cpu_seconds() - start, 2)
+        result["seconds"] = round(cpu_seconds() - start, 2)
         if "verdict" not in result:
             facts = facts_of(onnx.load(target))
             result |= {"attentions": facts.attentions, "rotations": facts.rotations, "nodes": facts.nodes}
@@ -74,9 +74,3 @@ def _attempt(path: Path, feeds: Arrays, *, optimised: bool = True) -> tuple[Arra
         return outputs_of(session_of(path, optimised=optimised), feeds), ""
     except Exception as error:
         return None, one_line(error)
-
-
-def _cpu_seconds() -> float:
-    """Seconds of the CPU, of this process and its children: others' work doesn't count."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from architecture import HEADS, HIDDEN, LAYERS, Architecture
+from architecture import HEADS, HIDDEN, LAYERS, architecture
 
 COMMON: dict[str, Any] = {
     "hidden_size": HIDDEN,
@@ -81,11 +82,7 @@ PARAKEET = {
 }
 
 
-def image(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
-    """A row: classes are named `<prefix>Config` and `<prefix>Model`."""
-    model, config = more.pop("model", f"{prefix}Model"), more.pop("config", f"{prefix}Config")
-    kind = more.pop("kind", "image")
-    return Architecture(name=name, kind=kind, config=config, model=model, encoding=encoding, options=options, **more)
+image = partial(architecture, "image", "Model")
 
 
 VISION = [

@@ -13,6 +13,14 @@ from transformers import DynamicCache
 Tensors = dict[str, torch.Tensor]
 
 
+def filled_cache(past: list[torch.Tensor]) -> DynamicCache:
+    """A cache of these keys and values of all layers: key, value, key, value, ..."""
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(zip(past[::2], past[1::2], strict=True)):
+        cache.update(key, value, layer)
+    return cache
+
+
 class Decoder(torch.nn.Module):
     """input_ids, attention_mask, position_ids and past keys and values to logits and present keys and values."""
 
@@ -28,9 +36,7 @@ class Decoder(torch.nn.Module):
         position_ids: torch.Tensor | None,
         past: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        cache = DynamicCache()
-        for layer, (key, value) in enumerate(zip(past[::2], past[1::2], strict=True)):
-            cache.update(key, value, layer)
+        cache = filled_cache(past)
         more = {"position_ids": position_ids} if self.positions else {}
         out = self.model(
             input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **more
@@ -114,9 +120,7 @@ def _decoder(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
         return (tensors["input_ids"], tensors["attention_mask"], tensors.get("position_ids"), past)
 
     def keywords(tensors: Tensors) -> dict[str, Any]:
-        cache = DynamicCache()
-        for layer in range(len(caches) // 2):
-            cache.update(tensors[caches[2 * layer]], tensors[caches[2 * layer + 1]], layer)
+        cache = filled_cache([tensors[name] for name in caches])
         return {**{name: tensors[name] for name in names}, "past_key_values": cache, "use_cache": True}
 
     axes = {
@@ -179,24 +183,27 @@ def _seq2seq(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     return _encoder(model, draw, axes, caching=True)
 
 
+def _numbers(
+    architecture: Architecture, model: torch.nn.Module, name: str, shape: Callable[[int], tuple[int, ...]], axis: str
+) -> Wrapped:
+    """An encoder of one input of random numbers: its shape behind the batch for so many tokens, and the name of its
+    first dimension, "" where that is fixed."""
+
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        numbers = torch.randn(batch, *shape(seq), generator=torch.Generator().manual_seed(seed))
+        return {name: numbers.to(getattr(torch, architecture.dtype))}
+
+    return _encoder(model, draw, {name: {0: "batch", **({1: axis} if axis else {})}})
+
+
 def _image(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     size = architecture.options.get("image_size", 32)
     sides = size if isinstance(size, list) else [size, size]
-
-    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
-        generator = torch.Generator().manual_seed(seed)
-        image = torch.randn(batch, 3, *sides, generator=generator)
-        return {"pixel_values": image.to(getattr(torch, architecture.dtype))}
-
-    return _encoder(model, draw, {"pixel_values": {0: "batch"}})
+    return _numbers(architecture, model, "pixel_values", lambda seq: (3, *sides), "")
 
 
 def _audio(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
-    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
-        generator = torch.Generator().manual_seed(seed)
-        return {"input_values": torch.randn(batch, 160 + 40 * seq, generator=generator)}
-
-    return _encoder(model, draw, {"input_values": {0: "batch", 1: "samples"}})
+    return _numbers(architecture, model, "input_values", lambda seq: (160 + 40 * seq,), "samples")
 
 
 def _bare(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
@@ -210,22 +217,12 @@ def _bare(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
 def _frames(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     options = architecture.options
     size = options.get("feature_projection_input_dim") or options["num_mel_bins"]
-
-    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
-        generator = torch.Generator().manual_seed(seed)
-        return {"input_features": torch.randn(batch, 8 + 4 * seq, size, generator=generator)}
-
-    return _encoder(model, draw, {"input_features": {0: "batch", 1: "frames"}})
+    return _numbers(architecture, model, "input_features", lambda seq: (8 + 4 * seq, size), "frames")
 
 
 def _features(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     frames = 2 * architecture.options["max_source_positions"]
-
-    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
-        generator = torch.Generator().manual_seed(seed)
-        return {"input_features": torch.randn(batch, HIDDEN, frames, generator=generator)}
-
-    return _encoder(model, draw, {"input_features": {0: "batch"}})
+    return _numbers(architecture, model, "input_features", lambda seq: (HIDDEN, frames), "")
 
 
 WRAPPERS: dict[str, Callable[[Architecture, torch.nn.Module], Wrapped]] = {

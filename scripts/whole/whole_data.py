@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-from results import RESULTS, record, rounded, write_figures
+from results import read_results, record, rounded, write_results
 from whole_rows import ROWS
 
-from posexport.files import write_json
 from posexport.jsondata import OMITTED, structure, unstructure
 from posexport.machine import versions
 
-DATA = RESULTS / "models.json"
 _omitted: Any = {OMITTED: True}
 
 FORMS, DTYPES = ("native", "contrib", "decomposed"), ("fp32", "fp16")
@@ -74,7 +71,7 @@ def cells(names: Iterable[str]) -> Iterator[Cell]:
 
 def read() -> Results:
     """The committed results."""
-    return structure(json.loads(DATA.read_bytes()) if DATA.exists() else {}, Results)
+    return structure(read_results("models"), Results)
 
 
 def publish(made: Sequence[Cell]) -> None:
@@ -88,5 +85,4 @@ def publish(made: Sequence[Cell]) -> None:
     order = {one.key: at for at, one in enumerate(cells(ROWS))}
     ordered = sorted((one for key, one in kept.items() if key in order), key=lambda one: order[one.key])
     results = Results(machine=now if made else old.machine, cells=tuple(ordered))
-    write_json(DATA, unstructure(results))
-    write_figures("models.md", figures(results))
+    write_results("models", unstructure(results), figures(results))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from results import machine_line, table
+from results import cell_text, made_on, table
 from whole_data import CACHES, DTYPES, FORMS, Cell, Results
 from whole_rows import ROWS
 
@@ -31,9 +30,7 @@ def figures(results: Results) -> list[str]:
     for title, kinds in KINDS.items():
         lines += _table(title, [one for one in results.cells if ROWS[one.architecture].kind in kinds], notes)
     lines += ["## Reasons", "", *(f"{at}. {text}" for text, at in notes.items()), ""]
-    facts = results.machine
-    used = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return [*lines, textwrap.fill(f"Run on: {machine_line(facts['machine'])}; {used}.", 120)]
+    return [*lines, made_on(results.machine, "Run on: ")]
 
 
 def _numbered(cells: Sequence[Cell]) -> dict[str, int]:
@@ -48,7 +45,7 @@ def _numbered(cells: Sequence[Cell]) -> dict[str, int]:
 def _reasons(one: Cell) -> list[str]:
     texts = [one.reason] if one.state != "equal" else []
     texts += [f"Left as it was: {text}" for text in one.kept]
-    return [text.replace("|", "\\|").replace("<", "‹").replace(">", "›").rstrip(".") + "." for text in texts]
+    return [f"{cell_text(text).rstrip('.')}." for text in texts]
 
 
 def _table(title: str, cells: Sequence[Cell], notes: dict[str, int]) -> list[str]:

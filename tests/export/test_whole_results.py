@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +37,7 @@ def test_the_data_hold_what_the_schema_says_and_nothing_else(load: Load) -> None
     from posexport.jsondata import unstructure
 
     data = load("whole_data")
-    assert unstructure(data.read()) == json.loads(data.DATA.read_bytes())
+    assert unstructure(data.read()) == load("results").read_results("models")
 
 
 def test_the_table_names_models_that_transformers_has(load: Load) -> None:
@@ -72,7 +71,7 @@ def test_the_page_says_every_reason_once(load: Load) -> None:
     data = load("whole_data")
     cell = attrs.evolve(next(data.cells(["llama"])), state="equal", of_limit=0.25, attentions=4, in_form=3, kept=("a",))
     other = attrs.evolve(cell, form="contrib", state="refused", reason="no | such.", kept=())
-    facts = json.loads(data.DATA.read_bytes())["machine"]
+    facts = load("results").read_results("models")["machine"]
     lines = load("whole_page").figures(data.Results(machine=facts, cells=(cell, other)))
     assert "| llama | 0.25, 3/4 [1] |  |  |  | refused [2] |" in "\n".join(lines)
     assert "1. Left as it was: a." in lines and "2. no \\| such." in lines

@@ -36,7 +36,8 @@ def _script() -> ModuleType:
 
 
 SCRIPT = _script()
-DATA = json.loads(SCRIPT.DATA.read_bytes())
+RESULTS = ROOT / "docs" / "results"
+DATA = json.loads((RESULTS / "angles.json").read_bytes())
 
 
 def rope(**over: Any) -> Spec:
@@ -178,7 +179,7 @@ def test_the_page_holds_what_is_measured_and_a_wrong_number_shows() -> None:
 
 
 def test_the_page_is_made_of_its_data_and_complete() -> None:
-    page = SCRIPT.DATA.with_suffix(".md").read_text(encoding="utf-8")
+    page = (RESULTS / "angles.md").read_text(encoding="utf-8")
     assert page.partition("<!-- figures -->\n")[2] == "\n".join([*SCRIPT.figures(DATA), "<!-- end of figures -->\n"])
     assert f"below {EXACT:g} at any position" in page and f"those for {POSITIONS[-1] + 1:,} tokens" in page
     specs, refused = SCRIPT.specs()

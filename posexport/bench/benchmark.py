@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport.artifact.paths import check_artifact
-from posexport.bench.candidates import OF_TORCH, Candidate, choose, previous, torch_of
+from posexport.bench.candidates import COMPILED, LOWER_BOUND, OF_TORCH, Candidate, choose, previous, torch_of
 from posexport.bench.loading import load_timed
 from posexport.bench.options import DEFAULTS, ROUNDS, ROUNDS_OF_SEVERAL, BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
@@ -76,7 +76,7 @@ class BenchRun(BenchSession):
         rounds = options.rounds or (ROUNDS if self.planned == 1 else ROUNDS_OF_SEVERAL * self.planned)
         if self.planned > 1 and not options.torch_compile:
             named = (*options.runtimes, *options.required)
-            candidates = [one for one in candidates if one.role != "torch-compile" or one.name in named]
+            candidates = [one for one in candidates if one.role != COMPILED or one.name in named]
         artifact, *others = load_timed(paths, options.trusted, options.roles)
         candidates = _possible(candidates, artifact, options)
         sizes, self._names, self._left_out = points(artifact, options.shapes, options.scenarios)
@@ -166,7 +166,7 @@ def _possible(candidates: Sequence[Candidate], artifact: TimedFile, options: Ben
         return possible
     torch = torch_of(options.module)
     others = [candidate for candidate in possible if candidate.name != torch.name]
-    bounds = [candidate for candidate in others if candidate.role == "lower_bound"]
+    bounds = [candidate for candidate in others if candidate.role == LOWER_BOUND]
     return [*bounds, torch, *(candidate for candidate in others if candidate not in bounds)]
 
 

@@ -28,15 +28,15 @@ _TAKES = {
 }
 """Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
 
-ALWAYS = ("lower_bound", "torch", "torch-compile")
+ALWAYS = LOWER_BOUND, EAGER, COMPILED = "lower_bound", "torch", "torch-compile"
 """References that are timed without being named: the lower bound, and the block in torch, eager and compiled."""
 
-ALTERNATIVES = ("torch-onnx", "ort-optimizer")
+ALTERNATIVES = EXPORTED, OPTIMIZED = "torch-onnx", "ort-optimizer"
 """References that are files of their own, made before ONNX Runtime runs them; timed with `--peers`, or where named."""
 
 ROLES = (*ALWAYS, *ALTERNATIVES)
 
-OF_TORCH = ("torch", "torch-compile", *ALTERNATIVES)
+OF_TORCH = (EAGER, COMPILED, *ALTERNATIVES)
 """References that torch's block of a spec is needed for."""
 
 PREVIOUS_ARTIFACT = "against"
@@ -78,7 +78,7 @@ def _candidates() -> dict[str, Candidate]:
     for suffix, ort in (("", "ort-cpu"), ("-cuda", "ort-cuda")):
         for role in ROLES:
             row = RUNTIMES[ort if role in ALTERNATIVES else f"torch{suffix}"]
-            options = {"compiled": True} if role == "torch-compile" else {}
+            options = {"compiled": True} if role == COMPILED else {}
             name = f"{role}{suffix}"
             candidates[name] = Candidate(name=name, runtime=row, role=role, options=options)
     rows = [row for row in RUNTIMES.values() if row.module in _TAKES and row.name not in candidates]
@@ -113,7 +113,7 @@ def torch_of(module: str) -> Candidate:
     """The user's torch module FILE.py:NAME in the place of torch eager; RequestError where no file is there."""
     path, name = module_parts(module)
     options = {"module": f"{path.absolute()}:{name}", "wide": False}
-    return attrs.evolve(CANDIDATES["torch"], runtime=MODULE, options=options)
+    return attrs.evolve(CANDIDATES[EAGER], runtime=MODULE, options=options)
 
 
 def is_reference(name: str) -> bool:

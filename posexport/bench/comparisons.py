@@ -12,14 +12,12 @@ from typing import Any, Literal
 
 import attrs
 
-from posexport.bench.candidates import PREVIOUS_ARTIFACT, ROLES
+from posexport.bench.candidates import EAGER, LOWER_BOUND, PREVIOUS_ARTIFACT, ROLES
 from posexport.bench.result import TIMED, Benchmark, Shape, Timing
 from posexport.bench.results import Result
 from posexport.bench.scenarios import SWEEPS
 from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
-
-LOWER_BOUND, TORCH = "lower_bound", "torch"
 
 _MOST_DIGITS = 15  # of a size in a scenario's name
 _ENOUGH_RUNS = 6  # the fewest whose range holds the median with a probability of 95 %
@@ -104,12 +102,12 @@ class Comparison:
         scales: dict[bool, float] = {}
         for gpu in (False, True):
             runs = {id(row.benchmark) for row in timed if row.gpu == gpu}
-            torch = {id(row.benchmark): row.median for row in timed if row.gpu == gpu and row.role == TORCH}
+            torch = {id(row.benchmark): row.median for row in timed if row.gpu == gpu and row.role == EAGER}
             if len(runs) > 1 and len(torch) == len(runs):
                 scales[gpu] = min(torch.values())
 
         def scaled(row: Row) -> float:
-            ratio = row.ratio(TORCH) if row.gpu in scales else None
+            ratio = row.ratio(EAGER) if row.gpu in scales else None
             return row.median if ratio is None else ratio.median * scales[row.gpu]
 
         return sorted(timed, key=scaled)
@@ -211,7 +209,7 @@ def order(first: Row, other: Row) -> Order:
         direct = first.ratio(other.role) if _is_reference_of(first, other) else None
         if direct is not None:
             return order_of(direct)
-        one, two = first.ratio(TORCH), other.ratio(TORCH)
+        one, two = first.ratio(EAGER), other.ratio(EAGER)
         if one is not None and two is not None:
             if one.low > two.high:
                 return "inconclusive"

@@ -11,7 +11,7 @@ import attrs
 
 from posexport.bench import regression
 from posexport.bench.benchmark import PROCESSES, BenchRun, bench
-from posexport.bench.candidates import CANDIDATES, choose, is_reference
+from posexport.bench.candidates import CANDIDATES, EAGER, LOWER_BOUND, choose, is_reference
 from posexport.bench.options import DEFAULTS, BenchOptions
 from posexport.bench.regression import MOST_PROCESSES, is_steady
 from posexport.bench.result import FAILED, NOT_RUN, TIMED, Benchmark, Gate, check_place, read_benchmark
@@ -136,7 +136,7 @@ def excused_references(named: Sequence[str]) -> set[str]:
 
 def exit_code(result: Benchmark, options: BenchOptions, strict: bool) -> tuple[int, str]:
     """The exit code of `posexport bench FILE`, and a sentence without its full stop where it needs one."""
-    asked = (*options.required, *(() if options.module is None else ("torch",)))
+    asked = (*options.required, *(() if options.module is None else (EAGER,)))
     for name in asked:
         timings = [timing for timing in result.timings if timing.runtime == name]
         missing = next((timing.reason for timing in timings if timing.state == NOT_RUN), None)
@@ -145,7 +145,7 @@ def exit_code(result: Benchmark, options: BenchOptions, strict: bool) -> tuple[i
     excused = excused_references((*options.runtimes, *asked))
     if any(timing.state == FAILED and timing.runtime not in excused for timing in result.timings):
         return 1, ""
-    bounds = {name for name in excused if CANDIDATES[name].role == "lower_bound"}
+    bounds = {name for name in excused if CANDIDATES[name].role == LOWER_BOUND}
     if not any(timing.state == TIMED and timing.runtime not in bounds for timing in result.timings):
         why = next((one.reason for one in result.timings if one.runtime not in excused and one.reason), "")
         return 3, f"nothing was timed: {why or 'no runtime was asked for'}"

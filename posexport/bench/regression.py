@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from posexport.bench.candidates import PREVIOUS_ARTIFACT, is_reference
+from posexport.bench.candidates import EAGER, LOWER_BOUND, PREVIOUS_ARTIFACT, is_reference
 from posexport.bench.result import (
     FINE,
     INCONCLUSIVE,
@@ -47,7 +47,7 @@ _MIN_SHARE = 0.2
 STEADY = 0.02
 """The standard error of a ratio (of its logarithm) up to which a result is known well enough for a baseline."""
 
-REFERENCES = ("lower_bound", "torch")
+REFERENCES = (LOWER_BOUND, EAGER)
 MOST_PROCESSES = 20
 DEFAULT_LIMIT = "5%"
 
@@ -150,7 +150,7 @@ def compare(result: Benchmark, baseline: Benchmark, limit: float) -> Gate:
     changes = []
     for before, shape in timings_of_artifact(baseline):
         sizes = str(shape.sizes)
-        references = tuple(name for name in REFERENCES if name != "lower_bound" or sizes not in unlike)
+        references = tuple(name for name in REFERENCES if name != LOWER_BOUND or sizes not in unlike)
         changes.append(_change_since(before, shapes[sizes], references, limit))
     return Gate(limit=limit, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
 

@@ -17,7 +17,15 @@ import attrs
 
 from posexport import temporary
 from posexport.bench import statistics
-from posexport.bench.candidates import ALTERNATIVES, PREVIOUS_ARTIFACT, Candidate
+from posexport.bench.candidates import (
+    ALTERNATIVES,
+    COMPILED,
+    EXPORTED,
+    LOWER_BOUND,
+    OPTIMIZED,
+    PREVIOUS_ARTIFACT,
+    Candidate,
+)
 from posexport.bench.options import ROUNDS, BenchOptions
 from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, TimingProcesses
@@ -141,7 +149,7 @@ class BenchSession:
         path = self._path(candidate, artifact)
         if path is None:
             return
-        request = {"runtime_name": candidate.runtime.name, "role": candidate.role, "options": options}
+        request = {"runtime": attrs.asdict(candidate.runtime), "role": candidate.role, "options": options}
         reply = self._ask(name, None, "open", path=str(real_path(path)), threads=threads, **request)
         if reply is not None:
             self._loaded[name].append(reply)
@@ -154,25 +162,25 @@ class BenchSession:
 
     def _path(self, candidate: Candidate, artifact: TimedFile) -> Path | None:
         """The file that it opens; None where it can't be made, with the reason noted."""
-        request = artifact.work_request(self._sizes) if candidate.role == "lower_bound" else None
+        request = artifact.work_request(self._sizes) if candidate.role == LOWER_BOUND else None
         if request is not None:
-            return self._made("lower_bound", candidate.name, source=str(real_path(artifact.path)), **request)
+            return self._made(LOWER_BOUND, candidate.name, source=str(real_path(artifact.path)), **request)
         if candidate.runtime.package == "torch":  # it rebuilds the block from the ONNX file, also for a plan
             return artifact.source
         if candidate.role not in ALTERNATIVES:
             return artifact.path
-        made = self._made("torch-onnx", candidate.name, source=str(real_path(self._artifact.source)))
-        if made is None or candidate.role == "torch-onnx":
+        made = self._made(EXPORTED, candidate.name, source=str(real_path(self._artifact.source)))
+        if made is None or candidate.role == EXPORTED:
             return made
-        return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._artifact.spec)
+        return self._made(OPTIMIZED, candidate.name, source=str(made), spec=self._artifact.spec)
 
     def _made(self, role: str, name: str, **fields: Any) -> Path | None:
         """The file of an alternative, or of a graph's work, made once, by a process of its own."""
-        path = self._folder.path / f"{role}.{'json' if role == 'lower_bound' else 'onnx'}"
+        path = self._folder.path / f"{role}.{'json' if role == LOWER_BOUND else 'onnx'}"
         if role in self._not_made:
             self._out[name, None] = attrs.evolve(self._not_made[role], runtime=name)
         elif not path.exists():
-            self._progress("counting products" if role == "lower_bound" else f"exporting {role}")
+            self._progress("counting products" if role == LOWER_BOUND else f"exporting {role}")
             if self._ask(name, None, "make", role=role, path=str(path), **fields) is None:
                 self._not_made[role] = self._out[name, None]
             else:
@@ -232,7 +240,7 @@ class BenchSession:
             code, reason = MEMORY, f"{reason}, most likely for want of memory"
         code = MEMORY if code == LIMITED else code
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
-        refused = code == REFUSED or (code != MEMORY and self._candidates[name].role == "torch-compile")
+        refused = code == REFUSED or (code != MEMORY and self._candidates[name].role == COMPILED)
         where = index if code in (MEMORY, RAISED) else None
         self._out[name, where] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=reason)
 
@@ -254,7 +262,7 @@ class BenchSession:
             ratios=ratios,
             processes=processes,
             tokens_per_second=None if sizes.tokens is None else sizes.tokens / seconds.median,
-            memory=None if role == "lower_bound" else max(answer["memory"] for answer in series.ready),
+            memory=None if role == LOWER_BOUND else max(answer["memory"] for answer in series.ready),
             gpu_memory=None if None in gpu else max(gpu),
             load_seconds=_median([answer["load_seconds"] for answer in self._loaded[name]]),
             build_seconds=_median([answer["build_seconds"] for answer in (*self._loaded[name], *series.ready)]),

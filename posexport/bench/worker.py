@@ -1,7 +1,8 @@
 """The child process that times one artifact on one runtime: `python -m posexport.bench.worker`.
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
-    open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
+    open   {runtime, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact;
+                               `runtime` is the row of posexport.runtimes as plain data
     shape  {spec or roles, seed, warmup, keep_free, method, batch, seq, ...}   binds inputs, runs up to `warmup` times;
                                sizes are by the contract of a spec, or by the meanings of axes where there are roles;
                                `method` is how the lower bound is run, where that is known
@@ -24,15 +25,15 @@ from typing import Any
 import attrs
 
 from posexport import machine
+from posexport.bench.candidates import EXPORTED, LOWER_BOUND
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError, Reason
 from posexport.jsondata import read_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.processes import FAILED, MEMORY, REFUSED, serve
-from posexport.runtimes import TENSORRT, runtime
+from posexport.runtimes import TENSORRT, Runtime
 from posexport.runtimes.base import Arrays, MethodRunner, Runner
 from posexport.runtimes.cuda import memory_used
-from posexport.runtimes.module_reference import MODULE
 
 LONG_RUN_SECONDS = 0.25
 """Seconds of a run from which on one is timed per turn, with none before it: threads wake within milliseconds."""
@@ -58,9 +59,9 @@ class Worker:
         return done
 
     def open(
-        self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None, role: str = ""
+        self, runtime: dict[str, Any], options: dict[str, Any], path: str, threads: int | None, role: str = ""
     ) -> dict[str, Any]:
-        row = MODULE if runtime_name == MODULE.name else runtime(runtime_name)
+        row = Runtime(**runtime)
         self._limited = not row.needs_gpu
         self._compiled = options.get("compiled", False)
         if row.package == "torch":
@@ -74,7 +75,7 @@ class Worker:
         self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
         self._before = machine.forget_peak()
         start = time.perf_counter()
-        if role == "lower_bound":
+        if role == LOWER_BOUND:
             self._runner = _lower_bound(Path(path), row.options["device"], threads)
         else:
             self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
@@ -141,10 +142,10 @@ class Worker:
     ) -> dict[str, Any]:
         from posexport.bench import alternatives
 
-        if role == "lower_bound":
+        if role == LOWER_BOUND:
             machine.limit_to_what_is_free()
             _write_works(Path(path), Path(source), **graph)
-        elif role == "torch-onnx":
+        elif role == EXPORTED:
             alternatives.write_plain(Path(source), Path(path))
         else:
             alternatives.write_optimized(Path(source), Path(path), read_spec(spec or {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from posexport.bench.candidates import COMPILED, EAGER, EXPORTED, LOWER_BOUND, OPTIMIZED
 from posexport.bench.result import OUT_OF_DATE, Benchmark, Change, Gate, LimitResult, ProjectBenchmark, Shape, Timing
 from posexport.bench.statistics import CONFIDENCE, Ratio
 from posexport.cli import console
@@ -12,8 +13,8 @@ from posexport.jsondata import unstructure
 from posexport.machine import describe_cpu
 
 COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
-RATIOS = {"x lower bound": "lower_bound", "x torch eager": "torch"}
-_OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
+RATIOS = {"x lower bound": LOWER_BOUND, "x torch eager": EAGER}
+_OTHERS = {COMPILED: "x torch.compile", EXPORTED: "x torch's export", OPTIMIZED: "x ORT's optimizer"}
 _BUDGET = ("file", "runtime", "at", "times", "of", "95 % interval", "limit", "state")
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
@@ -38,7 +39,7 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
                 if timing.seconds is not None
             ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
-    if "torch" in unknown:
+    if EAGER in unknown:
         console.write(f"torch is not known: {result.no_torch}.")
     lines = [f"{timing.runtime}: {text}" for timing in result.timings if (text := timing.reason or timing.note)]
     lines += [f"{point.scenario}: left out, {point.reason}" for point in result.left_out]
@@ -110,11 +111,11 @@ def _shape(shape: Shape) -> str:
 def _row(result: Timing, left_out: Sequence[str] = ()) -> tuple[str, ...]:
     cells = dict.fromkeys(COLUMNS, "-") | {"runtime": result.runtime, "state": result.state}
     if result.seconds is not None:
-        seconds, rate, bound = result.seconds, result.tokens_per_second, result.ratios.get("lower_bound")
+        seconds, rate, bound = result.seconds, result.tokens_per_second, result.ratios.get(LOWER_BOUND)
         cells["median ms"] = f"{seconds.median * 1e3:.3f}"
         cells["p10 - p90"] = f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}"
         cells["x lower bound"] = "-" if bound is None else _times(bound.median)
-        cells["x torch eager"] = _with_interval(result.ratios.get("torch"))
+        cells["x torch eager"] = _with_interval(result.ratios.get(EAGER))
         cells["tokens/s"] = "-" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
         cells["memory"] = _memory(result)
     return tuple(cell for name, cell in cells.items() if name not in left_out)

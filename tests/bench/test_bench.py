@@ -97,7 +97,7 @@ class Crashing:
         self._how, self.runtime = how, ""
 
     def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
-        self.runtime = request.get("runtime_name", self.runtime)
+        self.runtime = request.get("runtime", {"name": self.runtime})["name"]
         if self.runtime != "torch" and request["do"] == "time":
             return self._how()
         done: dict[str, dict[str, Any]] = {
@@ -152,7 +152,7 @@ def test_a_peer_that_fails_is_not_the_artifacts_fault_unless_it_was_named(
             if self.role == "torch" and request["do"] == "shape":
                 return {"ok": False, "error": "out of memory", "code": "memory"}
             self.runtime = "torch"  # never crashes
-            return super().ask(request | {"runtime_name": "torch"}, time_limit)
+            return super().ask(request | {"runtime": {"name": "torch"}}, time_limit)
 
     monkeypatch.setattr(rounds, "Worker", lambda module: Short(crash))
     result = invoke(block, "--runtime", named, "--shape", "seq=5", "--rounds", 2)
@@ -187,7 +187,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
     class Noting(Crashing):
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
             if request["do"] == "open":
-                opened[request["runtime_name"]] = Path(request["path"]).name
+                opened[request["runtime"]["name"]] = Path(request["path"]).name
             return super().ask(request, time_limit)
 
     monkeypatch.setattr(rounds, "Worker", lambda module: Noting(crash))
@@ -248,8 +248,8 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
     class Strict(Crashing):
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
             if request["do"] == "open" and request["role"] in ("", "torch"):
-                given[request["runtime_name"]] = (request["options"].get("cuda_graph", False), request["threads"])
-            return super().ask({**request, "runtime_name": "torch"}, time_limit)
+                given[request["runtime"]["name"]] = (request["options"].get("cuda_graph", False), request["threads"])
+            return super().ask({**request, "runtime": {"name": "torch"}}, time_limit)
 
     monkeypatch.setattr(rounds, "Worker", lambda module: Strict(crash))
     found = benching.bench(

@@ -41,7 +41,7 @@ class World:
 
             def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
                 if request["do"] in ("open", "make"):
-                    self.name = request.get("role") or request["runtime_name"]
+                    self.name = request.get("role") or request["runtime"]["name"]
                 self.seq = request.get("seq", self.seq)
                 world.asked.append((self.name, request["do"], request))
                 for seq in (self.seq, None):

@@ -53,7 +53,7 @@ class Speeds:
                 if request["do"] == "open":
                     speeds.opened += 1
                     luck = 1 + speeds.luck * (speeds.opened * 7 % 5 - 2)
-                    self.factor = luck * speeds.factors.get(request["role"] or request["runtime_name"], 1.0)
+                    self.factor = luck * speeds.factors.get(request["role"] or request["runtime"]["name"], 1.0)
                 done: dict[str, dict[str, Any]] = {
                     "open": {"describe": {}, "load_seconds": 1.0, "build_seconds": None},
                     "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "run_seconds": 1e-3}

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import attrs
+
 from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.rounds import TimingProcesses
 from posexport.bench.tune.halving import Round
@@ -14,6 +16,7 @@ from posexport.bench.tune.programs import Programs
 from posexport.bench.tune.result import Row
 from posexport.files import real_path
 from posexport.machine import SAME
+from posexport.runtimes import RUNTIMES
 
 BURST, WARMUP = 3, 2
 """Timed runs per turn, and untimed ones once a process is up."""
@@ -81,13 +84,14 @@ class CandidateTimer:
         start = time.perf_counter()
         memory: dict[str, int] = {}
         programs, request = self._programs, self._programs.request
+        runtime = attrs.asdict(RUNTIMES[request.runtime])
         with TimingProcesses() as processes:
             for name in names:
                 programs.progress(f"loading {name}")
                 row = self.candidates[name]
                 prepared, options = programs.prepared[row.program], self._options(row)
                 path = str(real_path(programs.path(row.program)))
-                if processes.ask(name, "open", runtime_name=request.runtime, options=options, path=path, threads=None):
+                if processes.ask(name, "open", runtime=runtime, options=options, path=path, threads=None):
                     asked: dict[str, Any] = {**prepared.inputs, "seed": request.seed, **prepared.sizes}
                     ready = processes.ask(name, "shape", warmup=WARMUP, **asked)
                     if ready is not None:

@@ -11,7 +11,8 @@ from pathlib import PurePath
 from typing import Any
 
 from posexport.bench import comparisons
-from posexport.bench.comparisons import LOWER_BOUND, TORCH, Comparison, Order, Row
+from posexport.bench.candidates import COMPILED, EAGER, EXPORTED, LOWER_BOUND, OPTIMIZED
+from posexport.bench.comparisons import Comparison, Order, Row
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import OUT_OF_DATE, Benchmark, ProjectBenchmark
 from posexport.bench.results import Result
@@ -25,10 +26,10 @@ from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 ALTERNATIVES = {
     LOWER_BOUND: "lower bound: bare matrix products",
-    TORCH: "torch eager",
-    "torch-compile": "torch.compile",
-    "torch-onnx": "torch.onnx.export",
-    "ort-optimizer": "ORT's optimizer",
+    EAGER: "torch eager",
+    COMPILED: "torch.compile",
+    EXPORTED: "torch.onnx.export",
+    OPTIMIZED: "ORT's optimizer",
 }
 """The names of other ways to run a block, by the role under which ratios are taken to them."""
 
@@ -133,10 +134,10 @@ def _point(compared: Comparison, evidence: Evidence) -> Point:
             ties.setdefault(other, row)
     verdict = evidence.verdict(first)
     texts = []
-    for role, words in ((TORCH, "of torch eager"), (LOWER_BOUND, "of the lower bound")):
+    for role, words in ((EAGER, "of torch eager"), (LOWER_BOUND, "of the lower bound")):
         if (ratio := first.ratio(role)) is not None and first.role != role:
             texts.append(f"{times(ratio.median)} {words} ({span(ratio)})")
-    behind = next((row for row in others if row.role != TORCH and _name(compared, row) not in ties), None)
+    behind = next((row for row in others if row.role != EAGER and _name(compared, row) not in ties), None)
     if behind is not None and not ties:
         texts.append(f"next {_name(compared, behind)} ({_figure(first, behind)})")
     if not first.role:
@@ -165,7 +166,7 @@ def _verdict(row: Row, verdict: str) -> str:
 
 def _figure(first: Row, row: Row) -> str:
     """The time of another candidate, or across separate runs its ratio to torch."""
-    ratio = row.ratio(TORCH)
+    ratio = row.ratio(EAGER)
     if row.benchmark is first.benchmark or ratio is None or row.gpu != first.gpu:
         return seconds(row.median)
     return f"{times(ratio.median)} of torch eager, {span(ratio)}, in its own run"
@@ -198,10 +199,10 @@ def _bars(compared: Comparison, folded: bool) -> Figure | Table:
 
 
 def _bar(compared: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
-    ratio = row.ratio(TORCH)
+    ratio = row.ratio(EAGER)
     return Bar(
         name="★ " * best + _name(compared, row, with_file),
-        text=seconds(row.median) + (f" · {times(ratio.median)} torch" if ratio and row.role != TORCH else ""),
+        text=seconds(row.median) + (f" · {times(ratio.median)} torch" if ratio and row.role != EAGER else ""),
         value=row.median,
         low=row.seconds.p10,
         high=max(row.seconds.p90, row.median),
@@ -252,7 +253,7 @@ def _row(compared: Comparison, row: Row) -> tuple[Cell, ...]:
         _name(compared, row),
         Cell(timing.state, tone=TONES.get(timing.state, "")),
         *(number(value if row.timed else None, seconds) for value in quantiles),
-        *ratio_cells(row.ratio(TORCH)),
+        *ratio_cells(row.ratio(EAGER)),
         *ratio_cells(row.ratio(LOWER_BOUND)),
         number(timing.tokens_per_second, "{:,.0f}".format),
         number(timing.memory, lambda size: f"{size / 1e6:,.1f} MB"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from posexport.bench.comparisons import TORCH
 from posexport.bench.results import Result
 from posexport.report.page.blocks import Cell, Section, Table, cells, number
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.page.verdicts import heat, key_of
 from posexport.report.text import MARKS, listed
+from posexport.runtimes import TORCH_WORKER
 from posexport.verify.matrix.table import BUILD, REFUSED, TOTALS, Entry, Matrix, idle, judged, totals
 from posexport.verify.matrix.table import Cell as MatrixCell
 from posexport.verify.result import FAILED, PASSED
@@ -51,12 +51,12 @@ def _tables(matrix: Matrix, suffix: str) -> Iterator[Table]:
     every = matrix.ordered()
     columns, forms = judged(every), list(dict.fromkeys(cell.entry.form for cell in every))
     # torch compared with itself says nothing
-    even = all(cell.state != FAILED and cell.ratio in (None, 1.0) for cell in every if cell.column == TORCH)
-    shown = [name for name in columns if name != TORCH or not even] or columns
+    even = all(cell.state != FAILED and cell.ratio in (None, 1.0) for cell in every if cell.column == TORCH_WORKER)
+    shown = [name for name in columns if name != TORCH_WORKER or not even] or columns
     note = "◦ some of it was refused or not run: the cell shows more on hover, the tables below all of it."
     away = list(idle(every))
     note += f" Nothing ran on {', '.join(away)}, so they have no column." if away else ""
-    note += f" {TORCH} is the reference itself: 1 everywhere." if shown != columns else ""
+    note += f" {TORCH_WORKER} is the reference itself: 1 everywhere." if shown != columns else ""
     groups = [(f"{name}: plans with fused attention" if name == BUILD else name, len(forms)) for name in shown]
 
     def heat_map(name: str, folded: str, row_of: Callable[[Entry], str]) -> Table:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from posexport.bench.candidates import ALTERNATIVES, CANDIDATES, is_reference
+from posexport.bench.candidates import ALTERNATIVES, CANDIDATES, COMPILED, is_reference
 from posexport.bench.options import BenchOptions
 from posexport.bench.regression import timings_of_artifact
 from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, TIMED, Benchmark, LimitResult, Timing
@@ -48,7 +48,7 @@ def options_for(product: Product, runtimes: Sequence[str], options: BenchOptions
         required=(),
         scenarios=_scenarios(product),
         alternatives=options.alternatives or not references.isdisjoint(ALTERNATIVES),
-        torch_compile="torch-compile" in references,
+        torch_compile=COMPILED in references,
     )
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import attrs
 
+from posexport.bench.candidates import ROLES
 from posexport.bench.scenarios import read_scenario
 from posexport.errors import RequestError
 from posexport.spec.fields import flag, integer, parsed, positive, text
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-REFERENCES = {
-    f"of_{name.replace('-', '_')}": name
-    for name in ("lower_bound", "torch", "torch-compile", "torch-onnx", "ort-optimizer")
-}
+REFERENCES = {f"of_{role.replace('-', '_')}": role for role in ROLES}
 """What a time may be a multiple of: the field that says how much, and the reference's name in `posexport bench`."""
 
 

@@ -43,9 +43,14 @@ DEEPEST = 64
 """Levels of lists and objects inside each other that JSON may have."""
 
 OMITTED = "posexport.omitted"
-"""Metadata of a field that is written only where it differs from its default: `metadata={OMITTED: True}`."""
+"""Metadata of a field that is written only where it differs from its default."""
 
 _origin: Callable[[Any], Any] = get_origin  # `dict` for `dict[str, int]`
+
+
+def omitted(default: Any = attrs.NOTHING, **options: Any) -> Any:
+    """A field that is written only where it differs from its default, which `factory` may make."""
+    return attrs.field(default=default, metadata={OMITTED: True}, **options)
 
 
 class DataError(ValueError):

@@ -17,7 +17,7 @@ from posexport.artifact.rewrite_record import RewriteRecord
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError, shown
 from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
-from posexport.jsondata import OMITTED, DataError, json_sha256, parse_json, structure, unstructure
+from posexport.jsondata import DataError, json_sha256, omitted, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
 from posexport.spec.forms import FORMS, TARGETS
@@ -102,13 +102,13 @@ class WeightSource:
     """
 
     source: Literal["random", "file", "checkpoint"]
-    seed: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    file: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    folder: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    config_sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    layer: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    files: Mapping[str, str] | None = attrs.field(default=None, metadata={OMITTED: True})
+    seed: int | None = omitted(None)
+    file: str | None = omitted(None)
+    sha256: str | None = omitted(None)
+    folder: str | None = omitted(None)
+    config_sha256: str | None = omitted(None)
+    layer: int | None = omitted(None)
+    files: Mapping[str, str] | None = omitted(None)
 
     def __str__(self) -> str:
         if self.source == "random":
@@ -123,8 +123,8 @@ class ModuleSource:
     """The torch module that a graph is the export of: the `name` of its class, or that in a `file` with this sha256."""
 
     name: str
-    file: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    file: str | None = omitted(None)
+    sha256: str | None = omitted(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -134,7 +134,7 @@ class Origin:
 
     weights: WeightSource | None
     tools: Mapping[str, str]
-    attentions: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    attentions: str | None = omitted(None)
 
     def pairs(self, manifest: OnnxManifest) -> dict[str, tuple[object, object]]:
         """What the manifest of an ONNX file says under each of these keys, and what the file does."""
@@ -163,15 +163,13 @@ class Manifest:
 
     file: str = attrs.field(validator=_file_name)
     sha256: str
-    external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
-    signer: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    external_data: Mapping[str, str] = omitted(factory=dict, validator=_file_names)
+    signer: str | None = omitted(None)
     version: str
-    form: str | None = attrs.field(default=None, validator=_one_of("form", FORMS), metadata={OMITTED: True})
-    target: str | None = attrs.field(default=None, validator=_one_of("target", TARGETS), metadata={OMITTED: True})
-    weights: WeightSource | None = attrs.field(default=None, metadata={OMITTED: True})
-    spec: Mapping[str, Any] | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_spec), metadata={OMITTED: True}
-    )
+    form: str | None = omitted(None, validator=_one_of("form", FORMS))
+    target: str | None = omitted(None, validator=_one_of("target", TARGETS))
+    weights: WeightSource | None = omitted(None)
+    spec: Mapping[str, Any] | None = omitted(None, validator=attrs.validators.optional(_spec))
     inputs: tuple[Tensor, ...] = attrs.field(validator=_some)
     outputs: tuple[Tensor, ...] = attrs.field(validator=_some)
     opset: int
@@ -195,11 +193,11 @@ class OnnxManifest(Manifest):
     `module` the torch module that it is the export of, `rewrite` how it came from another file. `attentions` are those
     of a whole model, with the keys of `posexport rewrite --json`."""
 
-    request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
-    tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
-    module: ModuleSource | None = attrs.field(default=None, metadata={OMITTED: True})
-    rewrite: RewriteRecord | None = attrs.field(default=None, metadata={OMITTED: True})
-    attentions: tuple[Mapping[str, Any], ...] = attrs.field(default=(), metadata={OMITTED: True})
+    request: Mapping[str, Any] | None = omitted(None)
+    tune: Mapping[str, Any] | None = omitted(None)
+    module: ModuleSource | None = omitted(None)
+    rewrite: RewriteRecord | None = omitted(None)
+    attentions: tuple[Mapping[str, Any], ...] = omitted(())
 
 
 @attrs.frozen(kw_only=True)
@@ -211,8 +209,8 @@ class PlanSource:
 
     file: str = attrs.field(validator=_file_name)
     sha256: str
-    version: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
+    version: str | None = omitted(None)
+    external_data: Mapping[str, str] = omitted(factory=dict, validator=_file_names)
 
 
 @attrs.frozen(kw_only=True)
@@ -245,7 +243,7 @@ class PlanAttention:
     name: str
     layer: int
     fused: bool | None
-    reason: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
+    reason: Reason | None = omitted(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -262,10 +260,10 @@ class PlanKernels:
     attention_kernels: int | None
     attention_layers: int
     host_steps: int | None
-    decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
-    unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
-    attentions: tuple[PlanAttention, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    decomposed_attention: int = omitted(0)
+    unknown: str | None = omitted(None)
+    unfused: Reason | None = omitted(None)
+    attentions: tuple[PlanAttention, ...] = omitted(())
     rows: tuple[KernelRow, ...]
 
     @classmethod
@@ -301,8 +299,8 @@ class PlanManifest(Manifest):
     memory_limit: int | None
     sizes: Mapping[str, int | None]
     kernels: PlanKernels
-    request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
-    tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    request: Mapping[str, Any] | None = omitted(None)
+    tune: Mapping[str, Any] | None = omitted(None)
 
 
 def manifest_path(path: Path) -> Path:

@@ -34,10 +34,6 @@ _FREE = ("dtype", "kv_cache", "padding_mask", "angles", "positions")
 """Fields of a spec that whoever exports a checkpoint chooses; its config.json sets none of them."""
 
 
-def _path(value: Path | str | None) -> Path | None:
-    return None if value is None else Path(value)
-
-
 @attrs.frozen(kw_only=True)
 class Original:
     """Weights in the .safetensors file `weights`, or the layers of the folder `checkpoint` from `layer` on.
@@ -45,8 +41,8 @@ class Original:
     `prefix_tokens` is for a checkpoint whose config.json does not say how many there are.
     """
 
-    weights: Path | None = attrs.field(default=None, converter=_path)
-    checkpoint: Path | None = attrs.field(default=None, converter=_path)
+    weights: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
+    checkpoint: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
     layer: int = fields.integer(0, "the first layer", at_least=0)
     prefix_tokens: int | None = fields.integer(None, "number of first tokens without a position", at_least=0)
 
@@ -111,7 +107,7 @@ class Original:
         """So many layers of the checkpoint, with their weights where a dtype is given."""
         assert self.checkpoint is not None
         options = {"dtype": dtype, "prefix_tokens": self.prefix_tokens}
-        given = {name: value for name, value in options.items() if value is not None}
+        given = fields.stated(options)
         return read_checkpoint(self.checkpoint, self.layer, layers, given, weights=dtype is not None)
 
     def _weight_differences(self, spec: Spec, weights: Mapping[str, Tensor]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import Reason
-from posexport.jsondata import OMITTED
+from posexport.jsondata import omitted
 
 if TYPE_CHECKING:
     import onnx
@@ -40,8 +40,8 @@ class WholeGraph:
 
     error: float | None
     cases: int
-    untested: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
-    left: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    untested: Reason | None = omitted(None)
+    left: tuple[str, ...] = omitted(())
 
 
 @attrs.frozen(kw_only=True)
@@ -53,9 +53,9 @@ class RewriteRecord:
 
     source: RewriteSource
     seed: int
-    only: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
-    kv_cache: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    angles: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    only: tuple[str, ...] = omitted(())
+    kv_cache: str | None = omitted(None)
+    angles: str | None = omitted(None)
     changed: bool
     attentions: tuple[Mapping[str, Any], ...]
     whole: WholeGraph | None

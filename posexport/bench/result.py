@@ -16,7 +16,7 @@ from posexport.bench import statistics
 from posexport.bench.shapes import Sizes
 from posexport.errors import RequestError, shown
 from posexport.files import check_writable, real_path
-from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
+from posexport.jsondata import DataError, omitted, read_json, structure, unstructure
 
 KIND, VERSION = "bench", 1
 TIMED: Final = "timed"
@@ -80,13 +80,13 @@ class Shape:
     """
 
     scenario: str | None
-    also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})  # further scenarios of the same sizes
+    also: tuple[str, ...] = omitted(())  # further scenarios of the same sizes
     batch: int
-    seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    past_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    max_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    encoder_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    others: Mapping[str, int] = attrs.field(factory=dict, metadata={OMITTED: True})
+    seq: int | None = omitted(None)
+    past_seq: int | None = omitted(None)
+    max_seq: int | None = omitted(None)
+    encoder_seq: int | None = omitted(None)
+    others: Mapping[str, int] = omitted(factory=dict)
     rounds: int
     results: tuple[Timing, ...]
 
@@ -198,8 +198,8 @@ class Benchmark:
     opset: int
     dtype: str
     spec: Mapping[str, Any]
-    origin: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    no_torch: str = attrs.field(default="", metadata={OMITTED: True})
+    origin: str | None = omitted(None)
+    no_torch: str = omitted("")
     rounds: int
     burst: int
     """Timed runs of a turn at least."""
@@ -212,13 +212,13 @@ class Benchmark:
     threads: int | None
     cuda_graph: bool = False
     """Whether runs were captured as CUDA graphs, where a runtime can."""
-    manifest_warnings: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    manifest_warnings: tuple[str, ...] = omitted(())
     """Why a manifest is not of the file that was timed, where it isn't."""
     left_out: tuple[LeftOut, ...] = ()
     shapes: tuple[Shape, ...]
-    limits: tuple[LimitResult, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    limits: tuple[LimitResult, ...] = omitted(())
     """The limits of a project that it was judged by."""
-    gate: Gate | None = attrs.field(default=None, metadata={OMITTED: True})
+    gate: Gate | None = omitted(None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -268,7 +268,7 @@ class ProjectBenchmark:
     version: Literal[1] = 1
     project: str
     exit_code: int
-    reason: str = attrs.field(default="", metadata={OMITTED: True})
+    reason: str = omitted("")
     """Why the exit code is not 0, where the rows alone don't say it."""
     files: tuple[FileResult, ...]
 

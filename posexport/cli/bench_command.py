@@ -18,6 +18,7 @@ from posexport.cli.options import (
     trusted_keys,
 )
 from posexport.errors import RequestError
+from posexport.spec.fields import stated
 
 if TYPE_CHECKING:
     from posexport.bench.result import Benchmark
@@ -97,8 +98,7 @@ def bench(
     Exit codes: 0 if nothing got slower or went over its budget, 1 if a runtime failed, got slower or went over its
     budget, 3 if a required runtime was not timed.
     """
-    asked = {name: value for name, value in given.items() if value is not None}
-    options = BenchOptions(**asked, trusted=trusted_keys(trust), roles=input_roles(roles))
+    options = BenchOptions(**stated(given), trusted=trusted_keys(trust), roles=input_roles(roles))
     if file is None:
         of_file = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
         of_file |= {"input": roles, "module": options.module}

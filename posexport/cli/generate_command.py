@@ -21,6 +21,7 @@ from posexport.runtimes.tokens import (
     trained_length,
     vocabulary_of,
 )
+from posexport.spec.fields import stated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,9 +106,9 @@ def generate(
         suppressed=settings.suppressed,
         suppressed_first=settings.suppressed_first,
         forced_last=settings.forced_last,
-        **{key: value for key, value in given.items() if value is not None},
+        **stated(given),
     )
-    unread = [f"--{key.replace('_', '-')}" for key in _DRAWING if given.get(key) is not None]
+    unread = [f"--{key.replace('_', '-')}" for key in stated(given) if key in _DRAWING]
     if unread and options.temperature == 0:
         console.warn(
             f"{' and '.join(unread)} change{'s' if len(unread) == 1 else ''} nothing at --temperature 0, which takes "

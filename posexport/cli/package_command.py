@@ -12,6 +12,7 @@ from posexport.cli import console
 from posexport.cli.options import sign_option, signing_key, trust_option, trusted_keys
 from posexport.errors import RequestError
 from posexport.jsondata import unstructure
+from posexport.spec.fields import stated
 
 if TYPE_CHECKING:
     from posexport.artifact.signing import SigningKey, TrustedKey
@@ -74,8 +75,7 @@ def package(
     with console.steps("loading") as progress:
         from posexport.export.triton.package import PackageOptions, package_triton
 
-        numbers = {name: value for name, value in given.items() if value is not None}
-        options = PackageOptions(gpu=gpu, force=force, **numbers)
+        options = PackageOptions(gpu=gpu, force=force, **stated(given))
         written = package_triton(path, repository, options, progress, key=key, trusted=trusted)
     if as_json:
         console.show_json(unstructure(written))
@@ -93,7 +93,7 @@ def _package_genai(
     trusted: tuple[TrustedKey, ...],
     as_json: bool,
 ) -> None:
-    other = next((name for name, value in given.items() if value is not None), None)
+    other = next(iter(stated(given)), None)
     if other is not None:
         raise RequestError(f"--{other.replace('_', '-')} belongs to --triton: drop it.")
     with console.steps("loading") as progress:

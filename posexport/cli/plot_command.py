@@ -14,6 +14,7 @@ from posexport.errors import RequestError
 from posexport.report.plots.panels import WHAT
 from posexport.report.plots.request import FIELDS, PlotOptions, PlotRow, check_output, draw_plot, read_row
 from posexport.runtimes import RUNTIMES, runtime
+from posexport.spec.fields import stated
 
 _KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summary in WHAT.items())])
 
@@ -55,7 +56,7 @@ def plot(
     The values are computed by the block itself. Weights that models train are random. The exit code is 1 if a runtime
     whose errors are drawn fails.
     """
-    options = PlotOptions(**{name: value for name, value in (("seq", seq), ("seed", seed)) if value is not None})
+    options = PlotOptions(**stated({"seq": seq, "seed": seed}))
     if parameters and len(encodings) > 1:
         raise RequestError("--set was given with several encodings: write them as NAME:key=value:key=value.")
     if runtimes and what != "error":
@@ -102,7 +103,7 @@ def _check_files(
     files = [text for text in encodings if _is_file(text)]
     if roles and not files:
         raise RequestError("--input was given without a file: it is about an ONNX file, so give that too.")
-    given = [name for name, value in block.items() if value is not None]
+    given = list(stated(block))
     if files and (parameters or given):
         option = "--set" if parameters else f"--{given[0].replace('_', '-')}"
         raise RequestError(

@@ -12,7 +12,7 @@ import click
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import check_output, staged
-from posexport.spec.fields import integer
+from posexport.spec.fields import integer, stated
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +39,7 @@ class PositionsOptions:
 @click.option("--json", "as_json", is_flag=True, help="print the shape and the file as JSON")
 def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
     """Write the `position_ids` of a grid, row by row: [batch, tokens, 2 or 3] with x = column, y = row, t = frame."""
-    options = PositionsOptions(**{name: value for name, value in given.items() if value is not None})
+    options = PositionsOptions(**stated(given))
     rows, cross, columns = grid.lower().partition("x")
     if not cross or not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in (rows, columns)):
         raise RequestError(f"grid is {grid!r}: write ROWSxCOLUMNS, such as 14x14.")

@@ -15,6 +15,7 @@ from posexport.errors import RequestError, shown
 from posexport.files import not_a_file
 from posexport.report.attentions import recognised
 from posexport.runtimes import RUNTIMES
+from posexport.spec.fields import stated
 from posexport.spec.forms import FORMS, TARGETS
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def rewrite(file: str, output: str, roles: tuple[str, ...], sign: str | None, as
     check_onnx(path)
     from posexport.rewrite.request import RewriteOptions
 
-    options = RewriteOptions(
-        roles=input_roles(roles), **{name: value for name, value in given.items() if value is not None}
-    )
+    options = RewriteOptions(roles=input_roles(roles), **stated(given))
     key = signing_key(sign)
     with console.steps("starting") as progress:
         from posexport.verify.rewritten import rewrite_and_verify

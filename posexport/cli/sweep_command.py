@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from posexport.cli import console
+from posexport.spec.fields import stated
 
 if TYPE_CHECKING:
     from posexport.workflows.sweep.job_plan import Plan
@@ -43,7 +44,7 @@ def sweep(file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, 
         from posexport.workflows.sweep.folder import Folder
         from posexport.workflows.sweep.sweep import SweepOptions, read_plan, run_sweep
 
-        chosen = SweepOptions(**{name: value for name, value in options.items() if value is not None})
+        chosen = SweepOptions(**stated(options))
         planned = read_plan(file, texts, _options_of)
         folder = Folder(Path(output))
         if not dry_run:

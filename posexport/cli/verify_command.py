@@ -22,6 +22,7 @@ from posexport.cli.options import (
 from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
+from posexport.spec.fields import stated
 from posexport.verify.result import GENERATION, NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
 from posexport.workflows.project.file import find_project
 
@@ -99,7 +100,7 @@ def verify(
     Exit codes: 0 if everything that ran passed, 1 if something failed, 2 if an artifact can't be read, 3 if a required
     runtime was not run or no runtime was.
     """
-    settings = VerifyOptions(**{name: value for name, value in options.items() if value is not None})
+    settings = VerifyOptions(**stated(options))
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))
     if paths:
         check_no_project("files", project_file, allow_outside)
@@ -177,7 +178,7 @@ def verify(
 
 def _original(**given: str | None) -> Original | None:
     """What `--weights`, or `--from` with its own options, hold the files against."""
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = stated(given)
     if "weights" in options and "checkpoint" in options:
         raise RequestError("both --weights and --from were given: a file is held against one of them, so drop one.")
     for name in ("layer", "prefix_tokens"):

@@ -15,7 +15,7 @@ from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import OPTIONS as CHECKPOINT_FIELDS
 from posexport.models.checkpoints import Checkpoint, read_checkpoint
 from posexport.progress import Progress, silent
-from posexport.spec.fields import integer, text
+from posexport.spec.fields import integer, stated, text
 from posexport.spec.presets import read_preset
 from posexport.spec.spec import Spec
 from posexport.spec.toml_file import read_toml
@@ -70,7 +70,7 @@ def merge_options(
     elif config is not None:
         path = folder / config
         options = known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
-    overrides = {name: value for name, value in given.items() if value is not None and value != ()}
+    overrides = stated(given)
     check_layers_follow(options, {**overrides, **given_set})
     parameters = {**options.pop("set", {}), **given_set}
     return {**options, **overrides}, parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.artifact.paths import path_of_part
-from posexport.errors import FieldError, RequestError
-from posexport.export import support
+from posexport.errors import RequestError
+from posexport.export.graph_options import GraphOptions, graph_options
 from posexport.export.side_files import side_files
 from posexport.files import check_output, real_path
 from posexport.models.weights import TORCH_DTYPES
 from posexport.progress import Progress, silent
-from posexport.spec.fields import choice, flag, integer, parsed, text
+from posexport.spec.fields import choice, flag, stated, text
 from posexport.spec.spec import ANGLES, DTYPES
 
 if TYPE_CHECKING:
@@ -25,29 +25,16 @@ if TYPE_CHECKING:
     from posexport.export.whole_model import ExportedModel
 
 
-def _one_of(*names: str) -> Callable[[Any], str]:
-    def read(given: Any) -> str:
-        if given not in names:
-            raise ValueError
-        return str(given)
-
-    return read
-
-
 @attrs.frozen(kw_only=True)
-class ModelOptions:
+class ModelOptions(GraphOptions):
     """Options of the export of the whole model of a `checkpoint`, a folder."""
 
     checkpoint: str = text(None, "the folder of a checkpoint")
-    form: str = text("decomposed", "form of the graph")
-    target: str = text("portable", "what the form is lowered for")
-    opset: int | None = integer(None, "ONNX opset")
-    dtype: str | None = parsed("dtype of the weights", f"one of {', '.join(DTYPES)}", _one_of(*DTYPES))
+    dtype: str | None = choice(None, DTYPES, "dtype of the weights")
     kv_cache: str = choice("concat", ("none", "concat", "shared"), "how a decoder's caches are")
     angles: str = choice("parity", ANGLES, "angles as the model computes them, or exact to position 2^24")
     hidden_states: bool = flag(False, "whether the states that enter the head are an output")
     require_all: bool = flag(False, "write nothing where an attention is left")
-    output: str | None = text(None, "the file to write")
 
     @property
     def path(self) -> Path:
@@ -89,17 +76,11 @@ class WrittenModel:
 def model_options(given: Mapping[str, Any]) -> ModelOptions:
     """The options of a command line, of which None, False and () are not given; RequestError for what the checkpoint
     decides."""
-    chosen = {name: value for name, value in given.items() if value is not None and value is not False and value != ()}
+    chosen = {name: value for name, value in stated(given).items() if value is not False}
     if "from" not in chosen:
         raise RequestError("--model was given without --from: give the folder of a checkpoint too.")
     chosen["checkpoint"] = chosen.pop("from")
-    names = {field.name for field in attrs.fields(ModelOptions)}
-    for name in chosen:
-        if name not in names:
-            raise FieldError(name, "was given with --model: the checkpoint decides it, so drop it.")
-    options = ModelOptions(**chosen)
-    support.checked_opset(None, options.form, options.target, options.opset)
-    return options
+    return graph_options(ModelOptions, chosen, "was given with --model: the checkpoint decides it, so drop it.")
 
 
 def write_model(options: ModelOptions, progress: Progress = silent, key: SigningKey | None = None) -> WrittenModel:

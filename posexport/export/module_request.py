@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import FieldError, RequestError
-from posexport.export import support
+from posexport.errors import RequestError
+from posexport.export.graph_options import GraphOptions, graph_options
 from posexport.progress import Progress, silent
-from posexport.spec.fields import integer, text
+from posexport.spec.fields import stated, text
 
 if TYPE_CHECKING:
     from posexport.artifact.manifest import OnnxManifest
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class ModuleOptions:
+class ModuleOptions(GraphOptions):
     """Options of the export of `module`, FILE.py:NAME; `example` is a .npz of inputs by parameter."""
 
     module: str = text(None, "FILE.py:NAME")
     example: str | None = text(None, "a .npz of inputs")
-    form: str = text("decomposed", "form of the graph")
-    target: str = text("portable", "what the form is lowered for")
-    opset: int | None = integer(None, "ONNX opset")
-    output: str | None = text(None, "the file to write")
 
     @property
     def path(self) -> Path:
@@ -38,14 +34,7 @@ class ModuleOptions:
 
 def module_options(given: Mapping[str, Any]) -> ModuleOptions:
     """The options of a command line, of which None and () are not given; RequestError for what a module decides."""
-    names = {field.name for field in attrs.fields(ModuleOptions)}
-    chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-    for name in chosen:
-        if name not in names:
-            raise FieldError(name, "was given with --module: the module decides it, so drop it.")
-    options = ModuleOptions(**chosen)
-    support.checked_opset(None, options.form, options.target, options.opset)
-    return options
+    return graph_options(ModuleOptions, stated(given), "was given with --module: the module decides it, so drop it.")
 
 
 def write_module(

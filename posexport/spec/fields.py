@@ -14,6 +14,11 @@ import attrs
 from posexport.errors import FieldError, shown, unknown
 
 
+def stated(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that were given: None and () mean "not given"."""
+    return {name: value for name, value in options.items() if value is not None and value != ()}
+
+
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None, *, typed: bool = False) -> Any:
     """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`. `typed`: a file
     format that has numbers and booleans must not give it as text."""

@@ -9,10 +9,8 @@ import attrs
 from results import read_results, record, rounded, write_results
 from tools import ONNXSIM
 
-from posexport.jsondata import OMITTED, structure, unstructure
+from posexport.jsondata import omitted, structure, unstructure
 from posexport.machine import versions
-
-_omitted: Any = {OMITTED: True}
 
 
 @attrs.frozen(kw_only=True)
@@ -31,14 +29,14 @@ class ToolScore:
     value, None where an output is not finite or of another shape."""
 
     verdict: Literal["exact", "wrong", "broken", "unknown", "failed", "not run"]
-    attentions: int = attrs.field(default=0, metadata=_omitted)
-    rotations: int = attrs.field(default=0, metadata=_omitted)
-    nodes: int = attrs.field(default=0, metadata=_omitted)
-    error: float | None = attrs.field(default=None, metadata=_omitted)
-    seconds: float = attrs.field(default=0.0, metadata=_omitted)
-    problem: str = attrs.field(default="", metadata=_omitted)
-    recognised: int | None = attrs.field(default=None, metadata=_omitted)
-    kept: tuple[Kept, ...] = attrs.field(default=(), metadata=_omitted)
+    attentions: int = omitted(0)
+    rotations: int = omitted(0)
+    nodes: int = omitted(0)
+    error: float | None = omitted(None)
+    seconds: float = omitted(0.0)
+    problem: str = omitted("")
+    recognised: int | None = omitted(None)
+    kept: tuple[Kept, ...] = omitted(())
 
 
 @attrs.frozen(kw_only=True)
@@ -64,9 +62,9 @@ class NearMiss:
     form: str
     verdict: Literal["left alone", "rewritten, the same", "corrected", "broken", "crashed"]
     rewritten: int = 0
-    error: float | None = attrs.field(default=None, metadata=_omitted)
-    kept: tuple[str, ...] = attrs.field(default=(), metadata=_omitted)
-    problem: str = attrs.field(default="", metadata=_omitted)
+    error: float | None = omitted(None)
+    kept: tuple[str, ...] = omitted(())
+    problem: str = omitted("")
 
 
 @attrs.frozen(kw_only=True)
@@ -109,7 +107,7 @@ class Plan:
 
     kernels: int | None = None
     fused: int | None = None
-    problem: str = attrs.field(default="", metadata=_omitted)
+    problem: str = omitted("")
 
 
 @attrs.frozen(kw_only=True)

@@ -10,10 +10,8 @@ import attrs
 from results import read_results, record, rounded, write_results
 from whole_rows import ROWS
 
-from posexport.jsondata import OMITTED, structure, unstructure
+from posexport.jsondata import omitted, structure, unstructure
 from posexport.machine import versions
-
-_omitted: Any = {OMITTED: True}
 
 FORMS, DTYPES = ("native", "contrib", "decomposed"), ("fp32", "fp16")
 CACHES = {"concat": "grown", "shared": "shared"}
@@ -30,15 +28,15 @@ class Cell:
     architecture: str
     form: str
     dtype: str
-    caches: str = attrs.field(default="", metadata=_omitted)
+    caches: str = omitted("")
     state: Literal["", "equal", "different", "not verified", "refused", "crashed", "ended"] = ""
-    reason: str = attrs.field(default="", metadata=_omitted)
-    of_limit: float | None = attrs.field(default=None, metadata=_omitted)
-    attentions: int = attrs.field(default=0, metadata=_omitted)
-    in_form: int = attrs.field(default=0, metadata=_omitted)
-    kept: tuple[str, ...] = attrs.field(default=(), metadata=_omitted)
-    tokens: int = attrs.field(default=0, metadata=_omitted)
-    seconds: float = attrs.field(default=0.0, metadata=_omitted)
+    reason: str = omitted("")
+    of_limit: float | None = omitted(None)
+    attentions: int = omitted(0)
+    in_form: int = omitted(0)
+    kept: tuple[str, ...] = omitted(())
+    tokens: int = omitted(0)
+    seconds: float = omitted(0.0)
 
     @property
     def column(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posexport.jsondata import OMITTED, DataError, structure, unstructure
+from posexport.jsondata import DataError, omitted, structure, unstructure
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,7 @@ class Table:
     number: int
     rows: tuple[Row, ...]
     by_name: Mapping[str, Row] = attrs.field(factory=dict)
-    notes: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    notes: tuple[str, ...] = omitted(())
     parts: Mapping[str, tuple[float, ...]] = attrs.field(factory=dict)
 
 

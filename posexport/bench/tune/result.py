@@ -13,7 +13,7 @@ import attrs
 from posexport.bench import statistics
 from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.tune.space import Options, Program
-from posexport.jsondata import OMITTED, unstructure
+from posexport.jsondata import omitted, unstructure
 
 WON: Final = "won"
 RACED: Final = "raced"
@@ -60,20 +60,20 @@ class Row:
     opset: int
     target: str
     options: Mapping[str, Any]
-    positions: str = attrs.field(default="data", metadata={OMITTED: True})
+    positions: str = omitted("data")
     state: State = NOT_RUN
     reason: str = ""
-    reason_code: ReasonCode = attrs.field(default="", metadata={OMITTED: True})
+    reason_code: ReasonCode = omitted("")
     rounds: int = 0
-    seconds: statistics.Summary | None = attrs.field(default=None, metadata={OMITTED: True})
-    ratio: statistics.Ratio | None = attrs.field(default=None, metadata={OMITTED: True})
-    kernels: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
-    memory: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    size: int | None = attrs.field(default=None, metadata={OMITTED: True})
-    verified: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    settings: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
-    file: str | None = attrs.field(default=None, metadata={OMITTED: True})
-    sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    seconds: statistics.Summary | None = omitted(None)
+    ratio: statistics.Ratio | None = omitted(None)
+    kernels: Mapping[str, Any] | None = omitted(None)
+    memory: int | None = omitted(None)
+    size: int | None = omitted(None)
+    verified: str | None = omitted(None)
+    settings: Mapping[str, Any] | None = omitted(None)
+    file: str | None = omitted(None)
+    sha256: str | None = omitted(None)
 
     @classmethod
     def of(cls, program: Program, options: Options) -> Row:

@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib import cbook
 from PIL import Image
 
-from posexport.cli import console
+from posexport.machine import size_text
 
 FOLDER = Path("demo-output")
 README = Path(__file__).parents[1] / "README.md"
@@ -65,7 +65,7 @@ def main() -> int:
     profiles = "--profile batch=1:1:8 --profile seq=196:196:1024"
     kernels = run(f"posexport compile {model} -o {plan} --runtime tensorrt-rtx {profiles}")["kernels"]
     fused = "attention fused" if kernels["fused_attention"] else "attention NOT fused"
-    model_size, plan_size = (console.megabytes(path.stat().st_size) for path in (model, plan))
+    model_size, plan_size = (size_text(path.stat().st_size) for path in (model, plan))
     rows = [
         ("input", f"{inputs}: the 14x14 patches of a photograph, fp16"),
         ("export", f"{model}: {exported['form']}, opset {exported['opset']}, {model_size}"),

@@ -8,6 +8,7 @@ import click
 
 from posexport.cli import console
 from posexport.cli.options import project_options, sign_option, signing_key
+from posexport.machine import size_text
 from posexport.workflows.project.build import BuildResult, State, build_project
 from posexport.workflows.project.file import find_project
 
@@ -52,7 +53,7 @@ def build(
 
 def _show(result: BuildResult) -> None:
     rows = [
-        (outcome.file, outcome.state, "-" if outcome.size is None else console.megabytes(outcome.size), outcome.reason)
+        (outcome.file, outcome.state, "-" if outcome.size is None else size_text(outcome.size), outcome.reason)
         for outcome in result.files
     ]
     console.show_table(f"Artifacts of {result.project}", ("file", "state", "size", "why"), rows, right=("size",))

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import click
 
-from posexport.artifact.manifest import KernelRow, PlanAttention, PlanKernels, PlanManifest
+from posexport.artifact.manifest import PlanKernels, PlanManifest
 from posexport.artifact.paths import check_artifact
 from posexport.artifact.profiles import default_requests, describe
 from posexport.cli import console
@@ -17,6 +17,7 @@ from posexport.cli.options import input_roles, roles_option, sign_option, signin
 from posexport.errors import Reason, RequestError
 from posexport.files import check_output
 from posexport.jsondata import unstructure
+from posexport.machine import size_text
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.options import BuildOptions
 
@@ -86,8 +87,16 @@ def compile(
         console.show_json({**unstructure(manifest), **build})
     else:
         _show_summary(target, manifest, seconds, {warning.code for warning in warnings}, not options.profile)
-        _show_attentions(target, manifest.kernels.attentions)
-        _show_kernels(target, manifest.kernels.rows)
+        attentions = [
+            (str(one.layer), one.name, _FUSED[one.fused], "" if one.reason is None else one.reason.text)
+            for one in manifest.kernels.attentions
+        ]
+        _show_rows(target, "attention", "attentions", ("", "attention", "one kernel", "reason"), attentions)
+        kernels = [
+            (str(number), kernel.name, kernel.type, _nodes(kernel.nodes))
+            for number, kernel in enumerate(manifest.kernels.rows, 1)
+        ]
+        _show_rows(target, "kernels", "kernels", ("", "kernel", "type", "ONNX nodes"), kernels)
     for warning in warnings:
         console.warn(f"{file}: {warning}.")
     if require_fused_attention and manifest.kernels.fused_attention is not True:
@@ -133,39 +142,22 @@ def _show_summary(
             *((key, _size(sizes[key]) + much.get(key, "")) for key in ("plan", "weights", "activation", "scratch")),
             ("tf32", "on" if manifest.tf32 else "off"),
             ("build time", f"{seconds:.2f} s"),
-            ("manifest", f"{target}.json"),
-            *([("signed by", manifest.signer)] if manifest.signer else []),
+            *console.manifest_facts(target, manifest.signer),
         ],
     )
-
-
-def _show_attentions(target: Path, attentions: Sequence[PlanAttention]) -> None:
-    if not attentions:
-        return
-    console.write()
-    rows = [
-        (str(one.layer), one.name, _FUSED[one.fused], "" if one.reason is None else one.reason.text)
-        for one in attentions[:_ROWS]
-    ]
-    console.show_table(f"Attention of {target}", ("", "attention", "one kernel", "reason"), rows, right=("",))
-    if len(attentions) > _ROWS:
-        console.write(f"and {len(attentions) - _ROWS} more attentions, which {target}.json lists")
 
 
 _FUSED = {True: "yes", False: "no", None: "not known"}
 
 
-def _show_kernels(target: Path, kernels: Sequence[KernelRow]) -> None:
-    if not kernels:
+def _show_rows(target: Path, what: str, several: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of the first rows of a plan, where it has any."""
+    if not rows:
         return
     console.write()
-    rows = [
-        (str(number), kernel.name, kernel.type, _nodes(kernel.nodes))
-        for number, kernel in enumerate(kernels[:_ROWS], 1)
-    ]
-    console.show_table(f"Kernels of {target}", ("", "kernel", "type", "ONNX nodes"), rows, right=("",))
-    if len(kernels) > _ROWS:
-        console.write(f"and {len(kernels) - _ROWS} more kernels, which {target}.json lists")
+    console.show_table(f"{what.capitalize()} of {target}", columns, rows[:_ROWS], right=("",))
+    if len(rows) > _ROWS:
+        console.write(f"and {len(rows) - _ROWS} more {several}, which {target}.json lists")
 
 
 def _nodes(names: Sequence[str]) -> str:
@@ -174,4 +166,4 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def _size(size: int | None) -> str:
-    return "not known" if size is None else console.megabytes(size)
+    return "not known" if size is None else size_text(size)

@@ -122,6 +122,11 @@ def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
         write(f"  {name:<{width}}  {value}")
 
 
+def manifest_facts(path: object, signer: str | None) -> list[tuple[str, str]]:
+    """Where the manifest of a file is, and who signed it."""
+    return [("manifest", f"{path}.json"), *([("signed by", signer)] if signer else [])]
+
+
 def say(text: str) -> None:
     """Text on stderr. Where that can't be written, it is dropped: the exit code remains."""
     with suppress(OSError, ValueError):
@@ -231,8 +236,3 @@ def write_lines(current: Steps, start: float, clock: Clock, wait: Callable[[floa
     """Write a line on stderr at each full minute after `start`, until `wait`, called with seconds, returns True."""
     while not wait(MINUTE - (clock() - start) % MINUTE):
         say(f"still running, {round((clock() - start) / MINUTE)} min: {current}")
-
-
-def megabytes(size: int) -> str:
-    """A size in MB (10^6 bytes) for people."""
-    return f"{size / 1e6:.2f} MB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from posexport.export.module_request import ModuleOptions, module_options, write
 from posexport.export.request import Request, read_request, write
 from posexport.files import check_output
 from posexport.jsondata import unstructure
+from posexport.machine import size_text
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -84,7 +85,12 @@ def export(
     if as_json:
         console.show_json(unstructure(manifest))
     else:
-        _show(request, path, manifest)
+        facts = [
+            ("encoding", request.spec.encoding.name),
+            ("form", f"{request.options.form}, opset {manifest.opset}, {request.spec.dtype}"),
+            ("weights", _weights(request)),
+        ]
+        _show_files(path, manifest, facts)
         if request.checkpoint is not None and given["layer"] is None:
             count = request.spec.layers
             what = "This is one layer" if count == 1 else f"These are {count} layers"
@@ -104,18 +110,6 @@ def _refuse_others(given: Mapping[str, Any]) -> None:
             raise FieldError(name, f"was given without --{with_other}: give --{other} too, or drop it.")
 
 
-def _show(request: Request, path: Path, manifest: OnnxManifest) -> None:
-    _show_files(
-        path,
-        manifest,
-        [
-            ("encoding", request.spec.encoding.name),
-            ("form", f"{request.options.form}, opset {manifest.opset}, {request.spec.dtype}"),
-            ("weights", _weights(request)),
-        ],
-    )
-
-
 def _show_files(path: Path, manifest: OnnxManifest, facts: list[tuple[str, str]]) -> None:
     files = (path, *(path.with_name(name) for name in manifest.external_data))
     console.show_facts(
@@ -123,9 +117,8 @@ def _show_files(path: Path, manifest: OnnxManifest, facts: list[tuple[str, str]]
         [
             *facts,
             *((f"{kind} {name}", text) for kind in ("input", "output") for name, text in _tensors(manifest, kind)),
-            ("size", console.megabytes(sum(file.stat().st_size for file in files))),
-            ("manifest", f"{path}.json"),
-            *([("signed by", manifest.signer)] if manifest.signer else []),
+            ("size", size_text(sum(file.stat().st_size for file in files))),
+            *console.manifest_facts(path, manifest.signer),
         ],
     )
 
@@ -147,8 +140,7 @@ def _export_module(options: ModuleOptions, key: SigningKey | None, as_json: bool
                 ("attention", exported.summary()),
             ],
         )
-    for one in exported.left():
-        console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
+    _warn_of_left(exported.left(), options.form)
     if not any(attentions.values()):
         console.warn(f"no attention was found in {options.module}: its graph is as torch's exporter writes it.")
     if exported.fixed:
@@ -194,11 +186,15 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
         )
     for remark in written.remarks:
         console.warn(remark)
-    for one in written.left:
-        console.warn(f"attention {one['name']} is not in the form {options.form}: {one['reason']['text']}.")
+    _warn_of_left(written.left, options.form)
     if not written.manifests:
         return console.fail(f"{options.path} is not written: an attention is left, and --require-all was given.", 1)
     return 0
+
+
+def _warn_of_left(records: Iterable[Mapping[str, Any]], form: str) -> None:
+    for one in records:
+        console.warn(f"attention {one['name']} is not in the form {form}: {one['reason']['text']}.")
 
 
 def _weights(request: Request) -> str:

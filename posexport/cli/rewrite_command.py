@@ -132,7 +132,7 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
         facts.append(("whole graph", _whole(result.whole)))
     facts += [(verdict.runtime, _verdict(verdict)) for verdict in done.verdicts]
     if manifest is not None:
-        facts += [("manifest", f"{output}.json"), *([("signed by", manifest.signer)] if manifest.signer else [])]
+        facts += console.manifest_facts(output, manifest.signer)
     console.show_facts(f"{output} is {'not written' if manifest is None else 'written' + _unchanged(result)}", facts)
 
 

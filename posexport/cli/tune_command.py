@@ -27,7 +27,7 @@ from posexport.cli.options import (
 from posexport.errors import RequestError
 from posexport.export.layer_pattern import parameters_of
 from posexport.files import write_json
-from posexport.machine import describe_cpu
+from posexport.machine import describe_cpu, size_text
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import DTYPES, Spec
 
@@ -160,7 +160,7 @@ def show_tuning(result: Result, output: Path) -> None:
                 ("verified on", result.winner.verified or ""),
                 ("run it with", ready),
                 ("cost", took),
-                ("manifest", f"{output}.json"),
+                *console.manifest_facts(output, None),
             ],
         )
     if result.busy:
@@ -195,4 +195,4 @@ def _space(row: Row, objective: str) -> str:
     """What it takes: memory, unless size is the objective; files may be too small for MB."""
     if objective == "size":
         return "-" if row.size is None else f"{row.size:,} B"
-    return "-" if row.memory is None else console.megabytes(row.memory)
+    return "-" if row.memory is None else size_text(row.memory)

@@ -23,7 +23,7 @@ from posexport.artifact.rewrite_record import RewriteRecord, RewriteSource
 from posexport.artifact.signing import SigningKey
 from posexport.bench.timed_graph import TimedGraph
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, content, content_of
+from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, content_of
 from posexport.bench.tune.space import ORIGINAL, Program, Request
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
@@ -121,25 +121,14 @@ class FilePrograms(Programs):
     def _exported(self, program: Program) -> dict[str, Any]:
         if program.form == ORIGINAL:
             return {"sha256": content_of(self._file.sha256, self._file.external_sha256), "size": _size(self._file)}
-        key = {
-            "what": "export",
-            "program": str(program),
-            "file": self._file.sha256,
-            "data": self._file.external_sha256,
-            "roles": dict(self.roles),
-            "tools": versions(TOOLS),
-        }
-        return self.store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
+        return super()._exported(program)
 
-    def _export(self, program: Program) -> dict[str, Any]:
+    def _source(self, program: Program) -> dict[str, Any]:
+        return {"file": self._file.sha256, "data": self._file.external_sha256, "roles": dict(self.roles)}
+
+    def _make(self, program: Program, path: Path) -> OnnxManifest | str:
         self.progress(f"rewriting to {program}")
-        path = self._path(program)
-        manifest = self._rewritten(program, path)
-        if isinstance(manifest, str):
-            return {"refused": manifest}
-        self._made.add(path)
-        data = [path, *(path.with_name(name) for name in manifest.external_data)]
-        return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
+        return self._rewritten(program, path)
 
     def _rewritten(self, program: Program, path: Path) -> OnnxManifest | str:
         """Rewrite the file to `path`; its manifest, or why no attention could be rewritten."""

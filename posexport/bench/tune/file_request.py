@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,11 @@ import attrs
 
 from posexport.artifact.paths import check_artifact
 from posexport.bench.scenarios import Scenario
-from posexport.bench.tune.request import USUAL_TOKENS, check_files, one_scenario
+from posexport.bench.tune.request import USUAL_TOKENS, check_files, limits_of, one_scenario
 from posexport.bench.tune.space import CONSECUTIVE, Limits, Request
 from posexport.errors import RequestError, located
 from posexport.progress import Progress, silent
+from posexport.spec.fields import stated
 
 if TYPE_CHECKING:
     from posexport.artifact.signing import SigningKey
@@ -74,30 +75,30 @@ def read_file_request(
     before anything is read."""
     path = Path(file)
     check_artifact(path)
-    others = [name for name, value in given.items() if value not in (None, ()) and name not in OPTIONS]
+    options = stated(given)
+    others = [name for name in options if name not in OPTIONS]
     if others:
         raise RequestError(
             f"--{others[0].replace('_', '-')} was given with the file {file!r}, which is a graph already: drop it, or "
             "leave the file out."
         )
-    runtime = given.get("runtime") or "ort-cpu"
+    runtime = options.get("runtime", "ort-cpu")
     if path.suffix != ".onnx" or runtime.startswith("tensorrt"):
         raise RequestError(
             f"{file!r} can't be tuned for {runtime}: of a file, sessions of ONNX Runtime are tuned (--for ort-cpu or "
             "ort-cuda), so give an .onnx and one of these; 'posexport compile' makes plans."
         )
-    forms, targets, opsets, allow = (_all(given, name) for name in ("form", "target", "opset", "allow"))
-    limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
-    if CONSECUTIVE in allow:
+    limits = limits_of(options)
+    if CONSECUTIVE in limits.allow:
         raise RequestError(
             f"--allow consecutive was given with the file {file!r}, whose positions are as they were written: drop it."
         )
-    scenario = None if given.get("scenario") is None else one_scenario(given["scenario"])
+    scenario = one_scenario(options["scenario"]) if "scenario" in options else None
     usual = Scenario("prefill", USUAL_TOKENS)
     checked = Request(
-        scenario=scenario or usual, runtime=runtime, objective=given.get("objective") or "latency", limits=limits
+        scenario=scenario or usual, runtime=runtime, objective=options.get("objective", "latency"), limits=limits
     )
-    output = Path(f"{path.stem}-tuned.onnx" if given.get("output") is None else given["output"])
+    output = Path(options.get("output", f"{path.stem}-tuned.onnx"))
     saved = None if save is None else Path(save)
     check_files(output, ".onnx", runtime, saved)
     return FileTuneRequest(
@@ -110,11 +111,6 @@ def read_file_request(
         output=output,
         save=saved,
     )
-
-
-def _all(given: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    values: Sequence[Any] = given.get(name) or ()
-    return tuple(values)
 
 
 def usual_scenario(graph: TimedGraph) -> Scenario:

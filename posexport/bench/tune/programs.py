@@ -227,29 +227,36 @@ class Programs:
         return self.store.files / f"{str(program).replace('/', '-')}.onnx"
 
     def _exported(self, program: Program) -> dict[str, Any]:
-        key = {
-            "what": "export",
-            "program": str(program),
+        key = {"what": "export", "program": str(program), **self._source(program), "tools": versions(TOOLS)}
+        return self.store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
+
+    def _source(self, program: Program) -> dict[str, Any]:
+        """What the file of a program is made from."""
+        return {
             "spec": self._spec(program).to_dict(),
             "weights": self._block.source,
             "origin": None if (origin := self._block.weight_source) is None else unstructure(origin),
             "fixed": self._block.fixed,
-            "tools": versions(TOOLS),
         }
-        return self.store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
 
     def _export(self, program: Program) -> dict[str, Any]:
-        self.progress(f"exporting {program}")
         path = self._path(program)
-        try:
-            model = self._model(program)
-        except RequestError as error:
-            return {"refused": str(error).rstrip(".")}
-        # where this can't be done, the tuning can't go on
-        manifest = onnx_artifact.write_onnx(model, path, weights=self._block.weight_source)
+        manifest = self._make(program, path)
+        if isinstance(manifest, str):
+            return {"refused": manifest}
         self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.external_data)]
         return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
+
+    def _make(self, program: Program, path: Path) -> OnnxManifest | str:
+        """Write the file of a program; its manifest, or why it can't be made."""
+        self.progress(f"exporting {program}")
+        try:
+            model = self._model(program)
+        except RequestError as error:
+            return str(error).rstrip(".")
+        # where this can't be done, the tuning can't go on
+        return onnx_artifact.write_onnx(model, path, weights=self._block.weight_source)
 
     def _prepare(self, program: Program) -> dict[str, Any]:
         artifact = load_for_bench(self.path(program))

@@ -124,8 +124,7 @@ def read_tune_request(
         merged.setdefault("runtime", merged.pop("for"))
     names = {field.name for field in attrs.fields(TuneOptions)}
     options = TuneOptions(**{name: value for name, value in merged.items() if name in names})
-    forms, targets, opsets, allow = (_several(merged, name) for name in ("form", "target", "opset", "allow"))
-    limits = Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
+    limits = limits_of(merged)
     specs = specs_of(merged, parameters)
     first = next(iter(specs.values()))
     if CONSECUTIVE in limits.allow and not first.can_be_consecutive:
@@ -166,6 +165,12 @@ def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     """An option that may be given several times: on the command line, or as a list in a file."""
     value = options.get(name, ())
     return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def limits_of(options: Mapping[str, Any]) -> Limits:
+    """What the search is held to, by the options that were given."""
+    forms, targets, opsets, allow = (_several(options, name) for name in ("form", "target", "opset", "allow"))
+    return Limits(forms=forms, targets=targets, opsets=opsets, allow=allow)
 
 
 def specs_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Spec]:

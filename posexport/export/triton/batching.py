@@ -57,6 +57,21 @@ def batching_of(
     """
     least, usual, most = _rows(values, profiles)
     never = _never(spec, values, profiles, least)
+    return decided(requested, never, _seldom(spec, operators), _condition(spec), usual, most)
+
+
+def decided(
+    requested: int | None,
+    never: str | None,
+    seldom: str | None,
+    condition: str,
+    usual: int | None = None,
+    most: int | None = None,
+) -> Batching:
+    """The batching by what was requested, and by why joining is wrong (`never`), or of little use (`seldom`).
+
+    `condition` is what requests must have in common; `usual` and `most` are the rows of a plan's profile.
+    """
     if never is not None:
         if requested:
             raise RequestError(
@@ -68,7 +83,6 @@ def batching_of(
             f"max_batch_size is {requested}, the plan takes up to {most} rows: give {most} or less, or compile it with "
             "another --profile."
         )
-    seldom = _seldom(spec, operators)
     if requested is None and seldom is not None:
         return Batching(max_batch_size=0, reason=seldom)
     if requested == 0:
@@ -79,7 +93,7 @@ def batching_of(
         return Batching(max_batch_size=1, reason=why)
     preferred = tuple(sorted({min(usual, size), size} - {1})) if usual is not None else ()
     caveat = "" if seldom is None else f"; as requested, though {seldom}"
-    return Batching(max_batch_size=size, preferred=preferred, reason=_condition(spec) + caveat)
+    return Batching(max_batch_size=size, preferred=preferred, reason=condition + caveat)
 
 
 def _rows(values: Values, profiles: ShapeProfiles | None) -> tuple[int, int | None, int | None]:
@@ -108,10 +122,19 @@ def _never(spec: Spec, values: Values, profiles: ShapeProfiles | None, least: in
 
 
 def _seldom(spec: Spec, operators: frozenset[str]) -> str | None:
-    """Why joining is correct but not worth it, or correct for some clients only; else None."""
-    if spec.kv_cache == "concat":
-        return "caches grow, so past_seq differs between clients and requests of unequal shapes are not joined"
-    if spec.kv_cache == "shared" and "GroupQueryAttention" in operators:
+    return seldom(
+        "past_seq", spec.kv_cache == "concat", spec.kv_cache == "shared" and "GroupQueryAttention" in operators
+    )
+
+
+def seldom(length: str, grows: bool, grouped: bool) -> str | None:
+    """Why joining is correct but not worth it, or correct for some clients only; else None.
+
+    `grows` is set for a cache of this `length`, `grouped` where GroupQueryAttention reads a cache.
+    """
+    if grows:
+        return f"caches grow, so {length} differs between clients and requests of unequal shapes are not joined"
+    if grouped:
         return (
             "GroupQueryAttention takes several tokens beside a cache in a batch of one only (use --max-batch-size "
             "where clients send one token at a time)"

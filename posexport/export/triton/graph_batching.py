@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from posexport.errors import Reason, RequestError
-from posexport.export.triton.batching import MAX_BATCH, Batching
+from posexport.errors import Reason
+from posexport.export.triton.batching import Batching, decided, seldom
 from posexport.graphs.axes import BATCH, PAST, SEQ
 from posexport.graphs.cases import cases_of
 from posexport.graphs.draw import DrawnInputs
@@ -66,23 +66,10 @@ class GraphTrial:
         tried = 0
         if never is None and requested != 0:
             tried, never = self._tried()
-        if never is not None:
-            if requested:
-                raise RequestError(
-                    f"max_batch_size is {requested}, but requests can't be joined: {never}; drop it, or give 0."
-                )
-            return Batching(max_batch_size=0, reason=never)
-        if requested == 0:
-            return Batching(max_batch_size=0, reason="max_batch_size is 0, as requested")
-        seldom = self._seldom()
-        if requested is None and seldom is not None:
-            return Batching(max_batch_size=0, reason=seldom)
-        if requested == 1:
-            return Batching(max_batch_size=1, reason="max_batch_size is 1, as requested")
-        caveat = "" if seldom is None else f"; as requested, though {seldom}"
+        grouped = any(role.grouped for role in self._roles.values())
         sets = "1 set" if tried == 1 else f"{tried} sets"
-        text = f"requests of equal shapes are joined; rows came out as they do alone on {sets} of drawn inputs{caveat}"
-        return Batching(max_batch_size=requested or MAX_BATCH, reason=text)
+        condition = f"requests of equal shapes are joined; rows came out as they do alone on {sets} of drawn inputs"
+        return decided(requested, never, seldom("their length", is_dynamic(self._roles, PAST), grouped), condition)
 
     def usual(self) -> dict[str, tuple[int, ...]]:
         """Shapes of a request of zeros that the graph takes; none where it takes none, or none is known. RequestError
@@ -136,17 +123,6 @@ class GraphTrial:
             why = "no drawn inputs have several rows" if failure is None else failure.text.rstrip(".")
             return 0, f"whether rows come out as they do alone could not be tried: {why}"
         return tried, None
-
-    def _seldom(self) -> str | None:
-        """Why joining is correct but not worth it, or correct for some clients only; else None."""
-        if is_dynamic(self._roles, PAST):
-            return "caches grow, so their length differs between clients and requests of unequal shapes are not joined"
-        if any(role.grouped for role in self._roles.values()):
-            return (
-                "GroupQueryAttention takes several tokens beside a cache in a batch of one only (use --max-batch-size "
-                "where clients send one token at a time)"
-            )
-        return None
 
 
 def _rows_of(case: DrawnInputs) -> Iterator[Arrays]:

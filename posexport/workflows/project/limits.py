@@ -56,7 +56,7 @@ def amount(help: str) -> Any:
     return parsed(help, 'a size such as "6 MB" or "6 MiB"', read)
 
 
-def size_text(size: int) -> str:
+def exact_size(size: int) -> str:
     """Bytes in the largest unit that fits, with all digits, so that two sizes never look equal."""
     for name, unit in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= unit:

@@ -31,7 +31,7 @@ from posexport.verify.result import (
 )
 from posexport.verify.verifier import Advance, verify
 from posexport.workflows.project.file import Project
-from posexport.workflows.project.limits import size_text
+from posexport.workflows.project.limits import exact_size
 from posexport.workflows.project.products import Product, out_of_date, products
 
 UP_TO_DATE = "up to date"
@@ -106,7 +106,7 @@ def _budget(product: Product) -> Iterator[Verdict]:
     size_limit = budget.plan_size if product.plan else budget.size
     if size_limit is not None:
         size = product.bytes()
-        yield _limited(product, "size", size <= size_limit, size_text(size), size_text(size_limit))
+        yield _limited(product, "size", size <= size_limit, exact_size(size), exact_size(size_limit))
     if not product.plan:
         return
     kernels = PlanKernels.unlisted(0, "its manifest has no kernels")

@@ -61,6 +61,7 @@ BLOOM = {
 }
 XGLM = {"vocab_size": VOCABULARY, "d_model": HIDDEN, "ffn_dim": 96, "max_position_embeddings": 256}
 HALF_LAYERS = ["sliding_attention", "full_attention"]
+WINDOWED = {"sliding_window": 5, "layer_types": HALF_LAYERS}
 GEMMA2 = {
     **HEADED,
     "attn_logit_softcapping": 5.0,
@@ -91,6 +92,9 @@ GEMMA3 = {
 
 
 decoder = partial(architecture, "decoder", "ForCausalLM")
+
+multimodal = partial(architecture, "decoder", "ForConditionalGeneration")
+"""A decoder that could read images too."""
 
 
 DECODERS = [
@@ -143,7 +147,7 @@ DECODERS = [
         "cohere2",
         "Cohere2",
         "rope",
-        {**GROUPED, "sliding_window": 5, "layer_types": HALF_LAYERS},
+        {**GROUPED, **WINDOWED},
         rope="interleaved",
         notes="the layer of full attention has no rotation",
     ),
@@ -160,8 +164,7 @@ DECODERS = [
             **HEADED,
             "num_local_experts": 2,
             "num_experts_per_tok": 1,
-            "sliding_window": 5,
-            "layer_types": HALF_LAYERS,
+            **WINDOWED,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 150000.0,
@@ -231,7 +234,7 @@ DECODERS = [
     decoder("llama_eager", "Llama", "rope", HEADED, rope="half", attention="eager"),
     decoder("diffllama", "DiffLlama", "rope", HEADED, rope="half", attention="eager", notes="two halves subtracted"),
     decoder("olmo", "Olmo", "rope", {**GROUPED, "clip_qkv": 2.0}, rope="half", notes="clipped projections"),
-    decoder("exaone4", "Exaone4", "rope", {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS}, rope="half"),
+    decoder("exaone4", "Exaone4", "rope", {**HEADED, **WINDOWED}, rope="half"),
     decoder("phimoe", "Phimoe", "rope", {**GROUPED, "num_local_experts": 2, "sliding_window": 5}, rope="half"),
     decoder("mixtral", "Mixtral", "rope", {**HEADED, "num_local_experts": 2, "sliding_window": 5}, rope="half"),
     decoder("qwen3_moe", "Qwen3Moe", "rope", {**HEADED, "num_experts": 2, "num_experts_per_tok": 1}, rope="half"),

@@ -3,21 +3,20 @@ caches of other kinds, sections of text that see each other, and encoders of all
 
 from __future__ import annotations
 
-from decoders import COMMON, GPT, GROUPED, HALF_LAYERS, HEADED, decoder
+from decoders import COMMON, GPT, GROUPED, HALF_LAYERS, HEADED, WINDOWED, decoder, multimodal
 from encoders import BART, DEBERTA, T5, encoder, seq2seq
 from encoders import COMMON as TEXT
 from vision import COMMON as IMAGE
 from vision import SPEECH, image
-from whole_options import EXPERTS, LATENT, ROUTED, SOUND
+from whole_options import EXPERTS, LATENT, ROUTED, SECTIONS, SHARED_EXPERT, SOUND
 
-SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 TOWER = {"hidden_size": 64, "intermediate_size": 96, "depth": 2, "num_heads": 4, "patch_size": 8, "out_hidden_size": 64}
 INDEXED = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 32}
 """An indexer whose scores are sums over its heads, of what is above zero: of few heads, several tokens have the score
 0, and which of equal ones TopK takes is not defined."""
 
 NEWER = [
-    decoder(
+    multimodal(
         "qwen2_vl",
         "Qwen2VL",
         "rope",
@@ -25,9 +24,8 @@ NEWER = [
             "text_config": {**GROUPED, "rope_parameters": SECTIONS},
             "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "patch_size": 8},
         },
-        model="Qwen2VLForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "qwen3_vl",
         "Qwen3VL",
         "rope",
@@ -35,16 +33,14 @@ NEWER = [
             "text_config": {**HEADED, "rope_parameters": SECTIONS},
             "vision_config": {**TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
         },
-        model="Qwen3VLForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "glm4v",
         "Glm4v",
         "rope",
         {"text_config": {**GROUPED, "rope_parameters": SECTIONS}, "vision_config": {**TOWER, "image_size": 32}},
-        model="Glm4vForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "ernie4_5_vl_moe",
         "Ernie4_5_VLMoe",
         "rope",
@@ -56,9 +52,7 @@ NEWER = [
             },
             "vision_config": TOWER,
         },
-        model="Ernie4_5_VLMoeForConditionalGeneration",
     ),
-    decoder("diffllama", "DiffLlama", "rope", HEADED),
     decoder(
         "gpt_neo",
         "GPTNeo",
@@ -69,16 +63,6 @@ NEWER = [
         },
     ),
     decoder("gpt_bigcode", "GPTBigCode", "learned", GPT),
-    decoder(
-        "xglm",
-        "XGLM",
-        "sinusoidal",
-        {
-            **{"vocab_size": 128, "d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
-            "max_position_embeddings": 256,
-        },
-    ),
-    decoder("biogpt", "BioGpt", "learned", COMMON),
     decoder("deepseek_v32", "DeepseekV32", "rope", {**LATENT, **INDEXED, "n_shared_experts": 1}),
     decoder(
         "longcat_flash",
@@ -90,12 +74,7 @@ NEWER = [
             **{"expert_ffn_hidden_size": 32, "head_dim": 8},
         },
     ),
-    decoder(
-        "mimo_v2_flash",
-        "MiMoV2Flash",
-        "rope",
-        {**HEADED, **ROUTED, "v_head_dim": 8, "sliding_window": 5, "layer_types": HALF_LAYERS},
-    ),
+    decoder("mimo_v2_flash", "MiMoV2Flash", "rope", {**HEADED, **ROUTED, "v_head_dim": 8, **WINDOWED}),
     decoder("minimax_m2", "MiniMaxM2", "rope", {**HEADED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     decoder(
         "deepseek_v4",
@@ -111,18 +90,8 @@ NEWER = [
         },
     ),
     decoder("zaya", "Zaya", "rope", {**HEADED, **EXPERTS, "num_experts_per_tok": 1, "router_hidden_size": 16}),
-    decoder(
-        "kolibri1",
-        "Kolibri1",
-        "rope",
-        {**HEADED, **EXPERTS, "shared_expert_intermediate_size": 32, "sliding_window": 5, "layer_types": HALF_LAYERS},
-    ),
-    decoder(
-        "laguna",
-        "Laguna",
-        "rope",
-        {**HEADED, **EXPERTS, "shared_expert_intermediate_size": 32, "sliding_window": 5, "layer_types": HALF_LAYERS},
-    ),
+    decoder("kolibri1", "Kolibri1", "rope", {**HEADED, **SHARED_EXPERT, **WINDOWED}),
+    decoder("laguna", "Laguna", "rope", {**HEADED, **SHARED_EXPERT, **WINDOWED}),
     decoder("lfm3", "Lfm3", "rope", {**HEADED, "sliding_window": 5}),
     decoder(
         "hrm_text",
@@ -140,18 +109,8 @@ NEWER = [
             "q_lora_rank": None,
         },
     ),
-    decoder(
-        "flint",
-        "Flint",
-        "rope",
-        {**HEADED, **EXPERTS, "shared_expert_intermediate_size": 32, "sliding_window": 5, "layer_types": HALF_LAYERS},
-    ),
-    decoder(
-        "beam",
-        "Beam",
-        "rope",
-        {**HEADED, **EXPERTS, "n_group": 1, "topk_group": 1, "sliding_window": 5, "layer_types": HALF_LAYERS},
-    ),
+    decoder("flint", "Flint", "rope", {**HEADED, **SHARED_EXPERT, **WINDOWED}),
+    decoder("beam", "Beam", "rope", {**HEADED, **EXPERTS, "n_group": 1, "topk_group": 1, **WINDOWED}),
     decoder(
         "dots3_note",
         "Dots3NoteText",
@@ -165,8 +124,7 @@ NEWER = [
         "rope",
         {
             **HEADED,
-            "layer_types": HALF_LAYERS,
-            "sliding_window": 5,
+            **WINDOWED,
             "vocab_size_per_layer_input": 128,
             "hidden_size_per_layer_input": 8,
             "num_kv_shared_layers": 1,
@@ -219,11 +177,7 @@ NEWER = [
         "t5gemma",
         "T5Gemma",
         "rope",
-        {
-            "encoder": {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
-            "decoder": {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
-            "vocab_size": 128,
-        },
+        {"encoder": {**HEADED, **WINDOWED}, "decoder": {**HEADED, **WINDOWED}, "vocab_size": 128},
     ),
     seq2seq("longt5", "LongT5", "t5 buckets", {**T5, "local_radius": 4}),
     seq2seq(

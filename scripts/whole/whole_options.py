@@ -6,6 +6,7 @@ from decoders import COMMON
 from encoders import BART
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED_EXPERT = {**EXPERTS, "shared_expert_intermediate_size": 32}
 ROUTED = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -33,14 +34,5 @@ DELTA = {
     "layer_types": HALF_LINEAR,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
-PICTURES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-}
-"""A tower for images with as many layers as the decoder has."""
-
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 SOUND = {**BART, "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 64}

@@ -7,19 +7,19 @@ from typing import Any
 
 import attrs
 from architecture import Architecture
-from decoders import COMMON, GROUPED, HALF_LAYERS, HEADED, decoder
+from decoders import COMMON, GROUPED, HEADED, WINDOWED, decoder, multimodal
 from encoders import BART, SPECIAL, T5, encoder, seq2seq
 from encoders import COMMON as TEXT
 from table import ARCHITECTURES
 from vision import COMMON as IMAGE
 from vision import SPEECH, image
 from whole_newer import NEWER
-from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, PICTURES, ROUTED, SOUND
+from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, ROUTED, SHARED_EXPERT, SOUND
 from whole_variants import VARIANTS
 
 MORE = [
     decoder("granitemoe", "GraniteMoe", "rope", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    decoder("qwen2_moe", "Qwen2Moe", "rope", {**GROUPED, **EXPERTS, "shared_expert_intermediate_size": 32}),
+    decoder("qwen2_moe", "Qwen2Moe", "rope", {**GROUPED, **SHARED_EXPERT}),
     decoder("olmoe", "Olmoe", "rope", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}),
     decoder("deepseek_v2", "DeepseekV2", "rope", LATENT),
     decoder("deepseek_v3_moe", "DeepseekV3", "rope", LATENT),
@@ -68,7 +68,7 @@ MORE = [
     ),
     decoder("lfm2", "Lfm2", "rope", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
     decoder("mamba", "Mamba", "none", {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}),
-    decoder("qwen3_next", "Qwen3Next", "rope", {**HEADED, **EXPERTS, "shared_expert_intermediate_size": 32, **DELTA}),
+    decoder("qwen3_next", "Qwen3Next", "rope", {**HEADED, **SHARED_EXPERT, **DELTA}),
     decoder("qwen3_5", "Qwen3_5Text", "rope", {**HEADED, **DELTA}, model="Qwen3_5ForCausalLM"),
     decoder("olmo_hybrid", "OlmoHybrid", "rope", {**GROUPED, **DELTA}),
     decoder(
@@ -128,25 +128,23 @@ MORE = [
             "layers_block_type": ["linear_attention", "hybrid"],
         },
     ),
-    decoder(
+    multimodal(
         "llava",
         "Llava",
         "rope",
-        {"text_config": {**GROUPED, "model_type": "llama"}, "vision_config": PICTURES | {"projection_dim": 64}},
-        model="LlavaForConditionalGeneration",
+        {"text_config": {**GROUPED, "model_type": "llama"}, "vision_config": IMAGE | {"projection_dim": 64}},
     ),
-    decoder(
+    multimodal(
         "gemma3_vision",
         "Gemma3",
         "rope",
         {
-            "text_config": {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
-            "vision_config": PICTURES | {"vision_use_head": False},
+            "text_config": {**HEADED, **WINDOWED},
+            "vision_config": IMAGE | {"vision_use_head": False},
             "mm_tokens_per_image": 4,
         },
-        model="Gemma3ForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "qwen3_5_vision",
         "Qwen3_5",
         "rope",
@@ -158,11 +156,10 @@ MORE = [
                 **{"out_hidden_size": 64, "num_position_embeddings": 16},
             },
         },
-        model="Qwen3_5ForConditionalGeneration",
     ),
-    decoder("olmo3", "Olmo3", "rope", {**GROUPED, "sliding_window": 5, "layer_types": HALF_LAYERS}),
+    decoder("olmo3", "Olmo3", "rope", {**GROUPED, **WINDOWED}),
     decoder("nanochat", "NanoChat", "rope", GROUPED),
-    decoder("ministral", "Ministral", "rope", {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS}),
+    decoder("ministral", "Ministral", "rope", {**HEADED, **WINDOWED}),
     decoder("bitnet", "BitNet", "rope", GROUPED),
     decoder("doge", "Doge", "rope", {**GROUPED, "keep_window_size": 512}),
     decoder("minicpm3", "MiniCPM3", "rope", LATENT),
@@ -182,8 +179,7 @@ MORE = [
         "rope",
         {
             **HEADED,
-            "layer_types": HALF_LAYERS,
-            "sliding_window": 5,
+            **WINDOWED,
             "intermediate_size": [96, 96],
             "vocab_size_per_layer_input": 128,
             "hidden_size_per_layer_input": 8,

@@ -3,12 +3,12 @@ than the hidden size says, stretched rotations, blocks in parallel, no biases or
 
 from __future__ import annotations
 
-from decoders import COMMON, FALCON, GPT, GROUPED, HALF_LAYERS, HEADED, LLAMA3, LLAMA4, YARN, decoder
+from decoders import COMMON, FALCON, GPT, GROUPED, HEADED, LLAMA3, LLAMA4, WINDOWED, YARN, decoder, multimodal
 from encoders import BART, SPECIAL, T5, encoder, seq2seq
 from encoders import COMMON as TEXT
 from vision import COMMON as IMAGE
 from vision import SPEECH, SWIN, image
-from whole_options import DELTA, EXPERTS, LATENT, PICTURES, ROUTED
+from whole_options import DELTA, EXPERTS, LATENT, ROUTED, SECTIONS, SHARED_EXPERT
 
 ONE_HEAD = {**COMMON, "num_key_value_heads": 1}
 WIDE = {**ONE_HEAD, "head_dim": 24}
@@ -18,7 +18,6 @@ LONG = {
     **{"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 256},
     **{"short_factor": [1.0 + 0.1 * at for at in range(8)], "long_factor": [1.0 + 0.5 * at for at in range(8)]},
 }
-SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 ALL_LAYERS = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 
 DECODERS = [
@@ -54,7 +53,7 @@ DECODERS = [
         "gemma3_softcap",
         "Gemma3Text",
         "rope",
-        {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS}
+        {**HEADED, **WINDOWED}
         | {"final_logit_softcapping": 5.0, "attn_logit_softcapping": 4.0, "num_key_value_heads": 1},
         model="Gemma3ForCausalLM",
     ),
@@ -79,10 +78,8 @@ DECODERS = [
         "learned",
         {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 32} | {"do_layer_norm_before": False, "enable_bias": False},
     ),
-    decoder(
-        "cohere2_moe", "Cohere2Moe", "rope", {**HEADED, **EXPERTS, "sliding_window": 5, "layer_types": HALF_LAYERS}
-    ),
-    decoder("exaone_moe", "ExaoneMoe", "rope", {**HEADED, **EXPERTS, "sliding_window": 5, "layer_types": HALF_LAYERS}),
+    decoder("cohere2_moe", "Cohere2Moe", "rope", {**HEADED, **EXPERTS, **WINDOWED}),
+    decoder("exaone_moe", "ExaoneMoe", "rope", {**HEADED, **EXPERTS, **WINDOWED}),
     decoder("flex_olmo", "FlexOlmo", "rope", {**ONE_HEAD, "num_experts": 4, "num_experts_per_tok": 2}),
     decoder("glm4_moe_lite", "Glm4MoeLite", "rope", LATENT),
     decoder("jais2", "Jais2", "rope", {**HEADED, "num_key_value_heads": 1}),
@@ -106,23 +103,13 @@ DECODERS = [
         "granite_swa",
         "GraniteSWA",
         "rope",
-        {**GROUPED, "sliding_window": 5, "layer_types": HALF_LAYERS}
-        | {"attention_multiplier": 0.3, "logits_scaling": 2.0},
+        {**GROUPED, **WINDOWED} | {"attention_multiplier": 0.3, "logits_scaling": 2.0},
     ),
     decoder("gpt_neox_japanese", "GPTNeoXJapanese", "rope", COMMON),
     decoder("hy_v3", "HYV3", "rope", {**HEADED, **EXPERTS}),
+    decoder("mellum", "Mellum", "rope", {**HEADED, **EXPERTS, **WINDOWED} | {"rope_parameters": ALL_LAYERS}),
     decoder(
-        "mellum",
-        "Mellum",
-        "rope",
-        {**HEADED, **EXPERTS, "sliding_window": 5, "layer_types": HALF_LAYERS} | {"rope_parameters": ALL_LAYERS},
-    ),
-    decoder(
-        "qwen3_5_moe",
-        "Qwen3_5MoeText",
-        "rope",
-        {**HEADED, **EXPERTS, **DELTA, "shared_expert_intermediate_size": 32},
-        model="Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe", "Qwen3_5MoeText", "rope", {**HEADED, **SHARED_EXPERT, **DELTA}, model="Qwen3_5MoeForCausalLM"
     ),
     decoder(
         "roformer_decoder",
@@ -160,7 +147,7 @@ DECODERS = [
         "none",
         {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4},
     ),
-    decoder(
+    multimodal(
         "qwen2_5_vl",
         "Qwen2_5_VL",
         "rope",
@@ -177,69 +164,58 @@ DECODERS = [
                 "fullatt_block_indexes": [1],
             },
         },
-        model="Qwen2_5_VLForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "paligemma",
         "PaliGemma",
         "rope",
         {
             "text_config": {**HEADED, "model_type": "gemma"},
             "projection_dim": 64,
-            "vision_config": {**PICTURES, "model_type": "siglip_vision_model", "vision_use_head": False},
+            "vision_config": {**IMAGE, "model_type": "siglip_vision_model", "vision_use_head": False},
         },
-        model="PaliGemmaForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "mistral3",
         "Mistral3",
         "rope",
         {
             "text_config": {**HEADED, "model_type": "mistral", "sliding_window": None},
-            "vision_config": {**PICTURES, "model_type": "pixtral", "head_dim": 16},
+            "vision_config": {**IMAGE, "model_type": "pixtral", "head_dim": 16},
         },
-        model="Mistral3ForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "internvl",
         "InternVL",
         "rope",
         {
             "text_config": {**GROUPED, "model_type": "qwen2"},
-            "vision_config": {**PICTURES, "image_size": [32, 32], "patch_size": [8, 8]},
+            "vision_config": {**IMAGE, "image_size": [32, 32], "patch_size": [8, 8]},
         },
-        model="InternVLForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "idefics3",
         "Idefics3",
         "rope",
-        {"text_config": {**GROUPED, "model_type": "llama"}, "vision_config": PICTURES, "scale_factor": 2},
-        model="Idefics3ForConditionalGeneration",
+        {"text_config": {**GROUPED, "model_type": "llama"}, "vision_config": IMAGE, "scale_factor": 2},
     ),
-    decoder(
+    multimodal(
         "llama4_vision",
         "Llama4",
         "rope",
         {
             "text_config": {**LLAMA4, "rope_scaling": None},
-            "vision_config": {
-                **PICTURES,
-                "vision_output_dim": 64,
-                "projector_input_dim": 64,
-                "projector_output_dim": 64,
-            },
+            "vision_config": {**IMAGE, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
         },
-        model="Llama4ForConditionalGeneration",
     ),
-    decoder(
+    multimodal(
         "mllama",
         "Mllama",
         "rope",
         {
             "text_config": {**GROUPED, "num_hidden_layers": 4, "cross_attention_layers": [1]},
             "vision_config": {
-                **PICTURES,
+                **IMAGE,
                 "num_global_layers": 1,
                 "attention_heads": 4,
                 "vision_output_dim": 128,
@@ -247,7 +223,6 @@ DECODERS = [
                 "supported_aspect_ratios": [[1, 1]],
             },
         },
-        model="MllamaForConditionalGeneration",
     ),
 ]
 
@@ -260,13 +235,7 @@ TRANSLATORS = [
         "t5gemma2",
         "T5Gemma2",
         "rope",
-        {
-            "encoder": {
-                "text_config": {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
-                "vision_config": PICTURES,
-            },
-            "decoder": {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
-        },
+        {"encoder": {"text_config": {**HEADED, **WINDOWED}, "vision_config": IMAGE}, "decoder": {**HEADED, **WINDOWED}},
     ),
     seq2seq(
         "moonshine_streaming",
@@ -310,11 +279,7 @@ ENCODERS = [
         {**HEADED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
     ),
     encoder(
-        "embedding_gemma2",
-        "EmbeddingGemma2Text",
-        "rope",
-        {**HEADED, "sliding_window": 5, "layer_types": HALF_LAYERS},
-        model="EmbeddingGemma2TextModel",
+        "embedding_gemma2", "EmbeddingGemma2Text", "rope", {**HEADED, **WINDOWED}, model="EmbeddingGemma2TextModel"
     ),
 ]
 

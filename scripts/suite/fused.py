@@ -5,7 +5,6 @@ Graphs of the suite's architectures in fp16, as torch.onnx.export writes them; b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ from table import ARCHITECTURES
 from wrappers import wrap
 
 from posexport import temporary
-from posexport.artifact.manifest import PlanKernels
+from posexport.artifact.graph_file import read_graph
+from posexport.artifact.manifest import MOMENTS, PlanKernels
 from posexport.rewrite.draft import rewrite_file
 from posexport.rewrite.request import RewriteOptions
-from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.kernels import read_kernels
-from posexport.runtimes.tensorrt.refusals import build_error, parser_error
+from posexport.runtimes.tensorrt.builder import Shapes
+from posexport.runtimes.tensorrt.builder import build as build_plan
+from posexport.runtimes.tensorrt.options import BuildOptions
 
 DYNAMO = (
     *("llama", "qwen3", "gpt_neox", "gptj", "gpt2", "phi3", "bloom", "gemma2"),
@@ -70,40 +70,24 @@ def built(name: str) -> dict[str, Any]:
 
 
 def kernels_of(path: Path, sites: int) -> PlanKernels:
-    """The kernels of a plan for a file, by the builder's log."""
-    trt = api.load(RUNTIME)
-    log = api.make_log(trt)
-    builder = api.create(trt.Builder, log)
-    config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    network = api.make_network(trt, builder)
-    parser = trt.OnnxParser(network, log)
-    model = onnx.load(path, load_external_data=False)
-    if not parser.parse_from_file(str(path)):
-        raise parser_error(RUNTIME, path.name, parser, model)
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        if layer.type == trt.LayerType.ATTENTION_INPUT:
-            layer.__class__ = trt.IAttentionInputLayer
-            layer.attention.decomposable = True
-    profile = builder.create_optimization_profile()
-    for name, sizes in profile_of(model):
-        profile.set_shape(name, *sizes)
-    config.add_optimization_profile(profile)
-    if builder.build_serialized_network(network, config) is None:
-        raise build_error(RUNTIME, path.name, log.errors())
-    return read_kernels(log.texts(), sites)
+    """The kernels of a plan for a file."""
+    graph = read_graph(path)
+    shapes = Shapes(profiles=profiles_of(graph.model), dimensions={}, attentions=sites)
+    return build_plan(graph, BuildOptions(runtime=RUNTIME), shapes=shapes).kernels
 
 
-def profile_of(model: onnx.ModelProto) -> Iterator[tuple[str, list[list[int]]]]:
-    """Smallest, usual and largest shape of each input with dynamic dimensions."""
+def profiles_of(model: onnx.ModelProto) -> dict[str, dict[str, list[int]]]:
+    """The shapes {min, opt, max} of each input with dynamic dimensions."""
+    profiles = {}
     caches = any(value.name.startswith("past") for value in model.graph.input)
     for value in model.graph.input:
         second = "past" if value.name.startswith("past") else "tokens"
         kinds = ["batch", *["total" if caches and value.name == "attention_mask" else second] * 3]
         dims = list(zip(value.type.tensor_type.shape.dim, kinds, strict=False))
         if any(dim.dim_param for dim, _ in dims):
-            yield value.name, [[dim.dim_value or RANGES[kind][at] for dim, kind in dims] for at in range(3)]
+            shapes = ([dim.dim_value or RANGES[kind][at] for dim, kind in dims] for at in range(len(MOMENTS)))
+            profiles[value.name] = dict(zip(MOMENTS, shapes, strict=True))
+    return profiles
 
 
 def measure(work: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:

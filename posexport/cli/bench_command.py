@@ -64,9 +64,15 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
 @click.option("--cuda-graph", is_flag=True, help="record each run as a CUDA graph if the runtime can")
-@click.option("--save", metavar="FILE", help="write the result as JSON, for --baseline and for posexport report")
-@click.option("--baseline", metavar="FILE", help="exit with 1 if a runtime got slower since this result was saved")
-@click.option("--against", metavar="FILE", help="exit with 1 if the file is slower than this one, which is timed too")
+@click.option(
+    "--save", type=Path, metavar="FILE", help="write the result as JSON, for --baseline and for posexport report"
+)
+@click.option(
+    "--baseline", type=Path, metavar="FILE", help="exit with 1 if a runtime got slower since this result was saved"
+)
+@click.option(
+    "--against", type=Path, metavar="FILE", help="exit with 1 if the file is slower than this one, which is timed too"
+)
 @click.option("--max-regression", metavar="SHARE", help="allowed slowdown, such as 5% or 0.05  [default: 5%]")
 @click.option("--strict", is_flag=True, help="also exit with 1 if the comparison is inconclusive")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit with 3 if this runtime is not timed")
@@ -76,9 +82,9 @@ def bench(
     file: str | None,
     project_file: str | None,
     allow_outside: bool,
-    save: str | None,
-    baseline: str | None,
-    against: str | None,
+    save: Path | None,
+    baseline: Path | None,
+    against: Path | None,
     max_regression: str | None,
     strict: bool,
     roles: tuple[str, ...],
@@ -100,9 +106,16 @@ def bench(
     """
     options = BenchOptions(**stated(given), trusted=trusted_keys(trust), roles=input_roles(roles))
     if file is None:
-        of_file = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
-        of_file |= {"input": roles, "module": options.module}
-        for name, value in {**of_file, "max-regression": max_regression}.items():
+        of_file: dict[str, object] = {
+            "scenario": options.scenarios,
+            "shape": options.shapes,
+            "baseline": baseline,
+            "against": against,
+            "input": roles,
+            "module": options.module,
+            "max-regression": max_regression,
+        }
+        for name, value in of_file.items():
             if value:
                 raise RequestError(f"--{name} was given without a file: a project's file states it, so drop it.")
         from posexport.workflows.project.file import find_project
@@ -120,10 +133,10 @@ def bench(
         result = bench_file(
             Path(file),
             options,
-            baseline=None if baseline is None else Path(baseline),
-            previous_artifact=None if against is None else Path(against),
+            baseline=baseline,
+            previous_artifact=against,
             limit="5%" if max_regression is None else max_regression,
-            save=None if save is None else Path(save),
+            save=save,
             warn=console.warn,
             progress=progress,
         )
@@ -132,19 +145,19 @@ def bench(
     return console.fail(f"{why}.", code) if why else code
 
 
-def _bench_project(project: Project, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
+def _bench_project(project: Project, options: BenchOptions, save: Path | None, strict: bool, as_json: bool) -> int:
     from posexport.cli.bench_tables import show_project
 
     with console.steps("loading torch") as progress:
-        from posexport.workflows.project.bench import bench_project, results_folder
+        from posexport.workflows.project.bench import bench_project, check_results_folder
 
-        folder = results_folder(save)
-        result = bench_project(project, options, folder, strict=strict, warn=console.warn, progress=progress)
+        check_results_folder(save)
+        result = bench_project(project, options, save, strict=strict, warn=console.warn, progress=progress)
     show_project(result, options.alternatives, as_json)
     return console.fail(f"{result.reason}.", result.exit_code) if result.reason else result.exit_code
 
 
-def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool) -> None:
+def _show(result: Benchmark, save: Path | None, alternatives: bool, as_json: bool) -> None:
     from posexport.cli.bench_tables import show_benchmark
     from posexport.files import write_json
 
@@ -157,6 +170,6 @@ def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool
             show_benchmark(result, alternatives)
     finally:  # the file is written also where stdout fails
         if save is not None:
-            write_json(Path(save), result.to_dict())
+            write_json(save, result.to_dict())
     if save is not None and not as_json:
         console.write(f"saved to {save}")

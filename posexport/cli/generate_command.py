@@ -43,7 +43,9 @@ _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 @click.option(
     "--prompt-ids", metavar="1,2,3", multiple=True, help="a prompt as token ids, without a tokenizer; repeatable"
 )
-@click.option("--inputs", metavar="FILE", help="an .npz file with the inputs of an encoder, such as audio features")
+@click.option(
+    "--inputs", type=Path, metavar="FILE", help="an .npz file with the inputs of an encoder, such as audio features"
+)
 @click.option(
     "--decoder-input-ids", metavar="1,2", help="first ids of an encoder-decoder's output  [default: from config.json]"
 )
@@ -61,7 +63,7 @@ def generate(
     file: str,
     prompt: tuple[str, ...],
     prompt_ids: tuple[str, ...],
-    inputs: str | None,
+    inputs: Path | None,
     decoder_input_ids: str | None,
     ignore_eos: bool,
     name: str,
@@ -136,7 +138,7 @@ def generate(
             options,
             trained_length=length,
             encoder=encoder,
-            inputs=None if inputs is None else Path(inputs),
+            inputs=inputs,
             begin=begin,
             usual_begin=usual_begin,
             vocabulary=vocabulary_of(folder),

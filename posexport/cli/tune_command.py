@@ -62,9 +62,10 @@ _COUNTED = ("kernels", "attention")
     metavar="FILE",
     help="the artifact to write  [default: <encoding>.onnx or .plan; <file>-tuned.onnx]",
 )
-@click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
+@click.option("--save", type=Path, metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
 @click.option(
     "--cache",
+    type=Path,
     metavar="DIR",
     help="folder for the cache of measurements, .posexport-tune  [default: the artifact's folder]",
 )
@@ -76,8 +77,8 @@ def tune(
     config: str | None,
     preset: str | None,
     parameters: tuple[str, ...],
-    save: str | None,
-    cache: str | None,
+    save: Path | None,
+    cache: Path | None,
     resume: bool,
     sign: str | None,
     roles: tuple[str, ...],
@@ -94,7 +95,7 @@ def tune(
     key = signing_key(sign)
     request = _request(file, config, preset, parameters, roles, given, save)
     with console.steps("loading torch") as progress:
-        result = request.run(None if cache is None else Path(cache), resume, progress, key)
+        result = request.run(cache, resume, progress, key)
     try:
         if as_json:
             console.show_json(result.to_dict())
@@ -115,7 +116,7 @@ def _request(
     parameters: tuple[str, ...],
     roles: tuple[str, ...],
     given: Mapping[str, Any],
-    save: str | None,
+    save: Path | None,
 ) -> TuneRequest | FileTuneRequest:
     if file is not None:
         every = {"config": config, "preset": preset, "set": parameters, **given}

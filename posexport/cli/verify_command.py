@@ -37,9 +37,13 @@ if TYPE_CHECKING:
     "--runtime", "runtimes", metavar="NAME", multiple=True, help="use only this one; repeatable  [default: all]"
 )
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit with 3 if this runtime is not run")
-@click.option("--inputs", metavar="FILE", help="your own inputs in an .npz file  [default: inputs drawn from --seed]")
+@click.option(
+    "--inputs", type=Path, metavar="FILE", help="your own inputs in an .npz file  [default: inputs drawn from --seed]"
+)
 @roles_option
-@click.option("--against", metavar="FILE", help="compare files with this .onnx file in float64, not with themselves")
+@click.option(
+    "--against", type=Path, metavar="FILE", help="compare files with this .onnx file in float64, not with themselves"
+)
 @click.option("--module", metavar="FILE.py:NAME", help="compare files with this torch module; its file is executed")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
 @click.option(
@@ -71,9 +75,9 @@ def verify(
     allow_outside: bool,
     runtimes: tuple[str, ...],
     required: tuple[str, ...],
-    inputs: str | None,
+    inputs: Path | None,
     roles: tuple[str, ...],
-    against: str | None,
+    against: Path | None,
     module: str | None,
     weights: str | None,
     checkpoint: str | None,
@@ -149,13 +153,12 @@ def verify(
                 from posexport.verify.verifier import verify as verify_files
 
                 chosen = {name: row for name, row in RUNTIMES.items() if not asked or name in asked}
-                npz = None if inputs is None else Path(inputs)
                 report = verify_files(
                     files,
                     runtimes=chosen,
-                    inputs=npz,
+                    inputs=inputs,
                     original=original,
-                    against=None if against is None else Path(against),
+                    against=against,
                     module=module,
                     roles=input_roles(roles),
                     trusted=trusted,

@@ -324,18 +324,6 @@ PLANTED: dict[str, Read] = {
 }
 
 
-def peak() -> int:
-    """The most bytes of memory that this process has had since `forget`."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
-
-
-def forget() -> int:
-    """Let the peak begin anew; returns what is taken now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
 class Late(BaseException):
     """A file took too long; no `except Exception` holds it back."""
 
@@ -347,13 +335,15 @@ def _late(*_: object) -> None:
 def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONGEST) -> dict[str, Any]:
     """Read so many mutants; returns how many were refused and read, and the faults with the seeds of their mutants."""
     name, make, read = READERS[reader](folder) if reader in READERS else planted(PLANTED[reader])(folder)
+    from posexport import machine
+
     error = _error()
     signal.signal(signal.SIGVTALRM, _late)
     result: dict[str, Any] = {"reader": reader, "files": 0, "refused": 0, "read": 0, "faults": []}
     for number in range(seed, seed + count):
         path = folder / name
         path.write_bytes(make(Mutator(number)))
-        fault, before = None, forget()
+        fault, before = None, machine.forget_peak()
         start = time.process_time()
         try:
             # Disarmed inside: a signal that comes while the timer is being stopped is caught below too.
@@ -371,7 +361,7 @@ def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONG
         except BaseException as raised:
             fault = f"{type(raised).__name__}: {raised}"[:300]
             result["where"] = _where(raised)
-        if fault is None and (grown := peak() - before) > MOST_MEMORY:
+        if fault is None and (grown := machine.peak() - before) > MOST_MEMORY:
             fault = f"it took {grown / 1e9:.1f} GB"
         result["files"] += 1
         if fault is not None:

@@ -69,7 +69,7 @@ class FileTuneRequest:
 
 
 def read_file_request(
-    file: str, given: Mapping[str, Any], roles: Mapping[str, str], save: str | None
+    file: str, given: Mapping[str, Any], roles: Mapping[str, str], save: Path | None
 ) -> FileTuneRequest:
     """The request that options stand for, None and () where they aren't given; RequestError for what is wrong with it,
     before anything is read."""
@@ -99,8 +99,7 @@ def read_file_request(
         scenario=scenario or usual, runtime=runtime, objective=options.get("objective", "latency"), limits=limits
     )
     output = Path(options.get("output", f"{path.stem}-tuned.onnx"))
-    saved = None if save is None else Path(save)
-    check_files(output, ".onnx", runtime, saved)
+    check_files(output, ".onnx", runtime, save)
     return FileTuneRequest(
         file=path,
         roles=roles,
@@ -109,7 +108,7 @@ def read_file_request(
         objective=checked.objective,
         limits=limits,
         output=output,
-        save=saved,
+        save=save,
     )
 
 

@@ -115,7 +115,7 @@ class TuneRequest:
 
 
 def read_tune_request(
-    config: str | None, preset: str | None, parameters: Mapping[str, Any], given: Mapping[str, Any], save: str | None
+    config: str | None, preset: str | None, parameters: Mapping[str, Any], given: Mapping[str, Any], save: Path | None
 ) -> TuneRequest:
     """The request that options stand for; RequestError for what is wrong with it, before an engine loads."""
     known = ["for" if name == "runtime" else name for name in given]
@@ -134,8 +134,7 @@ def read_tune_request(
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"
     output = Path(f"{preset or first.encoding.name}{ending}" if options.output is None else options.output)
-    saved = None if save is None else Path(save)
-    check_files(output, ending, options.runtime, saved)
+    check_files(output, ending, options.runtime, save)
     return TuneRequest(
         options=options,
         block_options=merged,
@@ -143,7 +142,7 @@ def read_tune_request(
         specs=specs,
         request=request,
         output=output,
-        save=saved,
+        save=save,
     )
 
 

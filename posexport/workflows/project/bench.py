@@ -35,17 +35,15 @@ from posexport.workflows.project.file import Project
 from posexport.workflows.project.products import Product, out_of_date, products
 
 
-def results_folder(save: str | None) -> Path | None:
-    """The folder that gets a result for each file; RequestError where it can't be one."""
-    if save is None:
-        return None
-    path = Path(save)
+def check_results_folder(path: Path | None) -> None:
+    """RequestError where `path`, if it is given, can't be the folder that gets a result for each file."""
+    if path is None:
+        return
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
-        raise RequestError(f"--save is {save!r}: for a project give a folder, which gets a result for each file.")
+        raise RequestError(f"--save is {str(path)!r}: for a project give a folder, which gets a result for each file.")
     nearest = next((folder for folder in path.parents if folder.exists()), path)
     if nearest != path and not nearest.is_dir():
-        raise RequestError(f"--save is {save!r}, below a file: give a folder, which gets a result for each.")
-    return path
+        raise RequestError(f"--save is {str(path)!r}, below a file: give a folder, which gets a result for each.")
 
 
 def bench_project(

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import attrs
 
 from posexport.bench.scenarios import Scenario
-from posexport.bench.shapes import BUFFER, ENCODER_TOKENS, Sizes, pairs_of
-from posexport.custom_ops.unsupported import fits_grouped_batch
+from posexport.bench.shapes import BUFFER, ENCODER_TOKENS, Sizes, check_grouped, check_places, pairs_of, tokens_text
 from posexport.errors import RequestError, check_known
 from posexport.graphs.axes import BATCH, CACHED, ENCODER, PAST, SEQ, SLOTS, TOTAL
 from posexport.graphs.roles import Role
@@ -24,6 +23,11 @@ NAMES = {BATCH: "batch", SEQ: "seq", PAST: "past_seq", SLOTS: "max_seq", ENCODER
 
 _ONLY_A_NAME = "dim "
 """How the meaning of a dimension begins of which nothing but its name is known."""
+
+
+def _name(axis: str) -> str:
+    """What `--shape` calls the meaning of an axis."""
+    return NAMES.get(axis, axis.removeprefix(_ONLY_A_NAME))
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +48,7 @@ class GraphSizes:
 
     def names(self) -> dict[str, str]:
         """The meaning of each dimension by the names that it has, the file's own last."""
-        names = {NAMES.get(axis, axis.removeprefix(_ONLY_A_NAME)): axis for axis in self.axes}
+        names = {_name(axis): axis for axis in self.axes}
         for role in self.roles.values():
             for dim, axis in zip(role.shape, role.axes, strict=True):
                 if isinstance(dim, str) and dim != "?" and isinstance(axis, str) and axis != TOTAL:
@@ -102,24 +106,24 @@ class GraphSizes:
         sizes = self._fitted({**usual, **given})
         fixed = fixed_sizes(self.roles.values())
         for axis, size in given.items():
-            name = NAMES.get(axis, axis.removeprefix(_ONLY_A_NAME))
             if fixed.get(axis, size) != size:
                 raise RequestError(
-                    f"{name} is {size}: {self.file!r} takes exactly {fixed[axis]}, so give such a --shape."
+                    f"{_name(axis)} is {size}: {self.file!r} takes exactly {fixed[axis]}, so give such a --shape."
                 )
         self._check_tokens({**sizes, **given}, fixed)
         for axis, size in given.items():
             if sizes[axis] != size:
-                name = NAMES.get(axis, axis.removeprefix(_ONLY_A_NAME))
-                raise RequestError(f"{name} is {size}: {self.file!r} takes {sizes[axis]}, so give such a --shape.")
+                raise RequestError(
+                    f"{_name(axis)} is {size}: {self.file!r} takes {sizes[axis]}, so give such a --shape."
+                )
         return self._sizes(sizes)
 
     def _check_tokens(self, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> None:
         """RequestError for more tokens than a buffer, a table of positions or a mask of fixed length holds."""
         past, seq = sizes[PAST] if PAST in self.axes else 0, sizes[SEQ]
-        total = f"past_seq + seq is {past + seq}" if past else f"seq is {seq}"
-        if SLOTS in self.axes and past + seq > sizes[SLOTS]:
-            raise RequestError(f"{total}: the cache has {sizes[SLOTS]} places, so give --shape fewer tokens.")
+        total = tokens_text(seq, past)
+        if SLOTS in self.axes:
+            check_places(seq, past, sizes[SLOTS])
         rows = [role.rows for role in self.roles.values() if role.kind == "position_ids" and role.rows]
         if rows and past + seq > min(rows):
             raise RequestError(
@@ -127,11 +131,8 @@ class GraphSizes:
             )
         if SLOTS not in self.axes and fixed.get(TOTAL, past + seq) != past + seq:
             raise RequestError(f"{total}: {self.file!r} takes exactly {fixed[TOTAL]} tokens, so give such a --shape.")
-        if any(role.grouped for role in self.roles.values()) and not fits_grouped_batch(sizes[BATCH], seq, past):
-            raise RequestError(
-                f"batch is {sizes[BATCH]}, past_seq {past} and seq {seq}: GroupQueryAttention, which {self.file!r} "
-                "uses, takes several tokens after others for batch=1 only, so give that, or seq=1."
-            )
+        if any(role.grouped for role in self.roles.values()):
+            check_grouped(self.file, sizes[BATCH], seq, past)
 
     def _fitted(self, asked: Mapping[str, int]) -> dict[str, int]:
         """All sizes by meaning: those that are asked for, and what is usual, as near as the graph allows."""

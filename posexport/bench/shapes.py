@@ -147,20 +147,36 @@ def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
             span = f"exactly {low}" if low == high else f"{low} to {high}" if high else f"{low} and more"
             raise RequestError(f"{dim} is {size}: {name!r} takes {span}, so give such a --shape.")
     past = sizes.past_seq or 0
-    total = f"past_seq + seq is {past + seq}" if past else f"seq is {seq}"
     if limit is not None and past + seq > limit:
         raise RequestError(
-            f"{total}: {spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or less."
+            f"{tokens_text(seq, past)}: {spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or "
+            "less."
         )
-    if sizes.max_seq is not None and past + seq > sizes.max_seq:
-        raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
-    fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, seq, past)
-    if artifact.source.form == "contrib" and not fits:
-        raise RequestError(
-            f"batch is {sizes.batch}, past_seq {past} and seq {seq}: GroupQueryAttention, which {name!r} uses, "
-            "takes several tokens after others for batch=1 only, so give that, or seq=1."
-        )
+    if sizes.max_seq is not None:
+        check_places(seq, past, sizes.max_seq)
+        if artifact.source.form == "contrib":
+            check_grouped(name, sizes.batch, seq, past)
     return sizes
+
+
+def tokens_text(seq: int, past: int) -> str:
+    """How many tokens there are, as the start of a message."""
+    return f"past_seq + seq is {past + seq}" if past else f"seq is {seq}"
+
+
+def check_places(seq: int, past: int, places: int) -> None:
+    """RequestError for more tokens than a buffer has places."""
+    if past + seq > places:
+        raise RequestError(f"{tokens_text(seq, past)}: the cache has {places} places, so give --shape fewer tokens.")
+
+
+def check_grouped(file: str, batch: int, seq: int, past: int) -> None:
+    """RequestError for sizes that GroupQueryAttention doesn't take, which the file uses."""
+    if not fits_grouped_batch(batch, seq, past):
+        raise RequestError(
+            f"batch is {batch}, past_seq {past} and seq {seq}: GroupQueryAttention, which {file!r} uses, takes several "
+            "tokens after others for batch=1 only, so give that, or seq=1."
+        )
 
 
 def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch", "seq")) -> Sizes:

@@ -101,10 +101,10 @@ class Spec:
     encoding: Encoding
     hidden_size: int = fields.integer(768, "width of the block's input and output")
     num_heads: int = fields.integer(12, "number of query heads")
-    num_kv_heads: int = fields.integer(None, "number of number of key and value heads (default: num_heads)")
+    num_kv_heads: int = fields.integer(None, "number of key and value heads (default: num_heads)")
     head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)")
     scale: float = fields.positive(None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)")
-    causal: bool = fields.flag(False, "a query sees no later keyss")
+    causal: bool = fields.flag(False, "a query sees no later keys")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
     attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk of this many tokens")
     kv_cache: str | None = fields.parsed(

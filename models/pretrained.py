@@ -151,6 +151,8 @@ def open_pretrained(folder: Path) -> Pretrained:
     model.eval().requires_grad_(False)
     stateless_angles(model)
     weights = dict(model.named_parameters(remove_duplicate=False))
+    if _method(read_json(folder / FILE)) is None:  # else transformers has made plain weights of them
+        tensors.check_stored(weights)
     values = {name: weight.data for name, weight in weights.items()}
     unread = tuple(sorted(loaded["unexpected_keys"]))
     return Pretrained(folder=folder, files=files, model=model, weights=values, unread=unread)

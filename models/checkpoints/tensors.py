@@ -6,7 +6,7 @@ A folder has `model.safetensors`, or shards and `model.safetensors.index.json`, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -43,6 +43,15 @@ def weights_file(folder: Path, whole: bool = False) -> str:
     shape = "" if whole else f", or {again}its config.json for the shape alone"
     beside = "" if pickled is None else f" but {pickled}, which is not opened since it may hold code"
     raise RequestError(f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}{beside}: {advice}{shape}.")
+
+
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""The dtypes of weights, as .safetensors names them."""
+
+
+def _end(name: str) -> tuple[str, ...]:
+    """What the names of a tensor and of its parameter have in common, whatever their roots."""
+    return tuple(name.split(".")[-2:])
 
 
 def _is_bare(name: object) -> bool:
@@ -105,13 +114,7 @@ class Tensors:
         """RequestError for the first tensor of the module at `path` that was not looked up, unless its name in the
         module is `ignored` (patterns): it would change what the module computes. So would one that stands in another
         shard too: transformers takes the last of them, whatever the index says."""
-        for file, names in self._held.items():
-            for name in self._looked_up.intersection(names):
-                if self._files[name] != file:
-                    raise RequestError(
-                        f"{str(self.folder)!r} holds {name!r} both in {self._files[name]} and in {file}: keep one of "
-                        "them."
-                    )
+        self._check_once(self._looked_up)
         for name in self._below(path):
             if name not in self._looked_up and not any(fnmatchcase(name[len(path) + 1 :], one) for one in ignored):
                 raise RequestError(
@@ -119,6 +122,36 @@ class Tensors:
                     "config.json: fix config.json, give a checkpoint that is neither quantized nor has adapters, or "
                     "drop the tensor if it means nothing."
                 )
+
+    def check_stored(self, parameters: Iterable[str]) -> None:
+        """RequestError for a tensor of a whole model's `parameters` that stands in two shards, or that is not
+        floating-point: transformers makes floats of it, without the scales that its integers were quantized with.
+
+        Tensors may have other roots than parameters, so the ends of names are compared. Other tensors are those of
+        buffers, such as the position_ids of BERT, which are integers.
+        """
+        ends = {_end(name) for name in parameters}
+        for file, names in self._held.items():
+            with self._open(file) as opened:
+                read = [name for name in names if _end(name) in ends]
+                for name, dtype in ((name, opened.get_slice(name).get_dtype()) for name in read):
+                    if dtype not in _FLOATS:
+                        raise RequestError(
+                            f"{str(self.folder)!r}: tensor {name!r} is {dtype}, it must be a floating-point tensor of "
+                            "16 bits or more: give the checkpoint that it was quantized from."
+                        )
+        self._check_once(itertools.chain.from_iterable(self._held.values()))
+
+    def _check_once(self, wanted: Iterable[str]) -> None:
+        """RequestError for one of these tensors that stands in another shard too."""
+        wanted = {*wanted}
+        for file, names in self._held.items():
+            for name in wanted.intersection(names):
+                if self._files.get(name, file) != file:
+                    raise RequestError(
+                        f"{str(self.folder)!r} holds {name!r} both in {self._files[name]} and in {file}: keep one of "
+                        "them."
+                    )
 
     @cached_property
     def _held(self) -> Mapping[str, Sequence[str]]:

@@ -37,6 +37,7 @@ from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
+from posexport.models.weights import check_values
 from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
@@ -259,6 +260,7 @@ class _Export:
             raise AssertionError(f"{name} has no dtype")
 
         def make() -> ir.TensorProtocol:
+            check_values(weight, f"{str(self.pretrained.folder)!r}: tensor {shown(name)}")
             converted = weight.to(ir.tensor_adapters.to_torch_dtype(dtype))
             changed = converted.dtype != weight.dtype
             if changed and (beyond := weight[converted.isinf() & weight.isfinite()]).numel():

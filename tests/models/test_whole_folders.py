@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import cli, refused
+from safetensors.torch import load_file, save_file
 from small_decoders import small_checkpoint
+from torch import Tensor
+
+from posexport.models.checkpoints.tensors import Tensors
 
 pytest.importorskip("transformers")
 
@@ -72,6 +78,49 @@ def test_pickled_weights(name: str, folder: Path) -> None:
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "config.json" not in refused(export(folder), "holds neither model.safetensors nor")
+
+
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def restored(folder: Path, change: Callable[[Tensor], Tensor]) -> None:
+    """Put another tensor in the place of Q_PROJ."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, Q_PROJ: change(tensors[Q_PROJ])}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float8_e4m3fn])
+def test_weights_without_the_scales_they_were_quantized_with(dtype: torch.dtype, folder: Path) -> None:
+    restored(folder, lambda tensor: (tensor * 10).to(dtype))
+    said = refused(export(folder), f"tensor '{Q_PROJ}' is ")
+    assert said.rstrip().endswith("give the checkpoint that it was quantized from.")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite(value: float, folder: Path) -> None:
+    restored(folder, lambda tensor: tensor.index_fill(0, torch.tensor([3]), value))
+    refused(export(folder), f"tensor '{Q_PROJ}' holds NaN or Inf, every value must be finite.")
+    assert not folder.with_name("model.onnx").exists()
+
+
+def test_a_tensor_in_two_shards(folder: Path) -> None:
+    """transformers takes the last of them, whatever the index says."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    save_file({Q_PROJ: tensors[Q_PROJ] * 2}, folder / "b.safetensors", {"format": "pt"})
+    save_file({"unread": tensors[Q_PROJ] * 2}, folder / "c.safetensors", {"format": "pt"})
+    shards = {**dict.fromkeys(tensors, "a.safetensors"), "unread": "c.safetensors", "none": "b.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    refused(export(folder), f"holds '{Q_PROJ}' both in a.safetensors and in b.safetensors: keep one of them.")
+
+
+def test_buffers_may_hold_integers(tmp_path: Path) -> None:
+    """Such as the position_ids that checkpoints of BERT still have."""
+    stored = {"bert.embeddings.position_ids": torch.arange(8), "bert.pooler.dense.weight": torch.ones(2, 2)}
+    save_file(stored, tmp_path / "model.safetensors")
+    Tensors(tmp_path, whole=True).check_stored(["pooler.dense.weight"])
 
 
 @pytest.mark.slow

@@ -288,8 +288,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Ctrl-C is the parent's to handle; on Linux the kernel kills this process when the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C and SIGQUIT are the parent's to handle; on Linux the kernel kills this process when the parent is gone."""
+    for name in ("SIGINT", "SIGQUIT"):  # Windows lacks the second
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

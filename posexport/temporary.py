@@ -30,13 +30,14 @@ PREFIX = "posexport-"
 """How the names of folders in the system's folder for temporary files begin."""
 
 _ENDING = (
-    *("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2"),
+    *("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2"),
     *("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR", "SIGSTKFLT"),
 )
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in _ENDING if hasattr(signal, name))
-"""The signals that end a process and let it clean up: Ctrl-C, a request to end, a terminal that is closed, those by
-which batch systems say that its time is over, and timers and other signals from outside whose default is to end it. Not
-those that ask for a core file."""
+"""The signals that end a process and let it clean up: Ctrl-C, SIGQUIT, a request to end, a terminal that is closed, those
+by which batch systems say that its time is over, and timers and other signals from outside whose default is to end it.
+SIGQUIT asks for a core file too, but people (Ctrl-\\) and containers (STOPSIGNAL) send it to end a command; the others
+that ask for one tell of a fault in the process itself."""
 
 _RANDOM_BYTES = 8
 FOLDER_NAME_LENGTH = len(PREFIX) + 2 * _RANDOM_BYTES

@@ -190,6 +190,17 @@ def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     assert not _alive(worker)
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT"])
+def test_keys_that_end_a_command_do_not_end_its_workers(name: str) -> None:
+    """A terminal sends them to both; the command ends its workers after it has cleaned up."""
+    code = (
+        "import os, signal; from posexport.processes import end_with_parent; end_with_parent();"
+        f"os.kill(os.getpid(), signal.{name}); print('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
+
+
 def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
     code = "from posexport.processes import end_with_parent; end_with_parent(); print('alive')"
     for parent, output in ((os.getpid(), "alive\n"), (1, "")):

@@ -180,6 +180,7 @@ def _known_class(folder: Path, transformers: Any) -> Any:
         raise RequestError(f"{str(folder / FILE)!r} can't be read as JSON: give the folder of a checkpoint.")
     check_counts(data, str(folder / FILE))
     _check_quantized(folder, data)
+    _check_generation(folder)
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     known = getattr(transformers, name, None) if name is not None and name.isidentifier() else None
@@ -195,6 +196,19 @@ def _known_class(folder: Path, transformers: Any) -> Any:
             f"{transformers.__version__} doesn't have: give a checkpoint of one that it has.{code}"
         )
     return known
+
+
+def _check_generation(folder: Path) -> None:
+    """RequestError for settings of generation that are no JSON: transformers reads them too, whatever their size."""
+    path = folder / "generation_config.json"
+    if not is_there(path):
+        return
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):
+        data = None
+    if not isinstance(data, dict):
+        raise RequestError(f"{str(path)!r} can't be read as a JSON object: restore it, or remove it.")
 
 
 def _check_quantized(folder: Path, data: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from posexport.errors import RequestError
-from posexport.files import is_there, not_a_file, sha256_of
+from posexport.files import check_regular, is_there, not_a_file, sha256_of
 from posexport.runtimes import tokens
 
 NAMES = (
@@ -19,13 +19,15 @@ NAMES = (
 def side_files(checkpoint: Path, output: Path) -> Mapping[str, Path]:
     """The files of a checkpoint that are to stand beside the output, by name.
 
-    RequestError where another file has such a name there: it may belong to another model.
+    RequestError where another file has such a name there: it may belong to another model. OSError for a file of the
+    checkpoint that can't be read or has almost only holes, before the work and not when it is copied.
     """
     files = {}
     for name in NAMES:
         source, target = checkpoint / name, output.parent / name
         if not_a_file(source):
             continue
+        check_regular(source)
         if not is_there(target):
             files[name] = source
         elif not_a_file(target) or sha256_of(target) != sha256_of(source):

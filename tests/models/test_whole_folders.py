@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,26 @@ def test_a_tensor_in_two_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
     refused(export(folder), f"holds '{Q_PROJ}' both in a.safetensors and in b.safetensors: keep one of them.")
+
+
+@pytest.mark.parametrize("kind", ["a list", "deep", "a pipe"])
+def test_settings_of_generation_that_are_no_json(kind: str, folder: Path) -> None:
+    """transformers opens the file, so it is looked at before."""
+    path = folder / "generation_config.json"
+    path.unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes({"a list": b"[]", "deep": b"[" * 100_000}[kind])
+    refused(export(folder), f"'{path}' can't be read as a JSON object: restore it, or remove it.")
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
+def test_files_of_holes_are_refused_before_the_work(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posexport.models.pretrained.open_pretrained", None)
+    (folder / name).touch()
+    os.truncate(folder / name, 2**40)
+    refused(export(folder), "bytes, nearly all of which are a hole")
 
 
 def test_buffers_may_hold_integers(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ _ENDING = (
     *("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR", "SIGSTKFLT"),
 )
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in _ENDING if hasattr(signal, name))
-"""The signals that end a process and let it clean up: Ctrl-C, SIGQUIT, a request to end, a terminal that is closed, those
-by which batch systems say that its time is over, and timers and other signals from outside whose default is to end it.
-SIGQUIT asks for a core file too, but people (Ctrl-\\) and containers (STOPSIGNAL) send it to end a command; the others
-that ask for one tell of a fault in the process itself."""
+"""The signals that end a process and let it clean up: Ctrl-C, SIGQUIT, a request to end, a terminal that is closed,
+those by which batch systems say that its time is over, and timers and other signals from outside whose default is to
+end it. SIGQUIT asks for a core file too, but people (Ctrl-\\) and containers (STOPSIGNAL) send it to end a command; the
+others that ask for one tell of a fault in the process itself."""
 
 _RANDOM_BYTES = 8
 FOLDER_NAME_LENGTH = len(PREFIX) + 2 * _RANDOM_BYTES

@@ -156,6 +156,13 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
             "onnxruntime-genai must know: add it."
         )
     begin, pad = (_token(name, generation, values) for name in ("bos_token_id", "pad_token_id"))
+    vocabulary = _vocabulary(path, served)
+    for name, one in (("bos_token_id", begin), ("pad_token_id", pad), *(("eos_token_id", end) for end in ends)):
+        if one is not None and one >= vocabulary:  # rows are padded with it, or no text ends
+            raise RequestError(
+                f"the {name} beside {str(path)!r} is {one}, and the model has {vocabulary} tokens: correct it in "
+                "config.json or generation_config.json, or leave it out."
+            )
     inputs = {name: name for name in ("input_ids", "attention_mask", "position_ids") if name in served.inputs}
     kinds = ("key", "value", *(kind.removesuffix("_state") for kind in caches.states))
     names = dict(zip(kinds, ("key", "value", *caches.states), strict=True))
@@ -166,7 +173,7 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
             "eos_token_id": list(ends) if len(ends) > 1 else ends[0],
             "pad_token_id": ends[0] if pad is None else pad,
             "context_length": numbers["context_length"],
-            "vocab_size": _vocabulary(path, served),
+            "vocab_size": vocabulary,
             "decoder": {
                 "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{"cuda": {}}] if gpu else []},
                 "filename": _MODEL,

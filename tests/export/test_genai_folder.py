@@ -286,9 +286,13 @@ def test_a_model_without_caches_is_refused(checkpoint: Path, tmp_path: Path) -> 
         ({"eos_token_id": None}, "has no eos_token_id"),
         ({"hidden_size": "64"}, "has none of hidden_size, n_embd"),
         ({"num_attention_heads": -4}, "has none of num_attention_heads"),
+        *(
+            ({name: value}, "is 100, and the model has 100 tokens: correct it in config.json")
+            for name, value in (("pad_token_id", 100), ("bos_token_id", 100), ("eos_token_id", [2, 100]))
+        ),
     ],
 )
-def test_a_config_that_says_too_little_is_refused(
+def test_a_config_that_says_too_little_or_wrong_is_refused(
     change: dict[str, Any] | None, said: str, decoder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason, check_known
+from posexport.numpy_threads import ONE_THREAD
 from posexport.runtimes.base import Runner
 from posexport.runtimes.installation import install_command
 
@@ -38,8 +39,9 @@ NOT_INSTALLED, NO_GPU = "not-installed", "no-gpu"
 class Runtime:
     """One runtime: `module` has the `load(path, options)` that opens an artifact with the row's `options`.
 
-    `instead` is a package that serves as well as `package`, `note` is repeated in every verdict of the runtime, and
-    `unsupported_dtypes` gives the reason, by dtype, why it can't run artifacts of that dtype.
+    `instead` is a package that serves as well as `package`, `note` is repeated in every verdict of the runtime,
+    `unsupported_dtypes` gives the reason, by dtype, why it can't run artifacts of that dtype, and its process gets the
+    variables of `environment` unless the user's environment has them.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Runtime:
     instead: str | None = None
     note: str | None = None
     unsupported_dtypes: Mapping[str, str] = attrs.field(factory=dict)
+    environment: Mapping[str, str] = attrs.field(factory=dict)
 
     def missing(self) -> Reason | None:
         """Why it can't run here; None where it can."""
@@ -69,7 +72,14 @@ class Runtime:
 _ROWS = (
     Runtime("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", options={"device": "cpu"}),
     Runtime("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, {"device": "cuda"}),
-    Runtime("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
+    Runtime(
+        name="onnx-reference",
+        summary="onnx's ReferenceEvaluator (numpy)",
+        module=REFERENCE,
+        package="onnx",
+        install="onnx",
+        environment=ONE_THREAD,
+    ),
     Runtime(
         name="ort-cpu",
         summary="ONNX Runtime, CPU provider",

@@ -125,7 +125,8 @@ class Pool:
     def _get(self, runtime: Runtime, key: str | None = None) -> tuple[Worker, ThreadPoolExecutor]:
         key = key or runtime.name
         if key not in self._workers:
-            worker = Worker("posexport.runtimes.worker", runtime.module, environment=ALLOCATION)
+            environment = {**ALLOCATION, **runtime.environment}
+            worker = Worker("posexport.runtimes.worker", runtime.module, environment=environment)
             self._workers[key] = (worker, ThreadPoolExecutor(max_workers=1))
             if not runtime.needs_gpu and runtime.package in _OPEN_FAST:
                 self._light.add(worker)

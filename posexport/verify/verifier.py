@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from posexport.artifact.paths import find_artifacts
 from posexport.errors import MismatchError, PosexportError
+from posexport.numpy_threads import one_thread
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.module_reference import module_parts
@@ -80,8 +81,9 @@ def verify(
         for row in {TORCH_WORKER: RUNTIMES[TORCH_WORKER], **runtimes}.values():
             if missing.get(row.name) is None:
                 pool.start(row)
-        # while the workers load their engines
-        from posexport.runtimes.npz import read_arrays
+        # while the workers load their engines, which then need the cores
+        with one_thread():
+            from posexport.runtimes.npz import read_arrays
         from posexport.verify import eligibility
         from posexport.verify.jobs import JobMaker, submit, weight_bytes
         from posexport.verify.mismatched import MismatchedJob

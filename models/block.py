@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -18,6 +18,10 @@ from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
 
 M = TypeVar("M", bound=nn.Module)
+
+_State = tuple[Tensor, SharedInputs, list[Cache | None], list[Tensor]]
+"""A set of inputs between two layers: what enters the next one, what all of them share, each layer's cache, and the
+caches that layers have made so far."""
 
 
 class InputEmbedding(nn.Module):
@@ -112,29 +116,32 @@ class Streamed:
         self._modules = [self._placed(make_layer(layer, dtype)) for layer in layers]
         self._shapes = [layer_shapes(layer) for layer in layers]
 
-    def run(self, inputs: Sequence[Sequence[Tensor]]) -> list[dict[str, Tensor]]:
-        """Every output by name for each set of inputs; all sets pass a layer before the next layer is read.
+    @torch.inference_mode()
+    def run(self, inputs: Iterable[Sequence[Tensor]]) -> Iterator[dict[str, Tensor]]:
+        """Every output by name for each set of inputs, as the last layer makes them; all sets pass a layer before the
+        next layer is read.
 
-        Inputs are the tensors of `graph_inputs(spec)` in their order, on the device and in the dtype of the block.
+        Inputs are the tensors of `graph_inputs(spec)` in their order, on the device and in the dtype of the block; a
+        block of one layer takes a set when the outputs of the one before were taken.
         """
-        with torch.inference_mode():
-            states = list(self._prepare(inputs))
-            presents: list[list[Tensor]] = [[] for _ in states]
-            for index in range(self.spec.layers):
-                kind = index % len(self._modules)
-                prefix = f"layers.{index}." if self.spec.layers > 1 else ""
-                weights = {name: self._get(prefix + name) for name in self._shapes[kind]}
-                for at, (x_BSD, shared, caches) in enumerate(states):
-                    arguments = (x_BSD, shared, caches[index])
-                    x_BSD, present = torch.func.functional_call(self._modules[kind], weights, arguments)
-                    presents[at] += present or ()
-                    states[at] = x_BSD, shared, caches
-                weights.clear()  # before the next layer's are read
         names = list(graph_outputs(self.spec))
-        outputs = ((state[0], *present) for state, present in zip(states, presents, strict=True))
-        return [dict(zip(names, tensors, strict=True)) for tensors in outputs]
+        states: Iterable[_State] = self._prepare(inputs)
+        for index in range(self.spec.layers - 1):
+            states = list(self._through(index, states))
+        for x_BSD, _, _, presents in self._through(self.spec.layers - 1, states):
+            yield dict(zip(names, (x_BSD, *presents), strict=True))
 
-    def _prepare(self, inputs: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, SharedInputs, list[Cache | None]]]:
+    def _through(self, index: int, states: Iterable[_State]) -> Iterator[_State]:
+        """The states behind the layer of this number, whose weights are held until the last one was taken."""
+        kind = index % len(self._modules)
+        prefix = f"layers.{index}." if self.spec.layers > 1 else ""
+        weights = {name: self._get(prefix + name) for name in self._shapes[kind]}
+        for x_BSD, shared, caches, presents in states:
+            arguments = (x_BSD, shared, caches[index])
+            x_BSD, present = torch.func.functional_call(self._modules[kind], weights, arguments)
+            yield x_BSD, shared, caches, [*presents, *(present or ())]
+
+    def _prepare(self, inputs: Iterable[Sequence[Tensor]]) -> Iterator[_State]:
         embedding = self._placed(InputEmbedding(self.spec, self._dtype))
         names = [name for name in weight_shapes(self.spec) if inner_name(self.spec, name) in embedding.state_dict()]
         weights = {name: self._get(name) for name in names if name != "embed_tokens.weight"}
@@ -143,7 +150,7 @@ class Streamed:
         embedding.load_state_dict(weights, strict=True, assign=True)
         embedding.requires_grad_(False)
         for tensors in inputs:
-            yield embedding.prepare(*tensors)
+            yield *embedding.prepare(*tensors), []
 
     def _get(self, name: str) -> Tensor:
         return self._weights[name].to(self._device, self._dtype)

@@ -100,8 +100,8 @@ class StreamedRunner(_Runner):
     def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
         """The number and the outputs of each set of inputs, for all of which weights are read once."""
         with self._angles():
-            results = self._block.run([self._bind(arrays) for arrays in inputs])
-        yield from enumerate({name: to_numpy(value) for name, value in outputs.items()} for outputs in results)
+            for number, outputs in enumerate(self._block.run(map(self._bind, inputs))):
+                yield number, {name: to_numpy(value) for name, value in outputs.items()}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")

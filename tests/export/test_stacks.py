@@ -159,7 +159,8 @@ def test_small_weights_are_asked_for_once_each() -> None:
 def test_computing_holds_the_weights_of_one_layer() -> None:
     spec = stack("plain")
     counted = Counted(seeded(spec, 0))
-    Streamed(spec, counted, torch.float32).run([[torch.from_numpy(each) for each in feeds("plain").values()]] * 3)
+    inputs = [torch.from_numpy(each) for each in feeds("plain").values()]
+    assert len(list(Streamed(spec, counted, torch.float32).run([inputs] * 3))) == 3
     assert counted.most == 1
     assert sorted(counted.asked) == sorted(weight_shapes(spec))
 

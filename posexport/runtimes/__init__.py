@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason, check_known
-from posexport.numpy_threads import ONE_THREAD
 from posexport.runtimes.base import Runner
 from posexport.runtimes.installation import install_command
+from posexport.runtimes.numpy_threads import ONE_THREAD
 
 TORCH = "posexport.runtimes.torch_eager"
 REFERENCE = "posexport.runtimes.onnx_reference"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from posexport.artifact.paths import find_artifacts
 from posexport.errors import MismatchError, PosexportError
-from posexport.numpy_threads import one_thread
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.module_reference import module_parts
+from posexport.runtimes.numpy_threads import one_thread
 from posexport.runtimes.pool import Pool
 from posexport.verify.result import Report, Unreadable, Verdict, VerifyOverrides
 

@@ -65,7 +65,7 @@ def ours(names: Iterable[str]) -> set[str]:
 
 
 ROOMS = (
-    r"posexport(\.(errors|files|jsondata|machine|numpy_threads|processes|progress|temporary))?",
+    r"posexport(\.(errors|files|jsondata|machine|processes|progress|temporary))?",
     r"posexport\.spec",
     r"posexport\.custom_ops",
     r"posexport\.models",

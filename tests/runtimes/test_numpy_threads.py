@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from posexport.machine import usable
-from posexport.numpy_threads import ONE_THREAD, one_thread
 from posexport.runtimes import RUNTIMES
+from posexport.runtimes.numpy_threads import ONE_THREAD, one_thread
 from posexport.runtimes.pool import Pool
 
 pytestmark = [
@@ -21,7 +21,7 @@ NAME = next(iter(ONE_THREAD))
 COUNT = "import os; print(len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS'))"
 
 PLAINLY = "import numpy"
-INSIDE = "from posexport.numpy_threads import one_thread\nwith one_thread():\n    import numpy"
+INSIDE = "from posexport.runtimes.numpy_threads import one_thread\nwith one_thread():\n    import numpy"
 VERIFIED = """
 import os, time
 from pathlib import Path

@@ -2,7 +2,8 @@
 
 Options: `wide` (default true: float64); `outputs`, names of values to give (default: the graph's outputs); `last_bits`,
 a seed: weights differ in their last bits, which shows what rounding may do; `decisions`: in float64, but whole numbers
-and truth values that the graph computes from floats are those of the evaluation in its own dtypes.
+and truth values that the graph computes from floats are those of the evaluation in its own dtypes. Float64 keeps the
+roundings of posexport.graphs.roundings.
 
 Functions are inlined, so that every node has a name of its own. The last file is kept: cases come one by one.
 """
@@ -23,6 +24,7 @@ from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.frames import Override
 from posexport.graphs.load import model_at
 from posexport.graphs.node_arguments import ROUNDING
+from posexport.graphs.roundings import roundings
 from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.lockstep import GetWeight, in_lockstep, make_each
 from posexport.runtimes.tensors import to_numpy, to_tensors
@@ -46,6 +48,7 @@ class GraphRunner:
     def __init__(self, model: ir.Model, options: Mapping[str, Any]) -> None:
         self._model, self._options = model, options
         self._wide = bool(options.get("wide", True))
+        self._roundings = roundings(model) if self._wide else {}
 
     def run(self, inputs: Arrays) -> Arrays:
         """Values by name: floats in float64 or in the file's dtypes, others as the file has them."""
@@ -76,6 +79,7 @@ class GraphRunner:
         overrides: Mapping[str, Override] | None = None,
     ) -> Arrays:
         wanted: Sequence[str] | None = self._options.get("outputs")
+        overrides = {**self._roundings, **(overrides or {})}
         results = evaluator.run(tensors, wanted, overrides=overrides, get_weight=get_weight)
         for name, value in results.items():
             if not isinstance(value, torch.Tensor):

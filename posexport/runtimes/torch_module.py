@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import inspect
 import platform
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
@@ -27,9 +28,10 @@ import attrs
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from posexport.artifact.graph_file import read_graph
+from posexport.artifact.passing_dtypes import passing_dtypes_of
 from posexport.errors import RequestError, check_known, shown
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays, check_onnx_file
@@ -49,30 +51,50 @@ Module = UserModule | CheckpointModule
 _WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 _WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
+_HALF = {10: torch.float16, 16: torch.bfloat16}
+"""ONNX's numbers of element types."""
+
 
 LARGE = 2**16
 """Numbers of a checkpoint's weight from which on it is converted where it is read."""
 
 
 class _Wide(TorchDispatchMode):
-    """Operators get double precision in place of every other: casts to others do nothing."""
+    """Operators get double precision in place of every other: casts to others do nothing, but for those to the
+    `passing` dtypes (posexport.artifact.passing_dtypes) of values that follow from whole numbers alone."""
 
-    def __init__(self, get_weight: GetWeight) -> None:
+    def __init__(self, get_weight: GetWeight, passing: frozenset[torch.dtype] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._get_weight = get_weight
+        self._get_weight, self._passing = get_weight, passing
+        self._plain: dict[int, weakref.ref[Tensor]] = {}  # floats that follow from whole numbers alone
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten.embedding.default:  # of a table, only the rows that are looked up are converted
             return self._widened(func(*args, **kwargs or {}))
-        args, kwargs = tree_map(self._widened, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        plain = all(self._is_plain(value) for value in tree_leaves((args, kwargs)))
+        args, kwargs = tree_map(partial(self._widened, plain=plain), (args, kwargs or {}))
+        made = func(*args, **kwargs)
+        for value in tree_leaves(made):
+            if not plain:
+                self._plain.pop(id(value), None)
+            elif isinstance(value, Tensor) and value.is_floating_point():
+                self._plain[id(value)] = weakref.ref(value)
+        return made
 
-    def _widened(self, value: Any) -> Any:
+    def _is_plain(self, value: Any) -> bool:
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return True
+        known = self._plain.get(id(value))
+        return known is not None and known() is value
+
+    def _widened(self, value: Any, plain: bool = False) -> Any:
         if isinstance(value, torch.dtype):
-            return _WIDE.get(value, value)
+            return value if plain and value in self._passing else _WIDE.get(value, value)
         if not isinstance(value, Tensor) or value.dtype not in _WIDE:
+            return value
+        if value.dtype in self._passing and self._is_plain(value):
             return value
         kind = _WIDE[value.dtype]
         if isinstance(value, torch.nn.Parameter) and value.numel() >= LARGE:
@@ -102,8 +124,10 @@ class ModuleRunner:
         dtype: torch.dtype | None,
         wide: bool,
         layers: bool = False,
+        passing: frozenset[torch.dtype] = frozenset(),
     ) -> None:
         self._user, self._output_names, self._wide, self._layers = user, outputs, wide, layers
+        self._passing = passing
         self._bound = bind(user.module, _template(user, inputs))
         own = tensors_of(self._bound)
         self._order = paired(f"{user.reference!r} takes", own, "inputs", inputs)
@@ -124,7 +148,7 @@ class ModuleRunner:
 
     def _outputs_of(self, inputs: Arrays, get_weight: GetWeight) -> Arrays:
         bound = self._filled(inputs)
-        mode = _Wide(get_weight) if self._wide else nullcontext()
+        mode = _Wide(get_weight, self._passing) if self._wide else nullcontext()
         watched = layer_states(self._user.module) if self._layers else nullcontext()
         with torch.no_grad(), self._user.running("running"), mode, watched as states:
             value = self._user.module(*bound.args, **bound.kwargs)
@@ -183,10 +207,11 @@ _kept: dict[tuple[object, ...], Module] = {}
 
 
 @lru_cache(maxsize=1)
-def _names(path: Path, modified: int, size: int) -> tuple[list[str], list[str]]:
-    """The names of inputs and outputs of the file at `path`, which had this time and size."""
+def _known(path: Path, modified: int, size: int) -> tuple[list[str], list[str], frozenset[torch.dtype]]:
+    """The names of inputs and outputs of the file at `path`, which had this time and size, and its passing dtypes."""
     graph = read_graph(path)
-    return list(graph.inputs()), list(graph.outputs())
+    passing = frozenset(_HALF[kind] for kind in passing_dtypes_of(graph.model))
+    return list(graph.inputs()), list(graph.outputs()), passing
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
@@ -214,9 +239,8 @@ def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     if seed is None:
         _kept[key] = user
     status = path.stat()
-    return ModuleRunner(
-        user, *_names(path, status.st_mtime_ns, status.st_size), kind, dtype == "fp64", bool(options.get("layers"))
-    )
+    inputs, outputs, passing = _known(path, status.st_mtime_ns, status.st_size)
+    return ModuleRunner(user, inputs, outputs, kind, dtype == "fp64", bool(options.get("layers")), passing)
 
 
 def _load(reference: str, path: Path) -> Module:

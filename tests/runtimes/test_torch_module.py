@@ -62,7 +62,10 @@ BODIES: dict[str, tuple[str, Array]] = {
     "casts": ("return (x.half().float() * 3).to(torch.bfloat16)", WIDE * 3),
     "a softmax with a dtype": ("return x.softmax(-1, dtype=torch.float32)", np.exp(WIDE) / np.exp(WIDE).sum()),
     "what is made without a dtype": ("return x * torch.tensor(0.1) + torch.ones(4) / 3", WIDE * 0.1 + 1 / 3),
-    "what is made with one": ("return x + torch.arange(4, dtype=torch.float16) / 3", WIDE + np.arange(4) / 3),
+    "what is made in a dtype that the file doesn't have": (
+        "return x + torch.arange(4, dtype=torch.float16) / 3",
+        WIDE + (np.arange(4, dtype=np.float16) / np.float16(3)).astype(np.float64),
+    ),
     "whole numbers": ("return x / torch.arange(1, 5).float()", WIDE / np.arange(1, 5)),
     "complex numbers": ("return torch.view_as_real(torch.polar(x, x) * 1j)[..., 0]", -WIDE * np.sin(WIDE)),
     "complex buffers": ("return torch.view_as_real(x * self.turn).sum(-1)", WIDE * 1.5),

@@ -27,7 +27,7 @@ Size = tuple[int, int]
 def image_size(config: Any, folder: Path | None) -> Size | None:
     """The size by a configuration of transformers, or by the preprocessor in the checkpoint's folder; None where
     neither says one, as where images are scaled to a shorter and a longer side."""
-    config = getattr(config, "vision_config", None) or config
+    config = of_pictures(config)
     found = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
     if found is not None or folder is None:
         return found
@@ -36,6 +36,12 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     if data.get("crop_size") is not None and data.get("do_center_crop", True):
         return _pair(data["crop_size"])
     return None if is_whole(data.get("max_size")) else _pair(data.get("size"))  # that of the longer side
+
+
+def of_pictures(config: Any) -> Any:
+    """The part of a configuration that is that of the encoder of images."""
+    encoder = getattr(config, "encoder", None)
+    return getattr(config, "vision_config", None) or (encoder if hasattr(encoder, "to_dict") else config)
 
 
 def _object(path: Path) -> dict[str, Any]:

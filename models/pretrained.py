@@ -75,6 +75,7 @@ class Pretrained:
         translators = (
             lists.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
             lists.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+            lists.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         )
         if getattr(self.config, "is_encoder_decoder", False):
             return TRANSLATOR if any(self._is_among(names) for names in translators) else ENCODER
@@ -134,7 +135,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     if model is None:
         raise RequestError(f"transformers can't make a {known.__name__} of {str(folder)!r} ({problem[:300]}).")
     for what, names in (
-        ("no tensor for", {*loaded["missing_keys"]}),
+        ("no tensor for", {name for name in loaded["missing_keys"] if not _is_unread(name, model)}),
         ("a tensor of another shape for", {name for name, *_ in loaded["mismatched_keys"]}),
     ):
         if names:
@@ -156,6 +157,12 @@ def open_pretrained(folder: Path) -> Pretrained:
     values = {name: weight.data for name, weight in weights.items()}
     unread = tuple(sorted(loaded["unexpected_keys"]))
     return Pretrained(folder=folder, files=files, model=model, weights=values, unread=unread)
+
+
+def _is_unread(name: str, model: Any) -> bool:
+    """Whether a weight is one of the pooler that transformers puts behind the encoder of a model of two models, which
+    reads the states before it: checkpoints such as TrOCR's have none."""
+    return bool(model.config.is_encoder_decoder) and name.startswith("encoder.pooler.")
 
 
 def _transformers() -> Any:

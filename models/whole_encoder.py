@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.image_size import GUESSED, image_size
+from posexport.models.image_size import GUESSED, image_size, of_pictures
 from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes, unchanged
 
 OUTPUTS = (
@@ -144,11 +144,9 @@ def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Di
             "together: give a checkpoint of one of its parts."
         )
     main = str(getattr(model, "main_input_name", "input_ids"))
-    if main == "pixel_values" and takes(model, "decoder_input_ids"):
-        raise RequestError(
-            f"{type(model).__name__} is an encoder-decoder of images, which is not exported: give a checkpoint of its "
-            "encoder alone."
-        )
+    if main not in _SHAPES and isinstance(getattr(model, "encoder", None), nn.Module):  # a model of two models
+        encoder: Any = model.encoder
+        main, config = str(encoder.main_input_name), encoder.config
     if main not in _SHAPES:
         raise RequestError(f"{type(model).__name__} reads {main}: only models of {', '.join(_SHAPES)} are exported.")
     inputs = {main: _SHAPES[main](config, folder)}
@@ -189,7 +187,7 @@ def left_out_inputs(model: nn.Module) -> tuple[str, ...]:
 
 def _image(config: Any, folder: Path | None) -> Dimensions:
     height, width = image_size(config, folder) or (GUESSED, GUESSED)
-    config = getattr(config, "vision_config", None) or config
+    config = of_pictures(config)
     frames = _first(config, _FRAMES)  # of models of video
     return (BATCH, *([frames] if frames else []), _first(config, _CHANNELS) or 3, height, width)
 

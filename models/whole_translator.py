@@ -8,6 +8,7 @@ that of the cross-attention.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class CrossEncoder(nn.Module):
         attention_mask: Tensor | None = None,
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
+        pixel_values: Tensor | None = None,
     ) -> dict[str, Any]:
         """`last_hidden_state` [batch, encoder sequence, size], and `present` of each layer of the decoder."""
         given = {
@@ -46,6 +48,7 @@ class CrossEncoder(nn.Module):
             "attention_mask": attention_mask,
             "input_values": input_values,
             "input_features": input_features,
+            "pixel_values": pixel_values,
         }
         model: Any = self.model
         encoded = model.get_encoder()(
@@ -99,11 +102,14 @@ def _cache() -> Any:
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
-def translator_of(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[nn.Module, Signature]]:
+def translator_of(
+    model: nn.Module, dtype: torch.dtype, folder: Path | None = None
+) -> dict[str, tuple[nn.Module, Signature]]:
     """The modules "encoder" and "decoder" of a model, with their inputs and outputs; the model is run for the sizes of
-    its caches. RequestError for one whose caches are others."""
+    its caches. `folder` is that of its checkpoint, whose preprocessor may say how large images are. RequestError for a
+    model whose caches are others."""
     encoder = CrossEncoder(model)
-    inputs = encoder_inputs(model)
+    inputs = encoder_inputs(model, folder)
     example = encoder_example(inputs, dtype)
     whole: Any = model
     with torch.no_grad(), unchanged(model):

@@ -15,7 +15,7 @@ from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.machine import size_text
 from posexport.models.image_size import GUESSED, image_size
-from posexport.models.pretrained import ENCODER, Pretrained, main_dtype
+from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype
 from posexport.models.whole_encoder import left_out_inputs
 
 FEW = 2**20
@@ -53,6 +53,7 @@ def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]
                 f"{name} can be given {' and '.join(left)} too, which the file has no input for: it computes what "
                 "transformers computes without."
             )
+    if pretrained.kind != DECODER:
         reads_images = pretrained.model.main_input_name in ("pixel_values", "pixel_values_videos")
         if reads_images and image_size(pretrained.config, pretrained.folder) is None:
             yield (

@@ -32,6 +32,7 @@ from posexport.export.linear_attention import linear_attention_as_operator
 from posexport.export.model_errors import exporting, running
 from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
+from posexport.export.tensor_lengths import traced_lengths
 from posexport.export.traced import describe, name_values, translatable
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
@@ -121,7 +122,7 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
             if given:
                 complaint = "an encoder-decoder, whose caches grow and whose encoder gives its hidden states: drop it."
                 raise FieldError(option, f"was given for {pretrained.architecture}, {complaint}")
-        modules = translator_of(model, dtype)
+        modules = translator_of(model, dtype, pretrained.folder)
         return [_Part(name=name, module=module, signature=one) for name, (module, one) in modules.items()]
     if pretrained.kind == ENCODER:
         if how.kv_cache != "concat":
@@ -219,7 +220,13 @@ class _Export:
         alone = nullcontext() if layers is None else only_traced(model, layers)
         with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
             self.progress("tracing the model")
-            with ClampsAlways(), linear_attention_as_operator(model), traced_conversions(), LoopsOverAllExperts():
+            with (
+                ClampsAlways(),
+                linear_attention_as_operator(model),
+                traced_conversions(),
+                traced_lengths(model),
+                LoopsOverAllExperts(),
+            ):
                 program = torch.export.export(
                     self.part.module,
                     (),

@@ -103,7 +103,7 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
     if pretrained.kind == ENCODER:
         return encoder_of(model, dtype, HIDDEN in outputs, pretrained.folder)
     if pretrained.kind != DECODER:
-        parts = translator_of(model, dtype)
+        parts = translator_of(model, dtype, pretrained.folder)
         return parts["decoder" if any(name.startswith("past_key_values.") for name in inputs) else "encoder"]
     decoder, signature = decoder_of(model, dtype, bool(cached_layers(inputs)), HIDDEN in outputs)
     buffers = any(BUFFER in shape for shape, _ in inputs.values())

@@ -14,7 +14,8 @@ from table import ARCHITECTURES
 from vision import COMMON as IMAGE
 from vision import SPEECH, image
 from whole_newer import NEWER
-from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, ROUTED, SHARED_EXPERT, SOUND
+from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, PICTURES, ROUTED, SHARED_EXPERT, SOUND
+from whole_parts import PARTS
 from whole_variants import VARIANTS
 
 MORE = [
@@ -401,6 +402,6 @@ def _whole(row: Architecture) -> bool:
 
 ROWS = {
     row.name: attrs.evolve(row, options=deeper(row.options), part="", dtype="float32", attention="eager")
-    for row in [*filter(_whole, ARCHITECTURES.values()), *MORE, *NEWER, *VARIANTS]
+    for row in [*filter(_whole, ARCHITECTURES.values()), *MORE, *NEWER, *VARIANTS, *PARTS]
 }
 """All architectures by name."""

@@ -149,15 +149,6 @@ def test_places_that_are_no_whole_numbers(tmp_path: Path) -> None:
     refused(cli(*command), "BrosModel reads places of tokens on a page, bbox, that are no whole numbers")
 
 
-def test_an_encoder_decoder_of_images(tmp_path: Path) -> None:
-    encoder = transformers.ViTConfig(**SIZES, image_size=16, patch_size=8)
-    decoder = transformers.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)
-    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    folder = saved(transformers.VisionEncoderDecoderModel(config=config), tmp_path / "trocr")
-    command = ("export", "--from", folder, "--model", "-o", tmp_path / "model.onnx")
-    refused(cli(*command), "VisionEncoderDecoderModel is an encoder-decoder of images, which is not exported: give")
-
-
 @pytest.mark.parametrize(("name", "chosen"), [("olmoe", 2), ("mixtral", 2), ("hunyuan_v1_moe", 2), ("llama", 0)])
 def test_bytes_of_experts_for_each_token(name: str, chosen: int) -> None:
     model = build(ROWS[name])

@@ -1,0 +1,105 @@
+"""Architectures of the matrix of whole models that are made of others: an encoder and a decoder that are models of
+their own, and detectors behind a network of convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from encoders import BART, encoder
+from encoders import COMMON as TEXT
+from vision import COMMON as IMAGE
+from vision import SPEECH, SWIN, image
+
+START = {"decoder_start_token_id": 2, "pad_token_id": 0}
+CROSSED = {"is_decoder": True, "add_cross_attention": True, "is_encoder_decoder": False}
+BERT = {"model_type": "bert", **TEXT}
+RESNET = {
+    **{"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
+    "layer_type": "basic",
+}
+LEVELS = {"out_features": ["stage2", "stage3", "stage4"]}
+DETR = {
+    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 10},
+}
+CONVOLVED = {"use_timm_backbone": False, "backbone": None}
+
+
+def both(name: str, prefix: str, encoding: str, parts: dict[str, Any]) -> Any:
+    """A row of an encoder and a decoder."""
+    return encoder(name, prefix, encoding, {**parts, **START}, kind="seq2seq", sites=6)
+
+
+PARTS = [
+    both(
+        "trocr",
+        "VisionEncoderDecoder",
+        "learned",
+        {
+            "encoder": {"model_type": "vit", **IMAGE},
+            "decoder": {"model_type": "trocr", **BART, **CROSSED, "cross_attention_hidden_size": 64},
+        },
+    ),
+    both(
+        "donut",
+        "VisionEncoderDecoder",
+        "learned",
+        {"encoder": {"model_type": "donut-swin", **SWIN}, "decoder": {"model_type": "mbart", **BART, **CROSSED}},
+    ),
+    both(
+        "vit_gpt2",
+        "VisionEncoderDecoder",
+        "learned",
+        {
+            "encoder": {"model_type": "vit", **IMAGE},
+            "decoder": {"model_type": "gpt2", "vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
+            | {"n_positions": 256, **CROSSED},
+        },
+    ),
+    both("bert_to_bert", "EncoderDecoder", "learned", {"encoder": BERT, "decoder": {**BERT, **CROSSED}}),
+    both(
+        "wav2vec2_bart",
+        "SpeechEncoderDecoder",
+        "convolution",
+        {
+            "encoder": {"model_type": "wav2vec2", **SPEECH, "num_feat_extract_layers": 2},
+            "decoder": {"model_type": "bart", **BART, **CROSSED},
+        },
+    ),
+    image(
+        "rt_detr",
+        "RTDetr",
+        "sinusoidal",
+        {
+            **DETR,
+            "backbone_config": {**RESNET, **LEVELS, "model_type": "rt_detr_resnet"},
+            **{"encoder_hidden_dim": 32, "encoder_in_channels": [16, 32, 32], "decoder_in_channels": [32, 32, 32]},
+            "anchor_image_size": None,
+        },
+        model="RTDetrForObjectDetection",
+    ),
+    image(
+        "table_transformer",
+        "TableTransformer",
+        "sinusoidal",
+        {**DETR, **CONVOLVED, "backbone_config": {**RESNET, "out_features": ["stage4"]}},
+        model="TableTransformerForObjectDetection",
+    ),
+    image(
+        "deformable_detr",
+        "DeformableDetr",
+        "sinusoidal",
+        {**DETR, **CONVOLVED, "backbone_config": {**RESNET, **LEVELS}, "num_feature_levels": 3},
+        model="DeformableDetrForObjectDetection",
+    ),
+    encoder(
+        "layoutlmv3",
+        "LayoutLMv3",
+        "boxes",
+        {
+            **{**TEXT, "coordinate_size": 10, "shape_size": 12, "input_size": 32, "patch_size": 8},
+            **{"max_2d_position_embeddings": 1024, "rel_pos_bins": 8, "max_rel_pos": 16},
+            **{"rel_2d_pos_bins": 8, "max_rel_2d_pos": 16, "bos_token_id": 1, "eos_token_id": 2},
+        },
+    ),
+]

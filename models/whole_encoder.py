@@ -79,9 +79,10 @@ def encoder_of(
     example = encoder_example(inputs, dtype)
     try:
         made = _made(model, example)
-    except ValueError:
+    except ValueError as error:
         text: Any = configuration.get_text_config()
-        if "input_ids" in inputs and getattr(text, "pad_token_id", None) is None:  # heads read a row's last token
+        unpadded = getattr(text, "pad_token_id", None) is None and "padding token" in str(error)
+        if "input_ids" in inputs and unpadded:  # heads read a row's last token
             raise RequestError(
                 f"{type(model).__name__} doesn't run on several rows, which end where padding begins, since "
                 'config.json has no pad_token_id: add it, such as "pad_token_id": 0.'

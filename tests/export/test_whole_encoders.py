@@ -201,3 +201,12 @@ def test_heads_that_are_refused_say_why(name: str) -> None:
     kind: Any = getattr(transformers, name)
     with pytest.raises(RequestError, match=f"^{name} .*{said}"):
         encoder_of(kind(kind.config_class(**options)).eval(), torch.float32)
+
+
+def test_a_complaint_of_transformers_is_not_taken_for_one_about_padding() -> None:
+    import transformers
+
+    sizes = {**SMALL, "hidden_size": 8, "image_size": 8, "patch_size": 4}
+    model = transformers.ViltModel(transformers.ViltConfig(**sizes)).eval()
+    with pytest.raises(ValueError, match="You have to specify either pixel_values"):
+        encoder_of(model, torch.float32)

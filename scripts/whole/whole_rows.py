@@ -14,7 +14,7 @@ from table import ARCHITECTURES
 from vision import COMMON as IMAGE
 from vision import SPEECH, image
 from whole_newer import NEWER
-from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, PICTURES, ROUTED, SHARED_EXPERT, SOUND
+from whole_options import DELTA, EXPERTS, HALF_LINEAR, LATENT, MAMBA, ROUTED, SHARED_EXPERT, SOUND
 from whole_parts import PARTS
 from whole_variants import VARIANTS
 

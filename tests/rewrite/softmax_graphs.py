@@ -300,6 +300,28 @@ def talking(layer: Callable[[Graph, str], str], *, before: bool, behind: bool) -
     return mix
 
 
+def merged(shape: tuple[int, ...]) -> Mix:
+    """Softmax over more than the keys of a query, whose axes a Reshape makes one."""
+
+    def mix(g: Graph, scores: str, values: str) -> str:
+        weights = g.op("Softmax", g.op("Reshape", scores, g.constant(shape)), axis=-1)
+        return g.op("MatMul", g.op("Reshape", weights, g.op("Shape", scores)), values)
+
+    return mix
+
+
+def softmin(g: Graph, scores: str, values: str) -> str:
+    """Softmax of what is less than zero by a distance."""
+    distances = g.op("Neg", scores)
+    return g.op("MatMul", g.op("Softmax", g.op("Neg", distances), axis=-1), values)
+
+
+def bounded_below_zero(g: Graph, scores: str, values: str) -> str:
+    """A bound that no score reaches before they change their sign."""
+    distances = g.op("Max", g.op("Neg", scores), g.constant(1e9, np.float32))
+    return g.op("MatMul", g.op("Softmax", g.op("Neg", distances), axis=-1), values)
+
+
 SPELLINGS: dict[str, Mix] = {
     "jax": jax(),
     "jax by Reshape": jax(by="Reshape"),
@@ -320,6 +342,7 @@ SPELLINGS: dict[str, Mix] = {
     "late, negative axis": late(-1),
     "late by a reciprocal": late(reciprocal=True),
     "late Einsum": late(einsum="bhst,bhtd->bhsd"),
+    "softmin": softmin,
 }
 
 NEAR_MISSES: dict[str, Mix] = {
@@ -348,6 +371,9 @@ NEAR_MISSES: dict[str, Mix] = {
 
 REASONS: dict[str, tuple[str, Mix]] = {
     "masked": ("softmax-form", masked()),
+    "over queries and keys": ("softmax-axis", merged((0, 0, -1))),
+    "over heads, queries and keys": ("softmax-axis", merged((0, -1))),
+    "a bound above all scores": ("score-bound", bounded_below_zero),
     "masked, late": ("softmax-form", masked(at_end=True)),
     "late behind a Transpose": ("softmax-form", late_behind_a_transpose),
     "Max": ("softmax-form", bounded("Max")),

@@ -45,6 +45,10 @@ def scores_by_key(
     axes = score_axes(probe, scores.product, scores.nodes)
     transposed = axis == -1
     if transposed and axes.get(softmax.logits) != KEYS_FIRST:
+        letters = scores.product.axes[2]
+        keys = probe.shape(scores.product.result)[letters.index("t") - len(letters)]
+        if probe.shape(softmax.logits)[-1] != keys + (scores.sinks is not None):
+            raise Declined("softmax-axis", f"{over}, which holds more than the keys of one query")
         return scores, axes
     whole = rank == 4 and scores.sinks is None
     known = whole and (transposed or not any(node.op_type in MOVES for node in scores.nodes))

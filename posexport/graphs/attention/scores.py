@@ -161,6 +161,11 @@ def _through(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     walk.value = node.inputs[0]
 
 
+def _negate(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    walk.multiply(-1.0)
+    _through(flow, walk, node)
+
+
 def _sides(flow: Dataflow, node: ir.Node) -> tuple[ir.Value, ir.Value, int]:
     """The operand that leads to the product, the other, and the place of the first."""
     first, second = node.inputs[0], node.inputs[1]
@@ -250,7 +255,7 @@ def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if not paths:
         raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
     bounds = [number_of(walk.probe, value) for value in inputs if value is not paths[0]]
-    if any(number is None or number * walk.factor > HIDDEN for number in bounds):
+    if walk.factor < 0 or any(number is None or number * walk.factor > HIDDEN for number in bounds):
         raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
     walk.value = paths[0]
 
@@ -282,6 +287,7 @@ _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
     "Sub": _sub,
     "Mul": _multiply,
     "Div": _multiply,
+    "Neg": _negate,
     "Where": _where,
     "Max": _bounded,
     "Tanh": _tanh,

@@ -118,8 +118,8 @@ def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], 
     def changed(number: int, bits: float = 1.0) -> Callable[[torch.Tensor], torch.Tensor]:
         def change(tensor: torch.Tensor) -> torch.Tensor:
             generator = torch.Generator().manual_seed(seed * 65_537 + number)
-            step = bits * torch.finfo(tensor.dtype).eps * (torch.rand(tensor.shape, generator=generator) - 0.5)
-            return (tensor.double() * (1 + step)).to(tensor.dtype)
+            step = torch.rand(tensor.shape, generator=generator).sub_(0.5).mul_(bits * torch.finfo(tensor.dtype).eps)
+            return tensor.double().mul_(step.add_(1)).to(tensor.dtype)  # in place: weights may be large
 
         return change
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import attrs
 from torch import Tensor
 
+from posexport.machine import give_freed_memory_back, share_one_heap
 from posexport.processes import report
 
 Result = TypeVar("Result")
@@ -24,10 +25,29 @@ MakeWeight = Callable[[], Tensor]
 GetWeight = Callable[[Hashable, MakeWeight], Tensor]
 """Gives the weight of a key, made where nobody holds it."""
 
+ROOM = 2**28
+"""Bytes of weights after which memory that was freed goes back to the system: the C library keeps it in pieces, which
+for weights of several sizes are a multiple of what is needed at a time."""
+
 
 def make_each(key: Hashable, make: MakeWeight) -> Tensor:
     """A GetWeight that holds nothing, for one calculation."""
-    return make()
+    return _counted(make())
+
+
+class _Room:
+    """Bytes of weights that were made since memory went back."""
+
+    made = 0
+
+
+def _counted(weight: Tensor) -> Tensor:
+    """A weight that was just made; from time to time, freed memory goes back before it is used."""
+    _Room.made += weight.nbytes
+    if _Room.made > ROOM:
+        _Room.made = 0
+        give_freed_memory_back()
+    return weight
 
 
 class _Stopped(BaseException):
@@ -66,6 +86,7 @@ class _Lockstep:
         ]
 
     def run(self) -> Iterator[tuple[int, Any]]:
+        share_one_heap()
         for thread in self._threads:
             thread.start()
         self._give_turn_after(-1)
@@ -83,6 +104,7 @@ class _Lockstep:
                 turn.release()
             for thread in self._threads:
                 thread.join()
+            give_freed_memory_back()
 
     def _calculate(self, number: int, calculate: Callable[[GetWeight], Any]) -> None:
         try:
@@ -98,7 +120,7 @@ class _Lockstep:
             self._give_turn_after(number)
             self._wait(number)
         if key not in self._held:
-            self._held[key] = make()
+            self._held[key] = _counted(make())
         return self._held[key]
 
     def _give_turn_after(self, number: int) -> None:

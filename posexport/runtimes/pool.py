@@ -139,7 +139,7 @@ class Pool:
                 other.stop()
 
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
-        from posexport.runtimes.tensors import load_arrays, save_arrays  # once the workers load their engines
+        from posexport.runtimes.tensors import forget_pages, load_arrays, save_arrays  # once workers load their engines
 
         file = request["module"], request["path"]
         if self._late[file] >= LATE:
@@ -150,6 +150,8 @@ class Pool:
                 folder.mkdir()
                 for path, arrays in zip(request["inputs"], inputs, strict=True):
                     save_arrays(Path(path), arrays)
+                if self._alone:
+                    forget_pages()
                 with self._slots:
                     self._end_others(worker)
                     reply = worker.ask(request, self.time_limit)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,11 +90,19 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def load_arrays(path: Path) -> Arrays:
+_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""The files that are mapped and not written to, of which pages can go."""
+
+
+def load_arrays(path: Path, *, writable: bool = False) -> Arrays:
     """Read what `save_arrays` wrote, as views of the mapped file: they take memory only while they are used, and stay
-    when the file is removed. What is written to them changes no file."""
+    when the file is removed. Where they are `writable`, what is written to them changes no file."""
+    access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
     with path.open("rb") as file:
-        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        pages = mmap.mmap(file.fileno(), 0, access=access)
+    if not writable:
+        _mapped.add(pages)
+    mapped = np.frombuffer(pages, np.uint8)
     end = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
     arrays = {}
     for name, dtype, shape in json.loads(mapped[8:end].tobytes()):
@@ -101,3 +110,11 @@ def load_arrays(path: Path) -> Arrays:
         end = start + math.prod(shape) * np.dtype(dtype).itemsize
         arrays[name] = mapped[start:end].view(dtype).reshape(shape)
     return arrays
+
+
+def forget_pages() -> None:
+    """Give back the memory that was taken by reading arrays of mapped files, which are read anew where they are needed
+    again: all sets of inputs with all results may be several times as large as the weights."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for pages in list(_mapped):
+            pages.madvise(mmap.MADV_DONTNEED)

@@ -30,7 +30,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["limited"]:
         machine.limit_to_what_is_free()
     runner: Runner = load(Path(request["path"]), request["options"])
-    inputs = (load_arrays(Path(file)) for file in request["inputs"])
+    inputs = (load_arrays(Path(file), writable=True) for file in request["inputs"])
     outputs: Iterator[tuple[int, Arrays]] = enumerate(map(runner.run, inputs))
     if isinstance(runner, GroupRunner) and len(request["inputs"]) > 1:
         outputs = runner.run_all(list(inputs))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from posexport.graphs import runner
+from posexport.runtimes import lockstep
 from posexport.runtimes.base import Arrays, GroupRunner
 from posexport.runtimes.lockstep import GetWeight, in_lockstep, make_each
 
@@ -86,6 +87,18 @@ def test_whoever_stops_reading_ends_all() -> None:
     assert next(results) == (0, 0)
     results.close()
     assert (threading.active_count(), weights.made) == (before, [])
+
+
+def test_freed_memory_goes_back_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back, weight = list[int](), torch.zeros(25)
+    monkeypatch.setattr(lockstep, "ROOM", 250)
+    monkeypatch.setattr(lockstep, "give_freed_memory_back", lambda: given_back.append(1))
+    monkeypatch.setattr(lockstep._Room, "made", 0)
+    for _ in range(9):
+        make_each(0, lambda: weight)
+    assert len(given_back) == 3  # each time that three of 100 bytes were made
+    list(in_lockstep([lambda get_weight: [get_weight(key, lambda: weight) for key in range(9)]] * 4))
+    assert len(given_back) == 7  # made once for all, and at the end
 
 
 WIDTH = 96

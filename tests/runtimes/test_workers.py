@@ -22,11 +22,12 @@ import pytest
 from helpers import CHILD_PATH, case
 from verify_helpers import write
 
+from posexport import machine
 from posexport.errors import Reason
 from posexport.processes import Worker, child_environment
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import ALLOCATION, LATE, Answer, Pool, result
-from posexport.runtimes.tensors import load_arrays, save_arrays
+from posexport.runtimes.tensors import forget_pages, load_arrays, save_arrays
 from posexport.verify import verify
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
@@ -102,7 +103,7 @@ def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:
 def test_arrays_that_are_read_are_the_mapped_file(tmp_path: Path) -> None:
     path = tmp_path / "a.tensors"
     save_arrays(path, {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros((0, 4), np.int8)})
-    found, before = load_arrays(path), path.read_bytes()
+    found, before = load_arrays(path, writable=True), path.read_bytes()
     base: object = found["a"]
     while isinstance(base, np.ndarray | memoryview):
         base = base.obj if isinstance(base, memoryview) else base.base
@@ -112,6 +113,22 @@ def test_arrays_that_are_read_are_the_mapped_file(tmp_path: Path) -> None:
     path.unlink()
     assert found["a"].tolist() == [[7, 1, 2], [3, 4, 5]]
     assert found["b"].shape == (0, 4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_pages_that_were_read_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "a.tensors"
+    save_arrays(path, {"a": np.ones(2**23)})
+    found = load_arrays(path)["a"]
+    path.unlink()
+    before = machine.resident()
+    assert found.sum() == 2**23
+    assert machine.resident() - before > 2**25
+    forget_pages()
+    assert machine.resident() - before < 2**24
+    assert found.sum() == 2**23
+    with pytest.raises(ValueError, match="read-only"):  # what is forgotten must not have been written to
+        found[0] = 7.0
 
 
 def test_a_worker_is_reused_and_started_again_after_a_crash(pool: Pool) -> None:

@@ -19,7 +19,7 @@ from posexport.graphs.baked import agree
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
-from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.runtimes.tensors import NUMPY_DTYPES, forget_pages
 from posexport.runtimes.wide_outputs import columns_of
 from posexport.spec.contract import split_layer
 from posexport.spec.input_roles import is_state
@@ -178,7 +178,10 @@ class Truth:
         return {name: token_axes(name, cases, [outputs[name].shape for outputs in exact]) for name in names}
 
     def expected(self, index: int) -> list[Expected]:
-        """What each output must be on a case."""
+        """What each output must be on a case. What was read of other cases is forgotten where they may be many times
+        the weights."""
+        if self.subject.is_large:
+            forget_pages()
         evaluation, case = self._reference.evaluation(index), self.cases[index]
         itself = self._itself.evaluation(index) if self._itself is not None and self._coarser else None
         found = []

@@ -1,9 +1,10 @@
-"""Which nodes an attention may take the place of: those that do on all inputs what they do on the probe's.
+"""Which nodes an attention may replace: those that do the same on all inputs as on the probe's inputs.
 
-A probe shows that nodes between two values change nothing but a layout, or turn pairs of features. Whether they always
-do is a matter of their kind, and of the lengths that they are given. A Clip changes no small numbers, a Slice to the
-last 4096 keys no short caches, a Reshape to blocks of 256 tokens no short rows: such nodes are not taken over, and
-attention begins below them. Lengths are compared as polynomials of the graph's dimensions.
+A probe shows that the nodes between two values only change the layout, or rotate pairs of features. Whether this holds
+on all inputs depends on the operators and on the lengths that they are given. For example, a Clip changes only large
+numbers, a Slice to the last 4096 keys cuts only long caches, and a Reshape to blocks of 256 tokens changes only long
+rows. Such nodes are not replaced, and the attention begins after them. Lengths are compared as polynomials of the
+graph's dimensions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from posexport.graphs.symbolic_sizes import ONE, Size
 
 
 def keeps_numbers(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
-    """Whether a node only lays content out otherwise, or multiplies it by a fixed number, on all inputs."""
+    """Whether a node only changes the layout of content, or multiplies it by a fixed number, on all inputs."""
     content = [value for value in node.inputs if value in flow.content]
     others = [value for value in node.inputs if value is not None and value not in flow.content]
     if node.op_type in _LAYOUTS:
@@ -39,8 +40,10 @@ def keeps_numbers(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
 
 
 def _places_alike(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
-    """Whether a ScatterND puts content at fixed places of an axis of fixed length, among other content or zeros, as
-    torch writes an assignment to slices."""
+    """Whether a ScatterND writes content to fixed places of an axis of fixed length, among other content or zeros.
+
+    torch exports an assignment to slices in this way.
+    """
     data, indices, updates = node.inputs
     reduction = node.attributes.get_string("reduction", "none")
     if data is None or indices is None or indices not in probe.fixed or updates not in flow.content:
@@ -53,7 +56,7 @@ def _places_alike(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
 
 
 def lays_out(probe: Probe, node: ir.Node) -> bool:
-    """Whether a node gives the numbers of its first input in another layout, or a part of them, in the same way on all
+    """Whether a node gives the numbers of its first input, or a part of them, in another layout that is the same on all
     inputs."""
     check = _LAYOUTS.get(node.op_type)
     return check is not None and check(probe, node)
@@ -68,13 +71,15 @@ def _is_of_known_axes(probe: Probe, node: ir.Node) -> bool:
 
 
 def _is_of_floats(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Cast gives floating-point numbers; what digits it loses is seen by `loses_digits`."""
+    """Whether a Cast gives floating-point numbers. `loses_digits` checks whether precision is lost."""
     return ir.DataType(node.attributes["to"].as_int()) in _DIGITS
 
 
 def loses_digits(flow: Dataflow, source: ir.Value, target: ir.Value) -> bool:
-    """Whether content goes through fewer digits between two values than each of them has, or through a smaller range; a
-    dtype that nothing tells is none of fewer."""
+    """Whether content between two values passes through a dtype with fewer digits, or a smaller range, than both.
+
+    Values of unknown dtype are ignored. If the dtype of one of the two values is unknown, the answer is False.
+    """
     between = {value for node in flow.between(source, target) for value in node.outputs if value in flow.content}
     ends, known = _known_digits((source, target)), _known_digits(between)
     return len(ends) == 2 and any(all(_lacks(one, end) for end in ends) for one in known)
@@ -90,13 +95,13 @@ def _known_digits(values: Iterable[ir.Value]) -> list[tuple[int, int]]:
 
 
 def digits(dtype: ir.DataType | None) -> tuple[int, int]:
-    """The bits of the digits and of the exponent of a floating-point type: higher for types with more digits."""
+    """The numbers of significand bits and exponent bits of a floating-point type; (0, 0) for other types."""
     return _DIGITS.get(dtype, (0, 0))
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
-    """The dtype of a value; where the graph doesn't say it, that of what it is computed from, None where nothing
-    does."""
+    """The dtype of a value. If the graph doesn't state it, the dtype of what the value is computed from; None if that
+    is unknown too."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         value = pending.pop()
@@ -119,7 +124,7 @@ _DIGITS: dict[ir.DataType | None, tuple[int, int]] = {
     ir.DataType.FLOAT: (24, 8),
     ir.DataType.DOUBLE: (53, 11),
 }
-"""Types of features, with the bits of their digits and of their exponents."""
+"""The floating-point types, with the bits of their significands and exponents."""
 
 
 def _is_off(probe: Probe, node: ir.Node) -> bool:
@@ -133,8 +138,11 @@ def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 
 def _groups_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether the axes of a Reshape are split and merged in the same way whatever the lengths are: where axes before it
-    and behind it end at the same element on the probe's inputs, they do on all."""
+    """Whether a Reshape splits and merges axes in the same way for all lengths.
+
+    If an axis of the input and an axis of the result end at the same element on the probe's inputs, they must do so on
+    all inputs.
+    """
     source, result = _ends(node)
     after = _elements(probe.shapes.actual(result), probe.shapes.of(result))
     return any(
@@ -143,9 +151,11 @@ def _groups_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _possible_shapes(probe: Probe, node: ir.Node) -> Iterator[tuple[Size, ...]]:
-    """The shape of what a Reshape reads. Where lengths meet in an axis, it may be any of these, and where one axis is
-    as long as a table that was cut, what is left for it, with as many elements as the Reshape gives: on inputs on which
-    it is another one, the Reshape fails."""
+    """The shapes that the input of a Reshape may have.
+
+    An axis that several lengths are broadcast to may have any of these lengths. An axis that is as long as a table that
+    was cut may have the length that the size of the result implies: with another length, the Reshape fails.
+    """
     source, result = _ends(node)
     shape, symbols = probe.shapes.of(source), probe.shapes.symbols
     yield shape
@@ -166,7 +176,7 @@ def _possible_shapes(probe: Probe, node: ir.Node) -> Iterator[tuple[Size, ...]]:
 _MOST_SHAPES = 64
 
 Ends = list[tuple[int, Size]]
-"""How many elements stand before the end of each axis, as a number and as a polynomial."""
+"""The products of the lengths up to each axis, as numbers and as polynomials."""
 
 
 def _end_alike(before: Ends, after: Ends) -> bool:
@@ -184,7 +194,8 @@ def _elements(actual: Sequence[int], sizes: Sequence[Size]) -> Ends:
 
 
 def _repeats_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether Expand or Tile repeats each axis a fixed number of times, or one element as often as lengths say."""
+    """Whether Expand or Tile repeats each axis a fixed number of times. It may repeat an axis of length 1 as often as
+    lengths say."""
     source, result = _ends(node)
     before, after = probe.shapes.of(source), probe.shapes.of(result)
     before = (ONE,) * (len(after) - len(before)) + before
@@ -196,14 +207,14 @@ def _repeats_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _divides_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether each part of a Split has a fixed number of elements, or all but such a number."""
+    """Whether each part of a Split has a fixed number of elements, or all but a fixed number."""
     source, _ = _ends(node)
     return all(_is_part(probe, source, part) for part in node.outputs)
 
 
 def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Slice takes all of each axis on all inputs, or the same part of it: a fixed number of elements, or all
-    but such a number."""
+    """Whether a Slice takes the same part of each axis on all inputs: from a fixed start, a fixed number of elements or
+    all but a fixed number."""
     source, result = _ends(node)
     bounds = probe.shapes.bounds(node)
     if bounds is None or not _is_part(probe, source, result):
@@ -219,12 +230,12 @@ def _is_part(probe: Probe, source: ir.Value, part: ir.Value) -> bool:
 
 
 def _picks_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Gather takes fixed places."""
+    """Whether a Gather has fixed indices."""
     return all(value in probe.fixed for value in node.inputs[1:] if value is not None)
 
 
 def _may_be_empty(probe: Probe, value: ir.Value) -> bool:
-    """Whether a value that has no elements here may have some on other inputs."""
+    """Whether a value without elements on the probe's inputs may have elements on other inputs."""
     shape = probe.shapes.of(value)
     return any(not number and not size.is_fixed for number, size in zip(probe.shapes.actual(value), shape, strict=True))
 
@@ -240,9 +251,9 @@ _LAYOUTS: dict[str, Callable[[Probe, ir.Node], bool]] = {
     "Slice": _cuts_alike,
     "Split": _divides_alike,
 }
-"""Operators that change no number, and what must be true of one for it to do the same on all inputs."""
+"""Operators that change no numbers, each with the condition under which it does the same on all inputs."""
 
 
 def layout_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
-    """Those of the nodes that lay something out, but for Cast."""
+    """The nodes that change a layout, without Cast."""
     return (node for node in nodes if node.op_type in _LAYOUTS and node.op_type != "Cast")

@@ -1,9 +1,10 @@
-"""What pairs of features turn by, measured: cosines and sines of a graph at positions that are chosen, as frequencies.
+"""The angles by which pairs of features are rotated, measured at chosen positions and expressed as frequencies.
 
     cos + i sin = amplitude * exp(i sum over axes of p_axis * frequency[axis, pair])
 
-Positions are set where the graph takes them as an input. Else they are the places of the tokens in a row, or the cells
-of a grid of patches. An angle is known but for whole turns, so positions grow by a half from one to the next.
+Positions are set if the graph takes them as an input. Otherwise they are the places of the tokens in a row, or the
+cells of a grid of patches. An angle is known only modulo a full turn, so the measured positions grow by a factor of at
+most 1.5 from one to the next.
 """
 
 from __future__ import annotations
@@ -26,23 +27,25 @@ SHORT = 4
 """The length of a row that no encoding treats as long."""
 
 LONG_ROW = 512
-"""Tokens of a row whose positions are their places."""
+"""The length of the row that is measured if positions are places."""
 
 STILL = 1e-9
-"""A complex number that differs from 1 by less is not turned."""
+"""A pair whose complex number differs from 1 by at most this is not rotated."""
 
 LINEAR = 5e-3
-"""Radians that an angle may differ from a multiple of its frequency: tables in half precision are this exact."""
+"""How much an angle may differ from a multiple of its frequency, in radians. Tables in half precision are this
+exact."""
 
 
 @attrs.frozen(kw_only=True)
 class Turning:
-    """What was measured. `frequencies` [axes, P] in radians per position, of short rows.
+    """A measured rotation.
 
-    `spread` is the largest difference of an angle from its multiple of the frequency, `reach` the farthest position
-    that was tried. `long` are the frequencies of rows that are longer than `edge` positions, `longest` those of the
-    longest row that was tried, where these differ. `growth` [P] is what the logarithm of the amplitude grows by with
-    each position. `prefix` tokens don't turn. `inputs`: positions were set; else they are places.
+    `frequencies` [axes, P] are those of short rows, in radians per position. `spread` is the largest difference between
+    an angle and its multiple of the frequency. `reach` is the farthest position that was tried. If longer rows have
+    other frequencies, `long` are those of rows that are longer than `edge` positions, and `longest` those of the
+    longest row that was tried. `growth` [P] is the growth of the logarithm of the amplitude with each position. The
+    first `prefix` tokens are not rotated. `inputs`: whether positions are inputs; otherwise they are places.
     """
 
     frequencies: Array
@@ -58,20 +61,20 @@ class Turning:
 
     @property
     def tolerance(self) -> float:
-        """How much of a frequency may be error, as a part of 1 radian over the farthest position."""
+        """The possible error of a frequency, in radians per position."""
         return 2 * self.spread / max(self.reach, 1)
 
 
 class NotLinear(Exception):
-    """Angles are no multiples of positions."""
+    """Angles are not multiples of positions."""
 
 
 class OtherRows(Exception):
-    """Rows don't turn by their own positions."""
+    """Rows are not rotated by their own positions."""
 
 
 class AngleProbe:
-    """The turns of the pairs of one rotation at chosen positions, as complex numbers."""
+    """The rotations of the pairs of features at chosen positions, as complex numbers."""
 
     def __init__(self, measure: Measure, rotary: Rotary) -> None:
         self._measure, self._rotary = measure, rotary
@@ -87,7 +90,7 @@ class AngleProbe:
             self.limit = self._reached(self.limit)
 
     def _reached(self, limit: int) -> int:
-        """The most positions, up to `limit`, that the graph takes along each axis: a table may end before."""
+        """The number of positions, up to `limit`, that the graph takes along each axis. A table may end earlier."""
         low, high = 2, limit
         while low < high:
             middle = high if high == limit else (low + high + 1) // 2
@@ -99,8 +102,8 @@ class AngleProbe:
         return low
 
     def at(self, positions: Positions) -> Array:
-        """Complex [n, P] at positions [n, axes] that follow each other in one row, or in several where the graph fixes
-        its length."""
+        """Complex [n, P] at positions [n, axes], which follow each other in one row. If the graph fixes the length of
+        rows, several rows are run."""
         room = self._room(len(positions) + self.prefix) - self.prefix
         parts = []
         for start in range(0, len(positions), room):
@@ -111,11 +114,11 @@ class AngleProbe:
         return np.concatenate(parts)
 
     def places(self, seq: int, past: int = 0, sides: Mapping[str, int] | None = None) -> Array:
-        """Complex [S, P] of the tokens of a row behind `past` others, or of an image with these `sides`."""
+        """Complex [S, P] of the tokens of a row after `past` others, or of an image with these `sides`."""
         return self._turns(*self._measure.run(self._values, seq=seq, past=past, sides=sides)[0])
 
     def check_rows(self) -> None:
-        """Raise OtherRows unless each row of several turns by its own positions, where rows have their own."""
+        """Raise OtherRows if rows have their own positions and a row is not rotated by its own."""
         assert self.axes is not None
         if self._measure.shares_positions(self._values):
             return
@@ -147,7 +150,7 @@ class AngleProbe:
 
 
 def turning_of(measure: Measure, rotary: Rotary) -> Turning:
-    """The frequencies of a rotation over positions that are inputs or places; raises NotLinear and OtherRows."""
+    """The frequencies of a rotation over positions that are inputs or places. Raises NotLinear and OtherRows."""
     probe = AngleProbe(measure, rotary)
     if probe.axes is None:
         return _by_places(measure, rotary, probe)
@@ -165,7 +168,7 @@ def turning_of(measure: Measure, rotary: Rotary) -> Turning:
 
 
 def _several_axes(probe: AngleProbe, short: Turning) -> Turning:
-    """Refined at far positions of each axis."""
+    """`short` with its frequencies refined at far positions of each axis."""
     refined, spread, reach = [], 0.0, 0
     for axis in range(len(short.frequencies)):
         far = _ladder(probe.limit)
@@ -177,7 +180,7 @@ def _several_axes(probe: AngleProbe, short: Turning) -> Turning:
 
 
 def _far(probe: AngleProbe, short: Turning) -> Turning:
-    """The frequencies of one axis at far positions, and from which length on they are others."""
+    """The frequencies of one axis at far positions, and the length beyond which they differ."""
     far = _ladder(probe.limit)
     try:
         whole = _linear(far, probe.at([[int(p)] for p in far]))
@@ -203,7 +206,8 @@ def _step(probe: AngleProbe, last: int) -> Array:
 
 
 def _same(one: Turning, other: Turning) -> bool:
-    """Whether short rows turn as long ones, but for what is error: also that of constants in float32, far out alone."""
+    """Whether short and long rows have the same frequencies, apart from errors. Errors of float32 constants are
+    included: they show only at far positions."""
     error = max(4 * other.spread, min(4 * one.spread, 1e-6), 1e-12)
     return bool(np.abs(one.frequencies - other.frequencies).max() <= error / (SHORT - 1))
 
@@ -218,14 +222,14 @@ def _by_places(measure: Measure, rotary: Rotary, probe: AngleProbe) -> Turning:
         if len(few) != SHORT or np.abs(few - turns[:SHORT]).max() > max(2 * whole.spread, 1e-9):
             raise NotLinear
     if measure.varies(PAST) and "past" in measure.kinds_of(values):
-        later = probe.places(2, 9)  # of new tokens, or of keys that turn behind their cache
+        later = probe.places(2, 9)  # of new tokens, or of all keys if they are rotated together with their cache
         if len(later) not in (2, 11) or np.abs(later - turns[11 - len(later) : 11]).max() > max(2 * whole.spread, 1e-9):
             raise NotLinear
     return whole
 
 
 def _long_row(probe: AngleProbe) -> Array:
-    """The turns of a row as long as the graph takes."""
+    """The rotations of a row that is as long as the graph takes."""
     seq = LONG_ROW
     while True:
         try:
@@ -237,7 +241,7 @@ def _long_row(probe: AngleProbe) -> Array:
 
 
 def _ladder(limit: int) -> Array:
-    """Positions from 0 to below `limit`, each at most half as far again as the one before."""
+    """Positions from 0 to `limit` - 1. Each is 1.5 times the one before, rounded down, or 1 more."""
 
     def steps() -> Iterator[int]:
         position = 0
@@ -250,7 +254,10 @@ def _ladder(limit: int) -> Array:
 
 
 def _linear(positions: Array, turns: Array) -> Turning:
-    """The frequencies [1, P] by which turns [n, P] are multiples of positions [n] that begin at 0; raises NotLinear."""
+    """The frequencies [1, P] of rotations [n, P] at positions [n], which begin at 0.
+
+    Raises NotLinear if the angles are not multiples of the positions.
+    """
     sizes = np.abs(turns)
     if sizes.min() <= 0 or not np.isfinite(sizes).all() or np.abs(np.angle(turns[0])).max() > LINEAR:
         raise NotLinear
@@ -262,7 +269,7 @@ def _linear(positions: Array, turns: Array) -> Turning:
     for position, turn in zip(positions[1:], turns[1:], strict=True):
         expected = position * frequencies
         angle = expected + np.angle(turn * np.exp(-1j * expected))
-        # the mean of what was measured, each as exact as its position is far
+        # a weighted mean: an angle at a farther position gives a more exact frequency
         weight += float(position) ** 2
         frequencies = frequencies + (angle - expected) * position / weight
     rest = np.angle(turns * np.exp(-1j * positions[:, None] * frequencies))
@@ -280,7 +287,7 @@ def _linear(positions: Array, turns: Array) -> Turning:
 
 
 def _growth(positions: Array, sizes: Array) -> Array | None:
-    """What the logarithms of amplitudes [n, P] grow by with each position, None where they don't grow evenly."""
+    """How much the logarithms of amplitudes [n, P] grow with each position; None if they don't change evenly."""
     logarithms = np.log(sizes)
     slopes, starts = np.polyfit(positions, logarithms, 1)
     rest = np.abs(logarithms - starts - positions[:, None] * slopes).max()

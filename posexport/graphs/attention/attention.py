@@ -1,4 +1,4 @@
-"""Attention as it was recognised in a graph: where it stands, and everything that its result depends on."""
+"""An attention as it was recognised in a graph: where it is, and everything that its result depends on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ RECOGNISED, UNKNOWN = "recognised", "unknown"
 
 @attrs.frozen(kw_only=True)
 class Attention:
-    """One attention of a graph. `name` is that of its softmax or operator, `layer` its place among the others.
+    """One attention of a graph.
 
-    `near` is the same attention between its two products alone, without what lies before them and behind. `logits` have
-    the axes `logits_axes` (posexport.graphs.attention.score_axes). `output` is the result [B, N, S, D] as the graph
-    lays it out. `square`: there are always as many keys as queries. `divides_zeros`: where a query sees no key, the
-    graph divides zero by zero. `guard`: a query gets zeros where its masks and biases are no more than this for all
-    keys; None where the graph gives no zeros.
+    `name` is the name of its softmax or operator, `layer` its place among the attentions of the graph. `near` is the
+    same attention without the nodes before and after its two products. `logits` have the axes `logits_axes`
+    (posexport.graphs.attention.score_axes). `output` is the result [B, N, S, D] as the graph lays it out. `square`:
+    whether there are as many keys as queries. `divides_zeros`: whether the graph divides zero by zero for a query that
+    sees no key. `guard`: a query gets zeros if its masks and biases are at most this for all keys; None if the graph
+    never gives zeros.
     """
 
     name: str
@@ -56,26 +57,26 @@ class Attention:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Rotations above queries and keys that are written anew in their place."""
+        """Rotations of parts of queries and keys, which are rewritten where they are."""
         return (*self.q.turns, *self.k.turns)
 
     def queries(self, logits: tuple[int, ...]) -> int:
-        """The number of queries where logits have this shape."""
+        """The number of queries in logits of this shape."""
         return queries_of(logits, self.logits_axes, self.num_heads)
 
     def keys(self, logits: tuple[int, ...]) -> int:
-        """The number of keys where logits have this shape."""
+        """The number of keys in logits of this shape."""
         return logits[self.logits_axes.index("t") if self.logits_axes else -1]
 
     @property
     def scale(self) -> float:
-        """What the product of queries and keys is multiplied by."""
+        """The factor of the product of queries and keys."""
         return math.prod(self.factors)
 
 
 @attrs.frozen(kw_only=True)
 class UnknownAttention:
-    """A softmax whose result weights values, but which was not understood, with the reason."""
+    """A softmax or operator that may be attention but was not understood, with the reason."""
 
     name: str
     layer: int

@@ -1,6 +1,6 @@
 """The bias that an attention adds to its scores, measured and named: a function of distance or of offsets on a grid.
 
-A bias that hangs on features, on the rows of a batch, or on the places themselves has no name here: `unknown`.
+A bias that depends on features, on the row of the batch, or on the places themselves has no name here: `unknown`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 ROWS, PLACES, NOT_MEASURED, SHAPE = "bias-by-row", "bias-of-places", "not-evaluated", "bias-unknown"
-"""Codes of reasons why a bias has no name."""
+"""Codes of the reasons why a bias has no name."""
 
 ROW, FAR_KEYS = 320, 1024
-"""Tokens of a row, and keys of one query behind a cache, in which a bias is measured."""
+"""The lengths at which a bias is measured: tokens of a row, and keys of one query after a cache."""
 
 LENGTHS = (ROW, 160, 80, 40, 20, 12, 9, 8, 6, 4)
-"""Tokens of rows in which a bias is measured where longer ones can't be."""
+"""The lengths of rows that are tried in turn if the graph doesn't take longer ones."""
 
 LARGEST_WINDOW, GRID = 64, 6
-"""Columns of a window on a grid, at most, and those of a grid of which nothing is known."""
+"""The most columns of a window on a grid, and the columns of a grid of unknown size."""
 
 _STEPS = 400
-"""Values that are looked at above a bias, at most."""
+"""The most values that are looked at above a bias."""
 
 Bias = dict[str, Any]
 
 
 def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
-    """The bias as an encoding, None where nothing but a mask is added. With `sinks` a number that is added to all
-    logits of a query counts too."""
+    """The bias as an encoding; None if only a mask is added. With `sinks`, a number that is added to all logits of a
+    query counts too."""
     if not added.terms:
         return None
     axes = measure.axes_of(added.values)
@@ -68,14 +68,14 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
         )
     behind, ahead = (_longest([one[at] for one in by_distance if one is not None]) for at in (0, 1))
     if not behind.any() and not ahead.any():
-        return None  # the same for all keys of a query, which a softmax takes no notice of
+        return None  # the same for all keys of a query, which doesn't change a softmax
     tables = [rows for value in added.values for rows in tables_above(value)]
     found = distance_parameters(behind, ahead, tables)
     return found or unknown("unknown", Reason(SHAPE, "no known encoding has these numbers"), of="distance")
 
 
 def _row(added: AddedToScores) -> Logits:
-    """A row as long as the graph takes; RequestError where it takes none."""
+    """A row that is as long as the graph takes. Raises RequestError if the graph takes none of LENGTHS."""
     for seq in LENGTHS[:-1]:
         try:
             return added.at(seq=seq)
@@ -85,7 +85,7 @@ def _row(added: AddedToScores) -> Logits:
 
 
 def _far(added: AddedToScores) -> list[Logits]:
-    """One query behind as many keys as the graph takes."""
+    """One query with as many cached keys as the graph takes."""
     past = FAR_KEYS - 1
     while past > 8:
         try:
@@ -96,8 +96,8 @@ def _far(added: AddedToScores) -> list[Logits]:
 
 
 def _by_distance(one: Logits, sinks: bool) -> tuple[Array, Array] | None:
-    """The bias of each distance from 0 behind [N, D] and ahead [N, E], as far as keys are seen; None where distance
-    doesn't decide it."""
+    """The bias of keys behind [N, D] and ahead [N, E] of the query, at distances from 0, as far as keys are seen; None
+    if the bias depends on more than the distance."""
     bias = np.broadcast_to(one.bias[0], (one.bias.shape[1], *one.distances().shape))
     seen = np.broadcast_to(one.seen[0].all(0), one.distances().shape)
     distances = one.distances()
@@ -111,7 +111,7 @@ def _by_distance(one: Logits, sinks: bool) -> tuple[Array, Array] | None:
     for sign in (1, -1):
         columns = []
         for distance in range(distances.shape[1]):
-            place = one.past - sign * distance  # of the diagonal
+            place = one.past - sign * distance  # the offset of the diagonal
             here = np.diagonal(seen, place)
             if not here.any():
                 break
@@ -128,7 +128,7 @@ def _longest(sides: list[Array]) -> Array:
 
 
 def tables_above(value: ir.Value) -> Iterator[int]:
-    """The rows of the tables of two axes that a value is computed from."""
+    """The numbers of rows of the two-dimensional tables that a value is computed from."""
     seen, pending = {value}, [value]
     while pending and len(seen) < _STEPS:
         one = pending.pop()
@@ -144,8 +144,10 @@ def tables_above(value: ir.Value) -> Iterator[int]:
 
 
 def _on_grid(one: Logits) -> Bias | None:
-    """A window of w x w tokens, in rows, in which the offset of key and query decides; BEiT's has one more token before
-    them, with biases of its own."""
+    """The bias of a window of w x w tokens, in rows, that depends on the offset between key and query.
+
+    BEiT's window has one more token before the others, with its own biases.
+    """
     bias, tokens = one.bias[0], one.seen.shape[3]
     if bias.shape[1] != tokens:
         return None
@@ -164,8 +166,11 @@ def _on_grid(one: Logits) -> Bias | None:
 
 
 def _by_region(one: Logits) -> Bias | None:
-    """Windows of an image with the same bias by offset on their grid, which have besides one negative number, or minus
-    infinity, between tokens of different regions: those that a shift brought into one window."""
+    """The bias of windows of an image that have the same bias by offset on their grid.
+
+    Between tokens of different regions, one negative number or minus infinity is added. Such tokens are in one window
+    because of a shift.
+    """
     rows, heads, queries, keys = one.bias.shape
     if queries != keys or one.past or rows < 2:
         return None
@@ -185,7 +190,7 @@ def _by_region(one: Logits) -> Bias | None:
 
 
 def _are_regions(together: Array) -> bool:
-    """Whether each token [S, S] goes together with all that go together with one of those."""
+    """Whether `together` [S, S] divides the tokens into regions: it is reflexive, symmetric and transitive."""
     further = together.astype(int) @ together.astype(int) > 0
     return bool(together.diagonal().all() and (together == together.T).all() and (further == together).all())
 
@@ -207,7 +212,7 @@ def _by_offset(bias: Array, cells: list[tuple[int, int]]) -> bool:
 
 
 def _named_grid(bias: Array, cells: list[tuple[int, int]], side: int) -> Bias:
-    """alibi2d, whose bias is the distance, or a table by offset."""
+    """alibi2d, if the bias is a multiple of the distance; otherwise swin, a table by offset."""
     offsets = _offsets(cells).astype(float)
     for distance, far in (("euclidean", np.sqrt((offsets**2).sum(-1))), ("manhattan", np.abs(offsets).sum(-1))):
         slopes = -(bias * far).sum((1, 2)) / (far * far).sum()
@@ -220,8 +225,11 @@ def _named_grid(bias: Array, cells: list[tuple[int, int]], side: int) -> Bias:
 
 
 def _on_positions(added: AddedToScores) -> Bias | None:
-    """A bias by cells of a grid, which are inputs: in the window whose offsets have a row each in some table, else in
-    one of GRID columns and rows."""
+    """A bias by cells of a grid, whose positions are inputs.
+
+    It is measured in the smallest window for whose offsets some table has one row each, or else on a grid of GRID
+    columns and rows.
+    """
     rows = [rows for value in added.values for rows in tables_above(value)]
     sides = [(math.isqrt(count) + 1) // 2 for count in rows if math.isqrt(count) ** 2 == count and count % 2]
     side = min((side for side in sides if 2 <= side <= LARGEST_WINDOW), default=GRID)

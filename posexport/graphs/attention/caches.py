@@ -1,4 +1,4 @@
-"""The cache of an attention: which inputs and outputs of the graph it is, and whether it grows or is written into."""
+"""The cache of an attention: its inputs and outputs in the graph, and whether it grows or is written into."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from posexport.graphs.axes import SLOTS
 from posexport.graphs.view import View
 
 _STEPS = 400
-"""Nodes that are looked at above keys or values, at most."""
+"""The most values that are looked at above keys or values."""
 
 _CACHES = ("past", "encoder_past")
 
 
 def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> dict[str, Any] | None:
-    """`kind` and, for key and value, the names of `inputs` and `outputs`; None without a cache.
+    """The `kind` of the cache and, for key and value, the names of its `inputs` and `outputs`; None without a cache.
 
-    New keys stand behind a cache that is `grown`, and are written into one that is `shared`; one that is `static`, as
-    that of an encoder, gets none.
+    New keys are appended to a `grown` cache and written into a `shared` one. A `static` cache, such as that of an
+    encoder, gets no new keys. `other`: keys or values don't come from exactly one cache.
 
-    The values `stops`, results of other attentions, are not passed.
+    The search ends at the values `stops`, which are results of other attentions.
     """
     found = {"key": attention.k.cache, "value": attention.v.cache}
     known = {name: cache for name, cache in found.items() if cache is not None}
@@ -56,13 +56,13 @@ def cache_of(view: View, attention: Attention, stops: Collection[ir.Value]) -> d
 
 
 def _is_joined(view: View, value: ir.Value) -> bool:
-    """Whether a value is computed from more content than one value, as where new keys stand behind others."""
+    """Whether a value is computed from several content values, for example by appending new keys to others."""
     node = value.producer()
     return node is not None and len(view.flow.feature_inputs(node)) > 1
 
 
 def _output(present: ir.Value) -> str:
-    """The output of the graph that a value is, or of which it is a copy."""
+    """The name of the graph output that is a value or a copy of it; empty if there is none."""
     if present.is_graph_output():
         return present.name or ""
     copies = [use.node.outputs[0] for use in present.uses() if use.node.op_type in ("Identity", "Cast")]
@@ -70,14 +70,14 @@ def _output(present: ir.Value) -> str:
 
 
 def _written(view: View, values: Collection[ir.Value], stops: Collection[ir.Value]) -> list[str]:
-    """The outputs of the graph that are one of these values with a cache in it, or a copy of one."""
+    """The graph outputs that are one of these values, or a copy of one, and are computed from a cache."""
     outputs = ((value, _output(value)) for value in values)
     found = [name for value, name in outputs if name and _inputs(view, _above(view, value, stops))]
     return list(dict.fromkeys(found))
 
 
 def written_keys(view: View, attention: Attention, stops: Collection[ir.Value]) -> Side | None:
-    """The new keys that are written into a cache, None where they are not found: their rotation is that of all keys."""
+    """The new keys that are written into a cache; None if they are not found. Their rotation is that of all keys."""
     rows, heads, queries = _sizes(view, attention)
     sizes = (rows, heads, queries, attention.head_dim)
     for value in _above(view, attention.k.source.value, stops):
@@ -105,7 +105,7 @@ def _sizes(view: View, attention: Attention) -> tuple[int, int, int]:
 
 
 def _inputs(view: View, values: Collection[ir.Value]) -> list[str]:
-    """The inputs of the graph among values that are caches."""
+    """The names of the graph inputs among these values that are caches."""
     return [one.name or "" for one in values if one.is_graph_input() and _role(view, one) in _CACHES]
 
 
@@ -115,8 +115,10 @@ def _role(view: View, value: ir.Value) -> str:
 
 
 def _above(view: View, start: ir.Value, stops: Collection[ir.Value], *, projections: bool = False) -> list[ir.Value]:
-    """The content that a value is computed from, itself first, up to `stops`, and up to products with weights unless
-    `projections` are passed too."""
+    """The content that a value is computed from, starting with the value itself.
+
+    The search ends at `stops` and, unless `projections` is set, at products with weights.
+    """
     seen = {start: None}
     pending = [start]
     while pending and len(seen) < _STEPS:

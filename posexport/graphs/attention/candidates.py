@@ -1,4 +1,4 @@
-"""The nodes of a graph that may be attention, before anything is known of its inputs, and operators that are left."""
+"""The nodes of a graph that may be attention, found without knowledge of its inputs, and operators that are left."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from posexport.graphs.attention.unweighted import COMBINING, MIXING, WEIGHT_OPS,
 
 _QUANTISED = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QuantizeLinear"}
 _TO_WHOLE = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-"""Operators of quantised graphs: they take whole numbers, or make them."""
+"""Operators of quantised graphs: they take or give integers."""
 
 CONTROL_FLOW = "control-flow"
-"""The code of attention that stands in a body."""
+"""The code of the reason for attention inside the body of a node."""
 
 Functions = Collection[tuple[str, str, str]]
-"""Domain, name and overload of the functions that a model has: their calls are no operators."""
+"""Domain, name and overload of the functions of a model. Calls of functions are not operators."""
 
 
 def reason_to_leave(node: ir.Node, refused: Mapping[ir.Node, str], functions: Functions) -> Reason | None:
-    """Why an operator that stands for attention, or a softmax before whole numbers, is left as it is."""
+    """Why an operator that stands for attention, or a softmax whose weights are quantised, is left as it is."""
     if _is_left(node, functions):
         return operator_reason(node, refused)
     name = shown(node.name or node.outputs[0].name or "")
@@ -36,15 +36,15 @@ def reason_to_leave(node: ir.Node, refused: Mapping[ir.Node, str], functions: Fu
 
 
 def may_hold_attention(model: ir.Model) -> bool:
-    """Whether a graph has a softmax before a product, or an operator that stands for attention, in any of its graphs.
+    """Whether any graph of a model contains a softmax before a product, or an operator that stands for attention.
 
-    Where it has not, nothing needs to be known of its inputs.
+    If not, nothing needs to be known about its inputs.
     """
     return next(_candidates(model), None) is not None
 
 
 def unread(model: ir.Model) -> list[UnknownAttention]:
-    """The attentions of a graph all of which are operators that can't be evaluated; none where there may be others."""
+    """The attentions of a graph if all of them are operators that can't be evaluated; none if there may be others."""
     nodes = []
     for node in _candidates(model):
         if not (_is_left(node, model.functions) and is_unread(node)) or node.graph is not model.graph:
@@ -58,13 +58,15 @@ def unread(model: ir.Model) -> list[UnknownAttention]:
 
 
 def may_be_attention(model: ir.Model) -> Callable[[ir.Node], bool]:
-    """Whether a node of a model may be attention."""
+    """A function that returns whether a node of a model may be attention."""
     return lambda node: _may_be_attention(node, model.functions)
 
 
 def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[UnknownAttention]:
-    """Attention in the branches and bodies of If, Loop and Scan, and in functions that were not put in place of their
-    calls, but for those of the domain `kept`: it is left alone. The first has this `layer`."""
+    """Attention in the branches and bodies of If, Loop and Scan, and in functions that were not inlined.
+
+    Functions of the domain `kept` are left out. The first attention has this `layer`.
+    """
     found: list[UnknownAttention] = []
     for node in model.graph.all_nodes():
         name = node.name or node.outputs[0].name or ""
@@ -81,7 +83,7 @@ def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[Unknown
 
 
 def _calls_attention(model: ir.Model, call: ir.Node, kept: str | None) -> bool:
-    """Whether there may be attention in a function that a node calls, or in one that is called there."""
+    """Whether a node calls a function that may contain attention, directly or through other functions."""
     pending, seen = [call.op_identifier()], set[ir.OperatorIdentifier]()
     while pending:
         name = pending.pop()
@@ -97,7 +99,7 @@ def _calls_attention(model: ir.Model, call: ir.Node, kept: str | None) -> bool:
 
 
 def unevaluated(model: ir.Model, reason: Reason) -> list[UnknownAttention]:
-    """What may be attention in a graph that can't be evaluated for this reason."""
+    """The nodes that may be attention in a graph that can't be evaluated, with this reason."""
     names = [node.name or node.outputs[0].name or "" for node in _candidates(model)]
     return [UnknownAttention(name=name, layer=layer, reason=reason) for layer, name in enumerate(names)]
 
@@ -108,7 +110,7 @@ def leads_to_product(value: ir.Value) -> bool:
 
 
 def _candidates(model: ir.Model) -> Iterator[ir.Node]:
-    """The nodes that may be attention, in any of the graphs of a model."""
+    """The nodes that may be attention, in all graphs and functions of a model."""
     functions = (node for function in model.functions.values() for node in function)
     nodes = chain(model.graph.all_nodes(), functions)
     return (node for node in nodes if _may_be_attention(node, model.functions))
@@ -122,7 +124,7 @@ def _may_be_attention(node: ir.Node, functions: Functions) -> bool:
 
 
 def _is_left(node: ir.Node, functions: Functions) -> bool:
-    """Whether a node is an operator that stands for attention, or for a softmax of it."""
+    """Whether a node is an operator that stands for attention, or for the softmax of an attention."""
     if node.op_identifier() in functions:
         return False
     return is_operator(node) or (is_other_softmax(node) and leads_to_product(node.outputs[0]))

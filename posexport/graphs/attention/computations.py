@@ -1,4 +1,4 @@
-"""Values beside content: which are computed in the same way, and what they are computed from."""
+"""Values that are not content: which of them are computed in the same way, and what they are computed from."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from posexport.graphs.attention.dataflow import Dataflow, bodies
 
 _SMALL = 4096
-"""Elements of a constant that is known by its numbers."""
+"""A constant with fewer elements is compared by its numbers."""
 
 
 class Computations:
-    """Numbers for values: the same for those that are computed by the same operators from the same values.
+    """Numbers for values: the same number if the same operators compute two values from the same values.
 
-    `get` gives a constant.
+    `get` returns the tensor of a constant.
     """
 
     def __init__(self, flow: Dataflow, get: Callable[[ir.Value], torch.Tensor]) -> None:
@@ -26,7 +26,7 @@ class Computations:
 
     def key(self, value: ir.Value) -> int:
         """The number of a value."""
-        pending = [value]  # what it is computed from comes first: it may be many operators deep
+        pending = [value]  # sources come first; no recursion, because they may be many operators deep
         while pending:
             one, node = pending[-1], pending[-1].producer()
             if one in self._keys:
@@ -56,7 +56,7 @@ class Computations:
 
 
 def above(flow: Dataflow, values: Iterable[ir.Value]) -> Iterator[ir.Value]:
-    """Values and all that they are computed from, but for content."""
+    """The values and everything that they are computed from, without content."""
     pending = [value for value in values if value not in flow.content]
     seen = set(pending)
     while pending:

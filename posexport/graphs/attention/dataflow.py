@@ -1,9 +1,9 @@
-"""What each value of a graph is computed from, and the places through which all of a computation passes.
+"""What each value of a graph is computed from, and the values that all of a computation passes through.
 
-A value is *content* where it carries features of tokens: it is computed from embeddings, images, features or caches by
-floating-point operators. Everything else is *auxiliary*: constants, shapes, positions, masks, and what is computed from
-these alone, such as cosines and biases. Attention is the product of content with content; rotations and masks multiply
-or add auxiliary values.
+A value is *content* if it carries features of tokens: floating-point operators compute it from embeddings, images,
+features or caches. Everything else is *auxiliary*: constants, shapes, positions, masks, and what is computed only from
+these, such as cosines and biases. Attention multiplies content with content; rotations and masks multiply or add
+auxiliary values.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 LENGTHS = {"Shape", "Size"}
-"""Operators that give lengths alone."""
+"""Operators that give only lengths."""
 
 _TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Clip", "Slice", "Concat"}
 _TOKEN_OPS |= {"Expand", "Tile", "Pad", "Where", "ScatterND", "ScatterElements"}
-"""Operators through which the ids of tokens stay ids."""
+"""Operators that keep token ids token ids."""
 
 _ARITHMETIC = {"Add", "Sub", "Mul", "Mod", "Min", "Max"}
-"""Operators that make other ids of ids, as offsets of a part of the table and hashes do."""
+"""Operators that compute ids from ids, for example with an offset into a part of a table, or a hash."""
 
 
 class Dataflow:
-    """The kinds of all values of the main graph of a model, and its order; `functions` are those that it has.
+    """The kinds of all values in the main graph of a model, and the order of its nodes.
 
-    `token_inputs` are graph inputs with ids of tokens, `content_inputs` those with features or caches, and outputs of
-    operators that are not read (posexport.graphs.unread).
+    `functions` are the functions of the model. `token_inputs` are the names of graph inputs with token ids.
+    `content_inputs` are the names of graph inputs with features or caches, and of outputs of operators that are not
+    read (posexport.graphs.unread).
     """
 
     def __init__(self, model: ir.Model, token_inputs: Collection[str], content_inputs: Collection[str]) -> None:
@@ -37,7 +38,7 @@ class Dataflow:
         self.content: set[ir.Value] = set()
         self.constant: set[ir.Value] = set()
         self._unread = {node for node in model.graph if any(value.name in content_inputs for value in node.outputs)}
-        self._whole: set[ir.Value] = set()  # whole numbers that stand for features until they are scaled
+        self._whole: set[ir.Value] = set()  # integers that stand for features until they are scaled
         tokens: set[ir.Value] = set()
         for value in (*model.graph.inputs, *model.graph.initializers.values()):
             self.values[value.name or ""] = value
@@ -74,27 +75,24 @@ class Dataflow:
             self._whole.update(value for value in node.outputs if _is_quantised(value))
 
     def depth(self, value: ir.Value) -> int:
-        """The place of the node that computes a value in the graph's order; -1 for inputs and initializers."""
+        """The place in the graph's order of the node that computes a value; -1 for inputs and initializers."""
         node = value.producer()
         return -1 if node is None else self.order.get(node, -1)
 
     def content_inputs(self, node: ir.Node) -> list[ir.Value]:
-        """The content that a node reads, each value once; none of an operator that is not read."""
+        """The content values that a node reads, each once; none for an operator that is not read."""
         if node in self._unread:
             return []
         read = numbers_read(node, [value for value in node.inputs if value is not None])
         return list(dict.fromkeys(value for value in read if value in self.content))
 
     def feature_inputs(self, node: ir.Node) -> list[ir.Value]:
-        """The content that a node reads, and whole numbers that stand for it until they are scaled."""
+        """The content values that a node reads, and the integers that stand for content until they are scaled."""
         whole = [value for value in node.inputs if value is not None and value in self._whole]
         return list(dict.fromkeys([*self.content_inputs(node), *whole]))
 
     def dominators(self, value: ir.Value, limit: int = 80) -> Iterator[ir.Value]:
-        """The tensors through which all content of `value` passes, the nearest first, as far as `limit` nodes up.
-
-        The first is `value` itself.
-        """
+        """The tensors that all content of `value` passes through, from `value` itself up, within `limit` nodes."""
         yield value
         frontier = {value}
         for _ in range(limit):
@@ -122,12 +120,12 @@ class Dataflow:
 
 
 def numbers_read(node: ir.Node, inputs: list[ir.Value]) -> list[ir.Value]:
-    """Those of the values that a node reads whose numbers matter: of the second one CastLike takes the dtype alone."""
+    """The values of `inputs` whose numbers a node reads: CastLike reads only the dtype of its second input."""
     return inputs[:1] if node.op_type == "CastLike" else inputs
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:
-    """The branches and bodies of a node, but for those that the function around it is given."""
+    """The branches and bodies of a node, except those that refer to an attribute of the enclosing function."""
     found: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
@@ -138,13 +136,14 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
 
 
 def values_read(node: ir.Node, inner_weights: bool = False) -> list[ir.Value]:
-    """What a node reads: its inputs, then what its bodies read from around them, and with `inner_weights` of their own
-    weights."""
+    """The values that a node reads: its inputs, then the outer values that its bodies read. With `inner_weights`, also
+    the initializers of its bodies."""
     return [value for value in node.inputs if value is not None] + outer_values(node, inner_weights)
 
 
 def outer_values(node: ir.Node, inner_weights: bool = False) -> list[ir.Value]:
-    """The values of the graph around it that the bodies of a node read; with `inner_weights` their own weights too."""
+    """The values of the surrounding graph that the bodies of a node read. With `inner_weights`, also their own
+    initializers."""
     outer: list[ir.Value] = []
     for body in bodies(node):
         inner = {*body.inputs, *(value for one in body for value in one.outputs)}
@@ -166,7 +165,7 @@ def is_sequence(value: ir.Value) -> bool:
 
 
 def _may_be_float(value: ir.Value) -> bool:
-    """Whether a value may hold floating-point numbers; so it does where its dtype is not stated."""
+    """Whether a value may hold floating-point numbers. If nothing states its dtype, it may."""
     node = value.producer()
     if node is not None and node.op_type in _NEVER_FLOAT:
         return False
@@ -179,7 +178,7 @@ def _may_be_float(value: ir.Value) -> bool:
 
 
 def _is_whole(value: ir.Value) -> bool:
-    """Whether a value holds whole numbers, also where the file doesn't state its dtype."""
+    """Whether a value holds integers, even if the file doesn't state its dtype."""
     while value.dtype is None and (node := value.producer()) is not None:
         if node.op_type == "Cast":
             return ir.DataType(node.attributes["to"].as_int()).is_integer()
@@ -191,7 +190,7 @@ def _is_whole(value: ir.Value) -> bool:
 
 
 def _is_quantised(value: ir.Value) -> bool:
-    """Whether a value holds features as whole numbers."""
+    """Whether a value holds features as integers."""
     node = value.producer()
     return value.dtype in _QUANTISED or (node is not None and node.op_type in ("MatMulInteger", "ConvInteger"))
 
@@ -205,7 +204,7 @@ _NEVER_FLOAT = {
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node; None where it is computed, or callers may give another."""
+    """The tensor of an initializer or a Constant node; None if the value is computed, or if callers may replace it."""
     if value is None or value.is_graph_input():
         return None
     node = value.producer()

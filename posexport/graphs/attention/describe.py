@@ -1,8 +1,7 @@
-"""One attention of a graph as data: where it is, its sizes, mask, encoding and cache, and what carries it now.
+"""One attention of a graph as data: its place, sizes, mask, encoding and cache, and the operator that computes it.
 
-The keys are those of `attentions` in docs/reference/attentions.md. What the mask, the bias and the rotation do is
-measured on inputs that are chosen for it, so it is said of those; layers that share a mask or an angle share the
-measurement.
+The keys are those of `attentions` in docs/reference/attentions.md. Masks, biases and rotations are measured on chosen
+inputs, so the data hold for these inputs. Layers that share a mask or an angle share the measurement.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ T = TypeVar("T")
 FEATURES, SIDE, ROTATION, POSITIONS = "scores-of-features", "one-side-rotates", "rotation-unknown", "positions-unknown"
 FURTHER, UNTRIED = "rotated-again", "order-not-tried"
 NOT_MEASURED, FAILED = "not-evaluated", "failed"
-"""Codes of reasons why an encoding, a bias or a mask is not known."""
+"""Codes of the reasons why an encoding, a bias or a mask is not known."""
 
 KEYS = (
     *("name", "layer", "state", "reason", "num_heads", "num_kv_heads", "head_dim", "value_dim", "scale", "softcap"),
@@ -64,7 +63,7 @@ KEYS = (
     ),
     *("dtype", "softmax_dtype", "operator", "nodes", "runtimes"),
 )
-"""The keys of an attention, in their order; what is not known is null."""
+"""The keys of an attention, in order. The value of what is not known is null."""
 
 
 def describe(attention: Attention | UnknownAttention, view: View) -> Data:
@@ -76,14 +75,14 @@ def describe(attention: Attention | UnknownAttention, view: View) -> Data:
 
 
 def undescribed(attention: Attention | UnknownAttention, reason: Reason) -> Data:
-    """An attention of which no more is known than its name, and why."""
+    """The data of an attention of which only the name is known, with the reason."""
     data: Data = dict.fromkeys(KEYS)
     data |= {"name": attention.name, "layer": attention.layer, "state": UNKNOWN}
     return data | {"reason": {"code": reason.code, "text": reason.text}}
 
 
 class Describer:
-    """Describes the attentions of one view; `sites` are the calls of functions that the model had."""
+    """Describes the attentions of one view. `sites` are the calls of functions that the model had before inlining."""
 
     def __init__(self, view: View, sites: CallSites | None = None) -> None:
         self.view = view
@@ -119,7 +118,7 @@ class Describer:
         return data
 
     def _key_heads(self, attention: Attention) -> int:
-        """The key heads before they were repeated in any order, where keys and values have as many."""
+        """The number of key heads before they were repeated in any order, if it is the same for keys and values."""
         found = {
             heads_before_tiles(self.view, side.source, self._sizes(attention, side, dim))
             for _, side, dim in _sides(attention)[1:]
@@ -127,20 +126,20 @@ class Describer:
         return found.pop() if len(found) == 1 else attention.num_kv_heads
 
     def _tells_heads(self, attention: Attention) -> bool:
-        """Whether it is known which rows are heads: they have an axis, or come from the features of one token."""
+        """Whether the number of heads is known: heads have an axis, or are traced from the features of one token."""
         product, probe = scores_product(self.view, attention), self.view.probe
         if product is None or len(probe.shape(product.result)) != 3:
             return True
         return traced_heads(self.view.flow, probe, product) is not None
 
     def _scales_of_all_heads(self, attention: Attention) -> list[float]:
-        """What all scores are multiplied by on all inputs, such as the root of a length that is fixed."""
+        """The numbers that all scores are multiplied by on all inputs, such as the root of a fixed length."""
         probe = self.view.probe
         found = [(probe.get(value), divides) for value, divides in attention.head_scales if value in probe.fixed]
         return [1.0 / float(one) if divides else float(one) for one, divides in found if one.numel() == 1]
 
     def missing(self, attention: Attention | UnknownAttention, reason: Reason) -> Data:
-        """What is known of an attention that was not understood: where it is, what carries it, and why."""
+        """What is known of an attention that was not understood: its place, its operator, and the reason."""
         data = undescribed(attention, reason)
         node = next((node for node in self.view.model.graph.all_nodes() if node.name == attention.name), None)
         if node is not None:
@@ -149,18 +148,18 @@ class Describer:
         return data
 
     def _measured(self, attention: Attention) -> Data:
-        """The mask, and how positions act, or why that is not known."""
+        """The mask and how positions act, or why they are not known."""
         try:
             return self._positions(attention)
         except PosexportError as error:
             reason = Reason(NOT_MEASURED, str(error).rstrip("."))
-        except Exception as error:  # whatever a strange graph makes torch or numpy raise
+        except Exception as error:  # an unusual graph may raise anything in torch or numpy
             reason = Reason(FAILED, f"it can't be measured ({type(error).__name__})")
         data: Data = dict.fromkeys(("bias", "query_factor", "input_encoding", "prefix_tokens"))
         return {**data, "mask": _no_mask(reason), "encoding": unknown("unknown", reason)}
 
     def _positions(self, attention: Attention) -> Data:
-        """The mask, and how positions act."""
+        """The mask and how positions act."""
         mask, bias = self._mask_and_bias(attention)
         if bias is not None and bias["name"] == "swin" and _is_cosine(self._norms(attention)):
             bias = {**bias, "name": "swinv2"}
@@ -177,7 +176,7 @@ class Describer:
         }
 
     def _carrier(self, attention: Attention) -> Data:
-        """What carries an attention, and where that is one kernel."""
+        """The operator and nodes that compute an attention, its dtypes, and the runtimes where it is one kernel."""
         origin, dtype = self._origins.of(attention.softmax), self._dtype(attention)
         carried = Carried(
             operator=origin.operator,
@@ -197,7 +196,7 @@ class Describer:
         }
 
     def _shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What several layers have in common, made once."""
+        """A result that several layers share, made once."""
         if key not in self._known:
             self._known[key] = make()
         known: T = self._known[key]
@@ -224,8 +223,10 @@ class Describer:
             return _no_mask(reason), unknown("unknown", reason)
 
     def _rotation(self, attention: Attention) -> tuple[Data | None, int]:
-        """The rotation of queries and keys, or another way in which positions act on them, None for none; and how many
-        tokens at the beginning don't turn."""
+        """The rotation of queries and keys, or another way in which positions act on them; None if there is none.
+
+        Also the number of tokens at the beginning that are not rotated.
+        """
         q, k = (self._turned(attention, side) for side in (attention.q, attention.k))
         if q is not None and k is None and attention.k.cache is None:
             written = written_keys(self.view, attention, self._outputs)
@@ -260,7 +261,8 @@ class Describer:
         return None, 0
 
     def _order(self, attention: Attention) -> Data:
-        """No encoding, where tokens in another order give queries, keys and values in that order."""
+        """The encoding `none`, if tokens in another order give queries, keys and values in that order; else
+        `unknown`."""
         results = {value: one for value, one in self._results.items() if value is not attention.output.value}
         for name, side, dim in _sides(attention):
             sizes = self._sizes(attention, side, dim)
@@ -276,8 +278,10 @@ class Describer:
         return {"name": "none"}
 
     def _turned(self, attention: Attention, side: Side) -> Rotary | None:
-        """The rotation of queries or keys, of whole heads or of a part of them, with its pairs as features of the whole
-        heads; None where there is none, or several."""
+        """The rotation of queries or keys, of whole heads or of a part of them; None if there is none, or several.
+
+        Its pairs are numbered as features of whole heads.
+        """
         if side.rotary is not None or len(side.turns) != 1:
             return side.rotary
         (turn,), source = side.turns, side.source
@@ -287,7 +291,7 @@ class Describer:
         return attrs.evolve(turn.rotary, pairs=attrs.evolve(pairs, start=pairs.start + (place or 0)))
 
     def _query_factor(self, attention: Attention) -> Data | None:
-        """What queries or keys are multiplied by at their positions, beside a rotation; None for nothing."""
+        """The factor of queries or keys that depends on their positions, besides a rotation; None if there is none."""
         product = scores_product(self.view, attention)
         for name, side, operand in (
             ("queries", attention.q, None if product is None else product.left),
@@ -315,7 +319,7 @@ class Describer:
         return rows, side.source.heads, tokens, dim
 
     def _rows(self, attention: Attention) -> int:
-        """The rows that attend: those of the batch, or windows of an image."""
+        """The number of rows that attend: rows of the batch, or windows of an image."""
         shape = self.view.probe.shape(attention.output.value)
         queries = attention.queries(self.view.probe.shape(attention.logits))
         return math.prod(shape) // (attention.num_heads * attention.value_dim * queries)
@@ -341,7 +345,7 @@ class Describer:
         return _name(value.dtype) if value.dtype is not None else self._dtype(attention)
 
     def _has_cache_inside(self, attention: Attention) -> bool:
-        """Whether an operator for attention has the cache in it, or gives more than its result."""
+        """Whether an operator for attention contains the cache, or gives more than its result."""
         operator = next((one for one in self.view.expanded if attention.softmax.name in one.nodes), None)
         return operator is not None and sum(bool(name) for name in operator.outputs) > 1
 
@@ -363,7 +367,7 @@ def _sides(attention: Attention) -> tuple[tuple[str, Side, int], ...]:
 
 
 def _no_mask(reason: Reason) -> Data:
-    """A mask of which nothing is known, and why."""
+    """A mask of which nothing is known, with the reason."""
     mask: Data = {"kind": "other", "window": None, "chunk": None, "padding": [], "tested": 0}
     return {**mask, "reason": {"code": reason.code, "text": reason.text}}
 
@@ -377,7 +381,7 @@ _last: Describer | None = None
 
 
 def _beginning(flow: Dataflow, value: ir.Value) -> ir.Value:
-    """Where the features of a value come from a product, a norm or a table."""
+    """The nearest value, from `value` up, that comes from a product, a norm, a table or an input."""
     above = value
     for above in flow.dominators(value):
         node = above.producer()

@@ -1,4 +1,4 @@
-"""Positions that are added to the input of the first layer: a table that is looked up, or sines and cosines.
+"""Position encodings that are added to the input of the first layer: rows of a table, or sines and cosines.
 
 x_s + W[p_s] (learned), or x_s + sines and cosines of p_s w_i, w_i = theta^(-2i/D) (sinusoidal; Vaswani et al. 2017)
 """
@@ -21,22 +21,22 @@ from posexport.graphs.node_arguments import input_of
 from posexport.graphs.view import View
 
 ROW = 16
-"""Tokens of the row on which sines and cosines are looked for."""
+"""The length of the row on which sines and cosines are looked for."""
 
 EXACT = 2e-6
-"""What tables of sines and cosines may differ by from them: they are float32."""
+"""How much a table may differ from exact sines and cosines: tables are float32."""
 
 _SKIPS = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
-"""Operators of ONNX Runtime that norm the sum of their first two inputs."""
+"""Operators of ONNX Runtime that normalise the sum of their first two inputs."""
 
 _SUMS = {"Add", "Sum", *_SKIPS}
 
 _STEPS = 3000
-"""Nodes that are looked at above an attention, at most."""
+"""The most values that are looked at above an attention."""
 
 
 def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir.Value]) -> dict[str, Any] | None:
-    """The encoding of positions that are added above `start`, and not above the values `stops`; None where none are."""
+    """The position encoding that is added above `start` but not above the values `stops`; None if there is none."""
     seen, pending = {start}, [start]
     while pending and len(seen) < _STEPS:
         value = pending.pop()
@@ -54,12 +54,12 @@ def embedded(view: View, measure: Measure, start: ir.Value, stops: Collection[ir
 
 
 def _table_of(node: ir.Node) -> ir.Value | None:
-    """The table of positions that com.microsoft EmbedLayerNormalization adds from."""
+    """The table of position embeddings of com.microsoft EmbedLayerNormalization."""
     return input_of(node, 3)
 
 
 def _in_operator(view: View, table: ir.Value, places: ir.Value | None) -> dict[str, Any] | None:
-    """What an operator adds from a table that it looks positions up in; None for the same in all places."""
+    """The encoding that an operator adds from a table of positions; None if it adds the same in all places."""
     rows = view.probe.get(table)
     if places is not None and len(view.probe.get(places).unique()) < 2:
         return None
@@ -71,8 +71,10 @@ def _in_operator(view: View, table: ir.Value, places: ir.Value | None) -> dict[s
 
 
 def _added(view: View, node: ir.Node) -> tuple[ir.Value, int] | None:
-    """What an Add adds to content, if it differs from token to token and not from feature to feature alone; and its
-    axis of tokens, from the end."""
+    """The value that an Add adds to content, if it differs from token to token, and its axis of tokens, from the end.
+
+    None if the value differs only from feature to feature.
+    """
     operands = [one for one in (node.inputs[:2] if node.op_type in _SKIPS else node.inputs) if one is not None]
     others = [one for one in operands if one not in view.flow.content]
     shape = view.probe.shape(node.outputs[0])
@@ -82,7 +84,7 @@ def _added(view: View, node: ir.Node) -> tuple[ir.Value, int] | None:
     if value.dim() < 2 or not value.shape[-1] == shape[-1] > 1:
         return None
     first = any(is_token_first(role.axes) for role in view.roles.values())
-    for at in (-3, -2) if first else (-2,):  # tokens stand on the axis before that of rows, or behind it
+    for at in (-3, -2) if first else (-2,):  # the axis of tokens is before that of rows, or after it
         rows = shape[-2 if at == -3 else -3]
         by_token = value.transpose(-3, -2) if at == -3 and value.dim() == 3 else value
         if rows == view.inputs.sizes[BATCH] and value.dim() >= -at and varies_by_token(by_token, shape[at]):
@@ -106,8 +108,11 @@ def _named(measure: Measure, added: ir.Value, axis: int) -> dict[str, Any]:
 
 
 def _table_rows(value: ir.Value) -> int | None:
-    """The rows of the table that a value is looked up in, through what leaves them as they are; None where it is in
-    none [rows, features], [1, rows, features] or [rows, 1, features]."""
+    """The rows of the table that a value is looked up in; None if it has none of the shapes below.
+
+    The shapes are [rows, features], [1, rows, features] and [rows, 1, features]. The first inputs of nodes are
+    followed.
+    """
     for _ in range(8):
         node = value.producer()
         stored = constant_of(value)
@@ -122,7 +127,7 @@ def _table_rows(value: ir.Value) -> int | None:
 
 
 def _sines(values: np.ndarray[Any, Any]) -> dict[str, Any] | None:
-    """The parameters of sines and cosines [S, D] of the positions 0, 1, 2, ...; None where they are something else."""
+    """The parameters of sines and cosines [S, D] of the positions 0, 1, 2, ...; None for other values."""
     tokens, width = values.shape
     if tokens < 4 or width % 2 or width < 4:
         return None

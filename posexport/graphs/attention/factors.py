@@ -1,4 +1,4 @@
-"""What queries are multiplied by at their positions, beside a rotation: `temperature` (posexport.models.absolute).
+"""The position-dependent factor of queries, besides a rotation: `temperature` (posexport.models.absolute).
 
 1 + attn_scale log(1 + floor((p + 1) / floor_scale)), which is 1 up to far positions
 """
@@ -20,7 +20,10 @@ from posexport.graphs.places import FAR
 
 
 def factors_of(flow: Dataflow, fixed: Collection[ir.Value], nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """What features are computed with in these nodes that is neither features nor `fixed`: the same on all inputs."""
+    """The floating-point values that features are computed with in these nodes and that differ between inputs.
+
+    Features themselves are left out. Values in `fixed` are the same on all inputs.
+    """
     return [
         value
         for node in nodes
@@ -34,7 +37,7 @@ def factors_of(flow: Dataflow, fixed: Collection[ir.Value], nodes: Iterable[ir.N
 
 
 def temperature(measure: Measure, factors: list[ir.Value]) -> dict[str, Any] | None:
-    """The parameters of the temperature that one factor is; None where there is another one, or several."""
+    """The parameters of the temperature that the only factor is; None for another factor, or several."""
     if len(factors) != 1 or measure.axes_of(factors) != 1:
         return None
 

@@ -1,6 +1,6 @@
-"""What turns queries or keys beside the rotations that were recognised, such as another rotation of what is turned.
+"""Further angles by which queries or keys are rotated, such as those of a second rotation.
 
-Rotations are recognised between two values. What stands above them is not part of them, and may turn features too.
+A rotation is recognised between two values. Nodes above these values are not part of it, but may rotate features too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from posexport.graphs.attention.probe import Probe
 
 _ENDS = {"Softmax", "Conv", "Loop", "If", "Scan"}
 _PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "MatMulNBits"}
-"""Operators above which nothing belongs to queries or keys any more; products, where they are of fixed weights."""
+"""Operators that end the search above queries or keys. Products end it if their weights are fixed."""
 
 
 def further_angles(flow: Dataflow, probe: Probe, side: Side) -> list[ir.Value]:
-    """Numbers that meet queries or keys outside of their recognised rotations and may be angles: they are computed
-    from cosines or sines, or differ from feature to feature as no temperature does."""
+    """Numbers that act on queries or keys outside of their recognised rotations and may be angles.
+
+    They are computed from cosines or sines, or have an axis besides rows and tokens, which a temperature doesn't have.
+    """
     if not side.rotations:
         return []
     known = {node for rotary in side.rotations for node in flow.between(rotary.source, rotary.target)}
@@ -32,7 +34,7 @@ def further_angles(flow: Dataflow, probe: Probe, side: Side) -> list[ir.Value]:
 
 
 def _varying(flow: Dataflow, probe: Probe, node: ir.Node) -> list[ir.Value]:
-    """Floating-point numbers that a node reads beside features, and that are not the same on all inputs."""
+    """The floating-point values that a node reads besides features and that differ between inputs."""
     others = (value for value in node.inputs if value is not None and value not in flow.content)
     return [value for value in others if value not in probe.fixed and probe.dtype(value).is_floating_point]
 

@@ -1,8 +1,7 @@
-"""Whether zeros for queries that see no key can ever be given: where logits are never all minus infinity, they have a
-softmax.
+"""Whether a guard ever gives zeros for queries that see no key. If no logits are all minus infinity, it doesn't.
 
-Where(seen, 0, -3.4e38)    has no infinity, whatever is seen
-Where(seen, 0, -inf)       may have
+Where(seen, 0, -3.4e38)    never gives infinity
+Where(seen, 0, -inf)       may give infinity
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _LARGEST = {
 """The largest number of each dtype."""
 
 HALF_END = (2.0**15, 2.0**16)
-"""Numbers of masks to which a logit may add up to infinity in fp16, which ends at 65,504; no logit reaches from the
-masks of other dtypes to their end."""
+"""Masks in this range may add up to infinity with a logit in fp16, which ends at 65,504. In other dtypes, no logit is
+large enough for that."""
 
 
 def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:
-    """Whether a guard (Attention.guard) beside these terms ever gives zeros."""
+    """Whether a guard (Attention.guard) ever gives zeros with these terms."""
     if guard is None or not terms:
         return False
     if guard != -math.inf:
@@ -42,7 +41,7 @@ def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:
 
 
 def _largest(probe: Probe, value: ir.Value | None) -> float:
-    """How far from zero the numbers of a value are at most; infinity where that isn't known."""
+    """The largest absolute number of a value; infinity if it isn't known."""
     if value is None:
         return math.inf
     node = value.producer()

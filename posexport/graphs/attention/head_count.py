@@ -1,7 +1,7 @@
-"""How many heads a row has, where its product doesn't say: rows, windows of an image and heads may be one axis.
+"""The number of heads of a row, if the product doesn't show it: rows, windows of an image and heads may be one axis.
 
-The features of one token before its projection make the queries of all heads of one row, in one window. So other
-features are put in the place of those of one token, and the rows of the product whose queries change are counted.
+The features of one token, before they are projected, give the queries of all heads of one row in one window. So the
+features of one token are replaced by others, and the rows of the product whose queries change are counted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import Product, with_heads_first
 
 _PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul", "Einsum", "Conv"}
-"""Products that may be those of features with weights."""
+"""Products that may multiply features by weights."""
 
 
 def by_rows(probe: Probe, product: Product) -> Product:
-    """The product with the axis of its result that may vary as its rows, where the other one is fixed: heads may stand
-    before rows, [N, B, S, D]."""
+    """The product with rows on the axis that may vary, if the axis of rows is fixed and that of heads is not.
+
+    Heads may come before rows, [N, B, S, D].
+    """
     shape, letters = probe.shapes.of(product.result), product.axes[2]
     if len(shape) != len(letters):
         return product
@@ -32,8 +34,8 @@ def by_rows(probe: Probe, product: Product) -> Product:
 
 
 def traced_heads(flow: Dataflow, probe: Probe, product: Product) -> int | None:
-    """How many rows of the product of queries and keys come from one token of the model's features; None where that
-    can't be told, as of learned queries and of caches."""
+    """How many rows of the product of queries and keys come from one token of the model's features; None if that can't
+    be told, for example for learned queries and caches."""
     for operand, axes in ((product.left, product.axes[0]), (product.right, product.axes[1])):
         begin = _projected(flow, probe, operand)
         if begin is None:
@@ -51,7 +53,7 @@ def traced_heads(flow: Dataflow, probe: Probe, product: Product) -> int | None:
 
 
 def _changed_rows(before: torch.Tensor, after: torch.Tensor, axes: str) -> int:
-    """The rows, and heads of rows, in which anything differs."""
+    """The number of rows, and of heads of rows, in which anything differs."""
     letters = axes if before.dim() == len(axes) else axes.replace("h", "")
     differs = (before - after).abs() > EXACT * max(float(before.abs().max()), 1e-30)
     inner = [at for at, letter in enumerate(letters) if letter not in "bh"]
@@ -59,8 +61,11 @@ def _changed_rows(before: torch.Tensor, after: torch.Tensor, axes: str) -> int:
 
 
 def _projected(flow: Dataflow, probe: Probe, operand: ir.Value) -> tuple[ir.Value, int] | None:
-    """What the nearest product with weights for all heads above an operand projects, or the input or the table that it
-    is made of; with the axis of features."""
+    """The value that the nearest product with weights above an operand projects, with its axis of features.
+
+    The weights must be for all heads. Without such a product, it is the input or the table that the operand comes from;
+    None if there is none.
+    """
     for value in flow.dominators(operand):
         node = value.producer()
         content = [] if node is None else flow.content_inputs(node)
@@ -76,8 +81,8 @@ def _projected(flow: Dataflow, probe: Probe, operand: ir.Value) -> tuple[ir.Valu
 
 
 def _before_heads(probe: Probe, value: ir.Value) -> tuple[ir.Value, int] | None:
-    """What is projected by weights that all heads share, before its features were given to heads; None where they are
-    not."""
+    """The value that weights shared by all heads project, before its features were split into heads; None if they were
+    not split."""
     shape, node = list(probe.shape(value)), value.producer()
     if node is not None and node.op_type == "Transpose":
         order = node.attributes.get_ints("perm", [])
@@ -90,11 +95,11 @@ def _before_heads(probe: Probe, value: ir.Value) -> tuple[ir.Value, int] | None:
 
 
 def _features(probe: Probe, node: ir.Node, at: int) -> int | None:
-    """The axis of the operand of this number that a product with weights sums over; None where heads have weights of
-    their own, and where it isn't told."""
+    """The axis of operand number `at` that a product with weights sums over; None if heads have their own weights, or
+    if the axis is not known."""
     if node.op_type == "Conv":
         return 1
-    if node.op_type == "MatMulNBits":  # whose weights stand in blocks
+    if node.op_type == "MatMulNBits":  # its weights are stored in blocks
         return -1 if at == 0 else None
     if at > 1 or any(node.attributes.get_int(f"{name}{'AB'[at]}", 0) for name in ("trans", "transBatch")):
         return None

@@ -1,7 +1,7 @@
-"""Where the queries, keys and values of attention come from: layout, repeated heads, scale, rotation and cache.
+"""The sources of the queries, keys and values of attention: layout, repeated heads, scale, rotation and cache.
 
-The values through which an operand passes are tried from the product upwards. As long as the operand is nothing but a
-value laid out otherwise, times a number, that value may stand in its place; then the same for a rotation.
+The values that an operand passes through are tried from the product upwards. While the operand is only another layout
+of a value, times a number, that value may replace it. Then the same is done above a rotation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from posexport.graphs.node_arguments import is_copy
 
 @attrs.frozen(kw_only=True)
 class Source:
-    """A value with `heads` heads, laid out as `layout`, that an operand is `factor` times."""
+    """A value with `heads` heads in the layout `layout`. An operand is this value times `factor`."""
 
     value: ir.Value
     layout: Layout
@@ -33,8 +33,8 @@ class Source:
 
 @attrs.frozen(kw_only=True)
 class Cache:
-    """Keys or values that grow: `past` [B, K, P, D], which is the graph's input `name`, and `present`, which has new
-    ones behind it."""
+    """A cache of keys or values that grows: `past` [B, K, P, D], which is the graph input `name`, and `present`, which
+    is `past` with the new ones appended."""
 
     name: str
     past: ir.Value
@@ -43,8 +43,11 @@ class Cache:
 
 @attrs.frozen(kw_only=True)
 class Side:
-    """One operand of attention: its source, a rotation, and a cache. `rotates` where a rotation was left as it is;
-    `turns` are rotations above the source that are written anew in their place."""
+    """One operand of attention: its source, a rotation, and a cache.
+
+    `rotates`: whether a rotation was found, even one with unknown angles. `turns` are rotations above the source that
+    are rewritten where they are.
+    """
 
     source: Source
     rotary: Rotary | None = None
@@ -54,7 +57,7 @@ class Side:
 
     @property
     def rotations(self) -> list[Rotary]:
-        """All rotations, that of the source first."""
+        """All rotations: `rotary` first, then the `turns`."""
         return [*([] if self.rotary is None else [self.rotary]), *(turn.rotary for turn in self.turns)]
 
 
@@ -68,7 +71,7 @@ def side_of(
     rotated: bool,
     cached: bool = True,
 ) -> Side:
-    """The source of an operand that `canonical` brings to [B, N, S or T, D], which are `sizes`.
+    """The source of an operand that `canonical` brings to [B, N, S or T, D] with the sizes `sizes`.
 
     With `rotated`, rotations are looked for; with `cached`, a cache.
     """
@@ -90,16 +93,16 @@ def side_of(
     if rotary is not None:
         layout = rotary.layout
         above = plain_source(flow, probe, rotary.source, lambda value: layout.to_heads(value, inner), inner)
-        source = attrs.evolve(above, factor=above.factor * source.factor)  # heads may be repeated before they turn
+        source = attrs.evolve(above, factor=above.factor * source.factor)  # heads may be repeated before the rotation
     return Side(source=source, rotary=rotary, cache=cache, rotates=rotates)
 
 
 def plain_source(
     flow: Dataflow, probe: Probe, operand: ir.Value, canonical: Callable[[torch.Tensor], torch.Tensor], sizes: Sizes
 ) -> Source:
-    """The farthest value of which an operand, brought to `sizes` by `canonical`, is a layout times a number.
+    """The farthest value of which an operand, brought to `sizes` by `canonical`, is another layout times a number.
 
-    Raises LookupError where not even the operand itself is one.
+    Raises LookupError if the operand itself is not such a value.
     """
     best: Source | None = None
     misses = 0
@@ -144,7 +147,7 @@ def _as_source(
 
 
 def _grown(flow: Dataflow, probe: Probe, source: Source) -> tuple[Cache, ir.Value] | None:
-    """The cache that a source is, and the new keys or values in it; None where it is none of [B, K, P, D]."""
+    """The cache that a source is, and the new keys or values in it; None unless the cache is [B, K, P, D]."""
     node = source.value.producer()
     if node is None or node.op_type != "Concat" or str(source.layout) != "b h s d" or len(node.inputs) != 2:
         return None

@@ -1,10 +1,10 @@
-"""Factors of zero and one whose zeros stand where a mask hides the key anyway.
+"""Factors of zero and one whose zeros are only where a mask hides the key anyway.
 
-Graphs multiply scores by a mask that they add as well, and put zeros in place of the weights of hidden keys once more.
-Attention may leave that out only if each zero implies a hidden key, whatever the inputs are. That the truth value of a
-zero hides the key is read off the operators between them; that both stand in the same place is seen when these truth
-values are drawn at random. Zeros for a whole query ask for all of its keys: the largest of its truth values, or whether
-all of its logits are minus infinity.
+Some graphs multiply scores by a mask that they also add, or set the weights of hidden keys to zero once more. Attention
+may leave this out only if each zero implies a hidden key on all inputs. The operators between them show that the truth
+value of a zero hides a key. Random truth values show that the zero and the hidden key are in the same place. Zeros for
+a whole query must depend on all of its keys: on the largest of their truth values, or on whether all of its logits are
+minus infinity.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from posexport.graphs.attention.truths import FALSE, HIDES, LARGE, TRUE, Given, 
 from posexport.graphs.attention.uniform import number_of
 
 _DRAWS = 16
-"""How often truth values are drawn: a mask may be one value, of which few draws are all the same."""
+"""How often truth values are drawn. A mask may be a single value, which a few draws may not vary."""
 
 _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
-"""Operators that give truth values of other numbers."""
+"""Operators that compute truth values from other numbers."""
 
 
 def zeros_hide(
@@ -40,9 +40,11 @@ def zeros_hide(
     zero_if: bool = False,
     logits: ir.Value | None = None,
 ) -> float | None:
-    """The logit that the keys have at most where a value has zeros, or `zero_if` where it has truth values, and else
-    ones: HIDDEN where the terms hide these keys, minus infinity where the value asks whether `logits` are; None where
-    other keys have zeros too."""
+    """The largest logit that keys have where a value is zero; None if keys that are seen have zeros too.
+
+    The value consists of zeros and ones, or of truth values that are `zero_if` for zeros. The result is HIDDEN if the
+    terms hide the keys, and minus infinity if the value tests whether `logits` are minus infinity.
+    """
     leaves = _leaves(probe, value, zero_if)
     below = [-math.inf]
     asked = [one for one in leaves if one.zero_if and logits and asked_for_infinity(probe, one.value, below) is logits]
@@ -69,7 +71,7 @@ def zeros_hide(
 
 
 def _hides(probe: Probe, term: Term, given: Given) -> bool:
-    """Whether a term hides keys wherever the truth values of a computation are what is given."""
+    """Whether a term hides keys wherever the truth values of a computation are as `given`."""
     meaning = meaning_of(probe, term.value, given)
     if term.seen_if is not None:
         return meaning == (FALSE if term.seen_if else TRUE)
@@ -78,15 +80,15 @@ def _hides(probe: Probe, term: Term, given: Given) -> bool:
 
 @attrs.frozen(kw_only=True)
 class _Leaf:
-    """Truth values, with what they are where there are zeros."""
+    """Truth values, and what they are where the factor is zero."""
 
     value: ir.Value
     zero_if: bool
 
 
 def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
-    """The truth values that a value is laid out from, joined by And, Or, Not, and over axes; none where it is something
-    else."""
+    """The truth values that a value is computed from by layouts, And, Or, Not, and reductions over axes; none if it is
+    computed in another way."""
     leaves, pending, seen = list[_Leaf](), [(value, zero_if)], {value}
     while pending:
         one, truth = pending.pop()
@@ -111,14 +113,16 @@ def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
 
 
 def _keeps_truths(probe: Probe, node: ir.Node, truth: bool) -> bool:
-    """Whether all numbers that a node reads are true, or all false, wherever its result is this `truth`: of those of a
-    row the largest is false, or the least is true, where all are."""
+    """Whether one `truth` of a node's result implies the truth of everything that the node reads.
+
+    If the largest number of a row is false, all are false. If the least is true, all are true.
+    """
     return node.op_type in (*_SAME, *_OVER_ROWS[truth]) or lays_out(probe, node)
 
 
 def _of_all(probe: Probe, value: ir.Value, truth: bool) -> tuple[ir.Node, bool] | None:
-    """The reduction of zeros and ones that a value is computed from, and the truth of them all where that of the value
-    is given: Cast(ReduceMax(x)), ReduceSum(x) > 0, ReduceMax(x) == 0."""
+    """The reduction of zeros and ones that a value is computed from, and the truth of its result if the value has this
+    `truth`: Cast(ReduceMax(x)), ReduceSum(x) > 0, ReduceMax(x) == 0."""
     node = value.producer()
     if node is None or node.inputs[0] is None or node.op_type not in ("Cast", "Greater", "Equal"):
         return None
@@ -131,8 +135,8 @@ def _of_all(probe: Probe, value: ir.Value, truth: bool) -> tuple[ir.Node, bool] 
 def asked_for_infinity(
     probe: Probe, value: ir.Value | None, numbers: Sequence[float] = (math.inf, -math.inf)
 ) -> ir.Value | None:
-    """What truth values ask whether it is infinite, by IsInf or by comparing it with one of the numbers; None for
-    others."""
+    """The value that truth values test for infinity, by IsInf or by comparison with one of `numbers`; None for other
+    truth values."""
     node = None if value is None else value.producer()
     if node is None or node.op_type not in ("Equal", "IsInf"):
         return None
@@ -144,14 +148,14 @@ def asked_for_infinity(
 _SAME = {"Not", "Cast"}
 
 _OVER_ROWS = {True: ("ReduceMin",), False: ("ReduceMax", "ReduceSum")}
-"""Reductions of zeros and ones that are this truth value only where all of them are."""
+"""Reductions of zeros and ones that have this truth value only if all of their elements have it."""
 
 _PARTS = {"Trilu", "Slice", "Gather", "Expand", "Tile", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"}
 """Operators that give elements of their first input, or zeros."""
 
 
 def _are_zeros_and_ones(probe: Probe, value: ir.Value) -> bool:
-    """Whether a value has nothing but zeros and ones on all inputs, and not the same on all."""
+    """Whether a value contains only zeros and ones on all inputs, and differs between inputs."""
     node = value.producer()
     if node is None or value in probe.fixed or node.op_type not in _PARTS:
         return False
@@ -165,7 +169,7 @@ def _are_zeros_and_ones(probe: Probe, value: ir.Value) -> bool:
 
 
 def _is_truth(probe: Probe, value: ir.Value) -> bool:
-    """Whether a value has truth values that are computed from others, or given."""
+    """Whether a value has truth values that are computed from other numbers, or are an input."""
     node = value.producer()
     if value in probe.fixed or probe.dtype(value) != torch.bool:
         return False
@@ -185,6 +189,6 @@ def _are_hidden(
         for term, value in zip(terms, added, strict=True):
             hides = value.bool() != term.seen_if if term.seen_if is not None else value * term.factor <= HIDDEN
             seen = seen & ~hides
-    except RuntimeError:  # the axes of one don't stand for the axes of the other
+    except RuntimeError:  # their axes don't match
         return False
     return not bool(seen.any())

@@ -1,8 +1,8 @@
-"""The scores of a softmax, and on which of their axes the keys are: the one that the softmax is over.
+"""The scores of a softmax, and their axis of keys: the axis that the softmax is over.
 
-softmax(q k^T, axis=-1) v        scores [B, N, S, T], as usual
-v^T softmax(k q^T, axis=-2)      scores [B, N, T, S]: queries and keys exchange their places
-softmax((k q^T)^T, axis=-1) v    the same, until they are transposed
+softmax(q k^T, axis=-1) v        scores [B, N, S, T], the usual form
+v^T softmax(k q^T, axis=-2)      scores [B, N, T, S]: queries and keys are exchanged
+softmax((k q^T)^T, axis=-1) v    the same, until the scores are transposed
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from posexport.graphs.attention.scores import Declined, Scores, scores_of
 from posexport.graphs.attention.softmaxes import Softmax
 
 Axes = dict[ir.Value, ScoreAxes]
-"""The axes of values between a product and its softmax that have others than the usual ones."""
+"""The axes of values between a product and its softmax, for values whose axes are not the usual ones."""
 
 
 def scores_by_key(
     flow: Dataflow, probe: Probe, softmax: Softmax, weighted: tuple[Product, Sequence[ir.Node]], name: str
 ) -> tuple[Scores, Axes]:
-    """The scores of a softmax with their axes; raises Declined. `weighted` is its product with values, and the nodes
-    before that."""
+    """The scores of a softmax with their axes. Raises Declined.
+
+    `weighted` is the product of the softmax with values, and the nodes before that product.
+    """
     scores, rank = scores_of(flow, probe, softmax.logits), len(probe.shape(softmax.logits))
     scores = attrs.evolve(scores, product=by_rows(probe, scores.product))
-    is_operator = softmax.total is None  # Softmax or LogSoftmax, and no sums that are written out
+    is_operator = softmax.total is None  # Softmax or LogSoftmax, not a softmax that is written out
     old = flow.graph.opset_imports.get("", 13) < 13 and is_operator
     axis = softmax.axis if softmax.axis is not None else 1 if old else -1
     axis = axis - rank if axis >= 0 else axis
     over = f"{shown(name)} normalises over axis {axis + rank}"
-    if old and axis != -1:  # Softmax had two dimensions before opset 13: those before its axis, and the rest
+    if old and axis != -1:  # before opset 13, Softmax merged its axis and all axes after it
         raise Declined("softmax-axis", f"{over} and those behind it together")
     product, passed = weighted
     if not passed and "t" not in product.axes[0][axis:][:1]:
@@ -56,6 +58,6 @@ def scores_by_key(
     if turned is None or turned.right not in flow.content:
         raise Declined("softmax-axis", f"{over}, and keys are looked for on another one")
     values = (turned.result, *(node.outputs[0] for node in scores.nodes))
-    if transposed:  # to the usual axes
+    if transposed:  # values after the Transpose have the usual axes
         values = tuple(value for value in values if axes.get(value) != KEYS_FIRST)
     return attrs.evolve(scores, product=turned), dict.fromkeys(values, tuple(turned.axes[2]))

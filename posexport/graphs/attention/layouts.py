@@ -1,8 +1,7 @@
-"""How a value lays the heads of attention out, found by its numbers: `b s (h d)`, `b h s d`, `(b h) s d`, ...
+"""How a value lays out the heads of attention, found from its numbers: `b s (h d)`, `b h s d`, `(b h) s d`, ...
 
-Random numbers are put in place of a value, and what then arrives at the product of attention is compared with every
-way of arranging them as [batch, heads, tokens, features]. No chain of transposes and reshapes needs to be understood,
-and none is misread.
+Random numbers replace a value. What then arrives at the product of attention is compared with every way of arranging
+them as [batch, heads, tokens, features]. So chains of Transpose and Reshape need no analysis, and none is misread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import attrs
 import torch
 
 EXACT = 1e-10
-"""The largest difference, relative to the largest value, between float64 numbers that are called the same."""
+"""The largest difference, relative to the largest value, between float64 numbers that count as equal."""
 
 Sizes = tuple[int, int, int, int]
 """Batch, heads, tokens, features."""
@@ -23,7 +22,7 @@ Sizes = tuple[int, int, int, int]
 
 @attrs.frozen
 class Layout:
-    """A way of laying out four axes; each group of letters is one axis of the value."""
+    """A layout of the four axes. Each group of letters is one axis of the value."""
 
     groups: tuple[str, ...]
 
@@ -32,7 +31,7 @@ class Layout:
 
     @property
     def order(self) -> str:
-        """The four axes in the order of memory."""
+        """The four axes in memory order."""
         return "".join(self.groups)
 
     def to_heads(self, value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
@@ -43,7 +42,7 @@ class Layout:
 
 
 def has_groups(shape: Sequence[int], heads: int) -> bool:
-    """Whether scores of this shape have two axes of heads, those of keys and the groups that share each."""
+    """Whether scores of this shape have two axes of heads: the key heads, and the query heads that share each."""
     return len(shape) == 5 and shape[2] != heads and shape[1] * shape[2] == heads
 
 
@@ -57,7 +56,7 @@ def layouts_of(shape: tuple[int, ...], sizes: Sizes) -> Iterator[Layout]:
 
 
 def _is_used(layout: Layout) -> bool:
-    """Whether axes are merged in a way that graphs have, and that can be taken apart without knowing a length."""
+    """Whether axes are merged in a way that occurs in graphs and can be undone without knowing a length."""
     merged = [at for at, group in enumerate(layout.groups) if len(group) > 1]
     if not merged or layout.groups == FLAT:
         return True
@@ -99,10 +98,9 @@ _LAYOUTS = _layouts()
 
 
 def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
-    """The number c with target = c * source, or None where there is none.
+    """The number c with target = c * source; None if there is none.
 
-    Numbers of a graph are those of float32, divide by one, or are the second or fourth root of these; what is one of
-    them but for rounding is made it.
+    The number is rounded to one that graphs have (`snapped`); None if it is near none of these.
     """
     if target.shape != source.shape or not torch.isfinite(target).all():
         return None
@@ -113,10 +111,11 @@ def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
 
 
 def snapped(number: float) -> float | None:
-    """A float32 number, one divided by such a number, or the second or fourth root of these, that is `number` but for
-    rounding errors of float64; None where there is none.
+    """The number near `number` that a graph may have; None if there is none.
 
-    torch multiplies queries and keys by the root of their scale each, and computes a scale as the root of 1 / size.
+    Such numbers are float32 numbers, their inverses, and the second and fourth roots of both. They may differ from
+    `number` by rounding errors of float64. torch multiplies queries and keys by the root of their scale each, and
+    computes a scale as the root of 1 / size.
     """
     for power in (1, 2, 4):
         whole = abs(number) ** power
@@ -136,5 +135,6 @@ ROUNDING = 1e-12
 
 
 def repeated(heads: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[B, K, T, D] as [B, N, T, D], each key head for the N / K query heads that read it, one after the other."""
+    """[B, K, T, D] as [B, N, T, D]: each key head is repeated for the N / K query heads that read it, one after the
+    other."""
     return heads.repeat_interleave(num_heads // heads.shape[1], 1)

@@ -1,4 +1,4 @@
-"""What is added to the scores of an attention, measured: which keys each query sees, and the bias of those it sees."""
+"""What is added to the scores of an attention, measured: which keys each query sees, and the bias of these keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 HIDDEN = -9e3
-"""What is at most this hides a key; biases of far keys lie above, the least masks of models, -10,000, below."""
+"""Logits of at most this hide a key. Biases of far keys lie above it; the weakest masks of models, -10,000, below."""
 
 
 @attrs.frozen(kw_only=True)
 class Logits:
-    """`seen` bool and `bias` [rows, N or 1, S or 1, T], 0 where a key is hidden. Queries begin at `past`.
+    """`seen` bool and `bias` are [rows, N or 1, S or 1, T]. The bias of a hidden key is 0. Queries begin at `past`.
 
-    `keys` bool [batch, T] are those that the drawn masks let be seen, None where there are no such keys.
+    `keys` bool [batch, T] are the keys that the drawn masks let queries see; None if T is the length of no input.
     """
 
     seen: Array
@@ -40,7 +40,7 @@ class Logits:
 
     @property
     def queries(self) -> int:
-        """The number of queries; those of a term that is the same for all are one."""
+        """The number of queries; 1 if the terms are the same for all."""
         return int(self.seen.shape[2])
 
     def distances(self) -> Array:
@@ -49,10 +49,10 @@ class Logits:
 
 
 class AddedToScores:
-    """The terms of one attention on inputs that are chosen."""
+    """The terms of one attention, measured on chosen inputs."""
 
     def __init__(self, measure: Measure, attention: Attention, levels: Mapping[str, Sequence[int]]) -> None:
-        """`levels` are the probed shapes of the values that terms are broadcast to, by name."""
+        """`levels`: by name, the shapes on the probe's inputs of the values that terms are broadcast to."""
         self._measure, self._attention, self._levels = measure, attention, levels
         self.terms = attention.terms
         self.values = [term.value for term in attention.terms]
@@ -68,8 +68,10 @@ class AddedToScores:
         seed: int = 0,
         marks: bool = False,
     ) -> Logits:
-        """The sum of all terms on inputs of these sizes, as near as the graph allows; RequestError where it takes no
-        such inputs."""
+        """The sum of all terms on inputs of these sizes, as near as the graph allows.
+
+        Raises RequestError if the graph takes no such inputs.
+        """
         values, drawn = self._measure.run(
             self.values, seq=seq, past=past, batch=batch, padding=padding, positions=positions, seed=seed, marks=marks
         )
@@ -97,8 +99,11 @@ class AddedToScores:
         return value.double() * term.factor
 
     def _four_axes(self, term: Term, value: torch.Tensor) -> torch.Tensor:
-        """A term as [rows, N or 1, S or 1, T]; scores of three axes have rows and heads in one, those of five have two
-        axes of rows, as windows, or of heads, as groups that share keys."""
+        """A term as [rows, N or 1, S or 1, T].
+
+        Scores of three axes have rows and heads on one axis. Scores of five axes have two axes of rows, such as
+        windows, or two axes of heads, such as groups that share keys.
+        """
         if term.axes:
             return by_query(value, term.axes, self._attention.num_heads)
         level = self._levels[term.level.name or ""]
@@ -124,7 +129,7 @@ class AddedToScores:
 
 
 def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum of two terms; RequestError where they don't fit each other."""
+    """The sum of two terms. Raises RequestError if their shapes don't match."""
     try:
         return one + other
     except RuntimeError:

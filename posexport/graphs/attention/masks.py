@@ -1,8 +1,8 @@
-"""Which keys the queries of an attention see, by trying: at several lengths, behind caches, and with padding.
+"""Which keys the queries of an attention see, found by trying several lengths, caches and paddings.
 
-With d = query position - key position, by places: all keys (`none`), d >= 0 (`causal`), 0 <= d < w (`window`),
-|d| < w (`local`), those of the same chunk and none ahead (`chunk`), those that an input says (`input`): a mask for each
-query, or positions. What is said holds for rows of up to `tested` keys; a window that is wider doesn't show.
+With d = query position - key position, by places: all keys (`none`), d >= 0 (`causal`), 0 <= d < w (`window`), |d| < w
+(`local`), keys of the same chunk up to the query (`chunk`), keys that an input allows (`input`). Such an input is a
+mask for each query, or positions. The result holds for rows of up to `tested` keys: a wider window is not noticed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 FAR_KEYS, FAR_ROW = 8192, 768
-"""Keys of one query behind a cache, and of a row without a cache, in which a window is looked for."""
+"""The lengths at which a window is looked for: keys of one query after a cache, and keys of a row without a cache."""
 
 LEAST_KEYS = 24
-"""Keys of the shortest row that counts as far."""
+"""The fewest keys of a row that counts as far."""
 
 _MASKS = (
     *("attention_mask", "padding_mask", "encoder_attention_mask", "mask"),
@@ -86,16 +86,16 @@ def _mask(kind: str, size: int | None, padding: list[str], tested: int | None, i
 
 
 def _lengths(added: AddedToScores, measure: Measure) -> Iterator[Logits]:
-    """Rows of several lengths, none padded; those that the graph takes."""
+    """Unpadded rows of several lengths, without those that the graph doesn't take."""
     for seq, past in [(9, 0), (6, 5)] if measure.varies(PAST) else [(9, 0)]:
         with contextlib.suppress(RequestError):
             yield added.at(seq=seq, past=past)
 
 
 def _far(added: AddedToScores, measure: Measure) -> Iterator[list[Logits]]:
-    """Rows with as many keys as the graph takes, then with fewer: a bias may be so low that it hides the farthest.
+    """Rows with as many keys as the graph takes, then with fewer: a bias may be so low that it hides the farthest keys.
 
-    Behind a cache they are two: the last query of a chunk sees as many keys as one of a window.
+    With a cache, there are two lengths each time: at one length, a chunk looks like a window.
     """
     cached = measure.varies(PAST)
     keys = FAR_KEYS if cached else FAR_ROW
@@ -107,7 +107,7 @@ def _far(added: AddedToScores, measure: Measure) -> Iterator[list[Logits]]:
 
 
 def _kind(tried: list[Logits]) -> tuple[str, int | None]:
-    """The kind of visibility that all of these rows have, and the width of its window or chunk."""
+    """The kind of mask that fits all of these rows, and the width of its window or chunk."""
     for kind, sizes in _hypotheses(tried):
         for size in sizes:
             if all(_fits(one, kind, size) for one in tried):
@@ -116,7 +116,10 @@ def _kind(tried: list[Logits]) -> tuple[str, int | None]:
 
 
 def _farthest(tried: list[Logits], rows: Iterator[list[Logits]]) -> tuple[str, int | None, list[Logits]]:
-    """The kind of short rows and of the farthest ones with which they have one; `other` where there are none."""
+    """The kind of mask of the short rows and of the farthest rows that fit together, and these far rows.
+
+    The kind is `other` if no far rows fit.
+    """
     kind, size = _kind(tried)
     for far in rows if kind != "other" else ():
         found, width = _kind([*tried, *far])
@@ -140,7 +143,7 @@ def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:
 
 
 def _fits(one: Logits, kind: str, size: int | None) -> bool:
-    if kind != "none" and one.keys is None:  # keys beside those of the row, whose places are not known
+    if kind != "none" and one.keys is None:  # the keys are not those of the row, and their places are not known
         return False
     return bool((one.seen == _visible(one, kind, size)).all())
 
@@ -162,7 +165,7 @@ def _visible(one: Logits, kind: str, size: int | None) -> Array:
 
 
 def _is_given(tried: list[Logits], masks: list[Role]) -> bool:
-    """Whether a query sees what an input of its own [batch, 1, seq, keys] lets it see."""
+    """Whether each query sees exactly the keys that an input [batch, 1, seq, keys] allows it."""
     for one in tried:
         for mask in masks:
             sees = _given(one, mask)
@@ -172,7 +175,7 @@ def _is_given(tried: list[Logits], masks: list[Role]) -> bool:
 
 
 def _given(one: Logits, mask: Role) -> Array:
-    """Which keys an input of its own lets each query see, [batch, 1 or heads, seq, keys]."""
+    """The keys that an input allows each query to see, [batch, 1 or heads, seq, keys]."""
     given = one.inputs.arrays[mask.name]
     if mask.kind == "padding_mask":
         given = given == 0
@@ -181,18 +184,18 @@ def _given(one: Logits, mask: Role) -> Array:
 
 
 def _hide_by_query(added: AddedToScores, kind: str, size: int | None, masks: list[Role]) -> bool:
-    """Whether inputs with a mask for each query, which hid nothing so far, hide keys where they say so."""
+    """Whether inputs with a mask for each query, which hid nothing so far, hide keys where their values say so."""
     with contextlib.suppress(RequestError, ValueError):
         one = added.at(seq=7, batch=3, padding="left")
         given = (_given(one, mask) for mask in masks)
         sees = np.logical_and.reduce(np.broadcast_arrays(_visible(one, kind, size), *given))
-        some = sees.any(-1)  # queries that see no key may see all
+        some = sees.any(-1)  # the graph may let queries without any key see all keys
         return not _fits(one, kind, size) and bool((np.broadcast_to(one.seen, sees.shape)[some] == sees[some]).all())
     return False
 
 
 def _follows_positions(added: AddedToScores, measure: Measure, kind: str, size: int | None) -> bool:
-    """Whether positions that begin anew, or go back, let queries see other keys."""
+    """Whether queries see other keys if positions begin anew, or go back."""
     axes, length = measure.axes_of(added.values) or 1, measure.sizes(9)[SEQ]
     with contextlib.suppress(RequestError):
         one = added.at(seq=length, positions=[[place] * axes for place in (0, 1, 2, 0, 1, 4, 3, 2, 3)[-length:]])
@@ -201,8 +204,10 @@ def _follows_positions(added: AddedToScores, measure: Measure, kind: str, size: 
 
 
 def _marked(added: AddedToScores, kind: str, size: int | None, tokens: list[Role]) -> bool | None:
-    """Whether keys that are ids with which the graph compares tokens, such as padding, are hidden from all queries, and
-    nothing else changes; None where it does something else."""
+    """Whether all queries stop seeing keys with ids that the graph compares tokens with, such as padding.
+
+    None if anything else changes.
+    """
     try:
         one = added.at(seq=16, batch=3, marks=True)
     except RequestError:
@@ -217,9 +222,9 @@ def _marked(added: AddedToScores, kind: str, size: int | None, tokens: list[Role
 
 
 def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None, *, counts: bool) -> bool | None:
-    """Whether padding hides keys, and nothing else changes; None where it does something else.
+    """Whether padding hides keys, and nothing else changes; None if something else changes.
 
-    Queries that see no key are left out: runtimes differ in them, and some graphs let them see all. Where the graph
+    Queries that see no key are left out: runtimes differ in them, and some graphs let them see all keys. If the graph
     `counts` the keys of a row from the left (Role.grouped), padding is on the right, and queries of padding are left
     out too.
     """
@@ -254,8 +259,11 @@ def _padded(added: AddedToScores, measure: Measure, kind: str, size: int | None,
 
 
 def _from_the_left(keys: Array, visible: Array) -> Array:
-    """What one query behind cached keys sees, `visible` [1, T], where each row has as many keys as are true in `keys`
-    [B, T], all on the left, and the query is the last of them; [B, 1, 1, T]."""
+    """What one query with cached keys sees, [B, 1, 1, T], if the keys of each row are counted from the left.
+
+    A row has as many keys as are true in `keys` [B, T], and the query is the last of them. `visible` [1, T] is what the
+    query sees without padding.
+    """
     total = keys.shape[1]
     rows = [np.pad(visible[0, total - count :], (0, total - count)) for count in keys.sum(1)]
     return np.stack(rows)[:, None, None]

@@ -1,6 +1,6 @@
-"""Values of a graph that depend on no features, such as cosines, masks and biases, on inputs that are chosen.
+"""Values of a graph that depend on no features, such as cosines, masks and biases, computed on chosen inputs.
 
-Only the inputs that a value needs are drawn, and only the nodes that it needs are run: long sequences are cheap.
+Only the inputs that a value needs are drawn, and only the nodes that it needs are run. So long sequences are cheap.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from posexport.graphs.view import View
 from posexport.runtimes.tensors import to_torch
 
 Positions = Sequence[Sequence[int]]
-"""Positions of the tokens of one row, a number for each axis."""
+"""The positions of the tokens of one row, with one number for each axis."""
 
 Rows = Sequence[Positions]
-"""Those of several rows."""
+"""The positions of several rows."""
 
 POSITIONS = "position_ids"
 """The role of inputs with positions."""
 
 
 class Measure:
-    """Values of the graph of a view, in float64, on inputs that are chosen."""
+    """Values of the graph of a view, computed in float64 on chosen inputs."""
 
     def __init__(self, view: View) -> None:
         self._view, self._evaluator = view, Evaluator(view.model)
@@ -48,8 +48,10 @@ class Measure:
         return {self._view.roles[name].kind for name in self.inputs_of(values)}
 
     def axes_of(self, values: Iterable[ir.Value]) -> int | None:
-        """The numbers that make one position, where the values are computed from positions among the inputs: those of
-        all tokens, which can be chosen one by one."""
+        """The number of axes of a position; None unless the values are computed from positions that are inputs.
+
+        Only inputs with a position for each token count: these positions can be chosen one by one.
+        """
         for name in sorted(self.inputs_of(values)):
             role = self._view.roles[name]
             if self._has_chosen_positions(role):
@@ -57,16 +59,16 @@ class Measure:
         return None
 
     def _has_chosen_positions(self, role: Role) -> bool:
-        """Whether an input takes the positions of all tokens: those of first ones are, where rows have one."""
+        """Whether an input has the positions of all tokens. First positions count if rows have only one token."""
         return role.kind == POSITIONS and (not role.is_first_position or self.sizes(2)[SEQ] == 1)
 
     def shares_positions(self, values: Iterable[ir.Value]) -> bool:
-        """Whether the positions among the inputs that values are computed from are those of all rows."""
+        """Whether all rows share the positions that the values are computed from."""
         roles = [self._view.roles[name] for name in self.inputs_of(values)]
         return all(BATCH not in role.axes for role in roles if self._has_chosen_positions(role))
 
     def position_limit(self, values: Iterable[ir.Value]) -> int | None:
-        """The rows of the smallest table that positions are looked up in."""
+        """The rows of the smallest table that positions are looked up in; None if there is none."""
         rows = [self._view.roles[name].rows for name in self.inputs_of(values)]
         return min((count for count in rows if count is not None), default=None)
 
@@ -79,8 +81,8 @@ class Measure:
         return fitted(self._view.roles, {BATCH: batch, SEQ: seq, PAST: past, **(sides or {})})
 
     def other_sides(self) -> dict[str, int] | None:
-        """A height and a width of images that differ from each other and from the model's own; None where the graph
-        fixes them."""
+        """A height and a width of images that differ from each other and from the model's own; None if the graph fixes
+        them."""
         images = [role for role in self._view.roles.values() if {HEIGHT, WIDTH} <= {*role.axes}]
         if not images or not (self.varies(HEIGHT) and self.varies(WIDTH)):
             return None
@@ -103,9 +105,9 @@ class Measure:
     ) -> tuple[list[torch.Tensor], DrawnInputs]:
         """Values on inputs of these sizes, as near as the graph allows, and the inputs.
 
-        `padding` is as in posexport.graphs.draw; `positions` are those of `batch` rows of `seq` tokens, or of every
-        row, and of as many tokens of an encoder; `sides` are the height and the width of images, by default the model's
-        own. Ids that the graph compares tokens with are among the tokens with `marks` alone.
+        `padding` is as in posexport.graphs.draw. `positions` are those of `batch` rows of `seq` tokens, or of one row
+        for all, and those of as many tokens of an encoder. `sides` are the height and the width of images, by default
+        the model's own. Ids that the graph compares tokens with are among the tokens only with `marks`.
         """
         needed = self.inputs_of(values)
         roles = {name: role for name, role in self._view.roles.items() if name in needed}
@@ -124,7 +126,8 @@ class Measure:
         return [results[name] for name in names], drawn
 
     def _sized(self, roles: Mapping[str, Role]) -> dict[str, Role]:
-        """The roles, and that of a cache of the graph, without which nothing would be cached, as a small input."""
+        """The roles, with a small cache of the graph as one more input if they have none: otherwise nothing is
+        cached."""
         caches = [role for role in self._view.roles.values() if role.kind in CACHED]
         if not caches or any(role.kind in CACHED for role in roles.values()):
             return dict(roles)
@@ -154,7 +157,7 @@ class Measure:
 
 
 def _unmarked(role: Role) -> int:
-    """An id that the graph compares no token with."""
+    """An id that the graph doesn't compare tokens with."""
     return next(one for one in range(len(role.marks) + 1) if one not in role.marks)
 
 
@@ -171,5 +174,5 @@ def _positions(shape: tuple[int, ...], axes: Axes, positions: Positions | Rows) 
 
 
 def angles_in(source: AngleSource, value: torch.Tensor) -> torch.Tensor:
-    """Cosines or sines [B or 1, S, P] as an AngleSource finds them in its value; without the first `prefix` tokens."""
+    """The cosines or sines [B or 1, S, P] of an AngleSource in its value, without the first `prefix` tokens."""
     return source.sign * source.by_token(value)[..., list(source.indices)]

@@ -1,4 +1,4 @@
-"""Operators that say in their name that they stand for attention, whether anything here reads them or not."""
+"""Operators whose names say that they stand for attention, whether they can be evaluated here or not."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from posexport.graphs.kernels import KERNELS
 
 
 def is_operator(node: ir.Node) -> bool:
-    """Whether an operator of any domain, such as that of a plugin, stands for attention with a softmax: not for what is
-    added to its logits."""
+    """Whether an operator of any domain, such as that of a plugin, stands for attention with a softmax.
+
+    Operators for linear attention, masks and biases don't count.
+    """
     return "Attention" in node.op_type and not node.op_type.endswith(("LinearAttention", "Mask", "Bias"))
 
 
 def is_other_softmax(node: ir.Node) -> bool:
-    """Whether an operator that is none of ONNX's is a softmax, such as ONNX Runtime's BiasSoftmax."""
+    """Whether an operator that is not ONNX's own is a softmax, such as ONNX Runtime's BiasSoftmax."""
     return domain_of(node) != "" and node.op_type.endswith("Softmax")
 
 
 def is_unread(node: ir.Node) -> bool:
-    """Whether an operator that stands for attention can't be evaluated here, such as ONNX Runtime's on whole numbers
-    (QAttention) or on packed rows."""
+    """Whether an operator that stands for attention can't be evaluated here, such as ONNX Runtime's operators on
+    integers (QAttention) or on packed rows."""
     return kind_of(node) not in KERNELS
 
 
 def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:
-    """Why an operator that stands for attention is left; `refused` are those that could not be written out."""
+    """Why an operator that stands for attention is left as it is. `refused` are those that could not be expanded."""
     name = shown(node.name or node.outputs[0].name or "")
     left = "one of its outputs is not known" if kind_of(node) in EXPANSIONS else "the operator is not read"
     return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, left)}")

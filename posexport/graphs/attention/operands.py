@@ -19,7 +19,7 @@ from posexport.graphs.symbolic_sizes import Size
 
 
 def dims_of(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
-    """The sizes of an operand by letter; for three axes, batch and heads are one, `b`."""
+    """The sizes of an operand by letter. With three axes, batch and heads are one axis, `b`."""
     shape = probe.shape(value)
     letters = axes if len(shape) == len(axes) else axes.replace("h", "")
     if len(shape) != len(letters):
@@ -28,7 +28,7 @@ def dims_of(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
 
 
 def sizes_of(flow: Dataflow, probe: Probe, product: Product, batch: int) -> tuple[int, int, int, int, int]:
-    """Rows, heads, queries, keys and head size. Rows are those of the inputs, or windows of an image too."""
+    """Rows, heads, queries, keys and head size. Rows are those of the inputs, or windows of an image."""
     dims = dims_of(probe, product.result, product.axes[2])
     rows, heads = dims["b"], dims.get("h")
     if heads is None:
@@ -50,7 +50,7 @@ def sizes_of(flow: Dataflow, probe: Probe, product: Product, batch: int) -> tupl
 def check_heads(probe: Probe, product: Product, heads: int, *, values: bool = False) -> None:
     """Raise Declined unless the number of heads and their size are the same on all inputs.
 
-    The product is that of queries and keys, or with `values` that of weights and values.
+    The product is that of queries and keys; with `values`, that of weights and values.
     """
     shapes = probe.shapes
     operands = [(product.left, product.axes[0]), (product.right, product.axes[1])]
@@ -64,7 +64,7 @@ def check_heads(probe: Probe, product: Product, heads: int, *, values: bool = Fa
 
 
 def _letters(probe: Probe, value: ir.Value, axes: str) -> str:
-    """The axes of an operand with tokens as `s`; rows and heads are one, `b`, where it has three."""
+    """The axes of an operand, with tokens as `s`. With three axes, rows and heads are one axis, `b`."""
     letters = axes.replace("t", "s")
     return letters if len(probe.shape(value)) == 4 else letters.replace("h", "")
 
@@ -76,7 +76,7 @@ def _layout(letters: str) -> Layout:
 
 
 def operand_side(probe: Probe, operand: ir.Value, axes: str, sizes: Sizes) -> Side:
-    """An operand as it is read by its product."""
+    """An operand as its product reads it."""
     letters = _letters(probe, operand, axes)
     layout = _layout(letters)
     heads = probe.shape(operand)[letters.index("h")] if "h" in letters else sizes[1]
@@ -94,7 +94,7 @@ def _merged(layout: Layout, sizes: Sizes) -> list[int]:
 def side_behind(
     flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, *, rotated: bool, cached: bool = True
 ) -> Side:
-    """An operand as it comes from its projection, with its cache where `cached`; raises LookupError."""
+    """An operand as it comes from its projection, with its cache if `cached`. Raises LookupError."""
     letters = _letters(probe, operand, axes)
 
     def canonical(value: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Whether the order of tokens acts on queries and keys at all: tokens in another order must give them in that order.
+"""Whether the order of tokens acts on queries and keys: if not, reordered tokens give them in the new order.
 
-What carries the tokens into an attention (embeddings, features, results of other attentions) is replaced by random
-numbers, once as they are and once with the tokens turned round. It is not tried with what comes from inputs of which
-one may hold positions, such as cosines and sines beside the features.
+Random numbers replace the values that carry tokens into an attention (embeddings, features, results of other
+attentions), once in order and once with the tokens reversed. This is not tried if tokens come from several inputs, or
+from an input and other values: one of them may hold positions, such as cosines and sines beside the features.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from posexport.graphs.attention.layouts import EXACT, Sizes
 from posexport.graphs.attention.probe import Probe
 
 _WITH_POSITIONS = {"EmbedLayerNormalization"}
-"""Operators that look tokens up and add positions to them."""
+"""Operators that look up tokens and add positions to them."""
 
 
 def acts_in_order(
     flow: Dataflow, probe: Probe, source: Source, sizes: Sizes, results: Mapping[ir.Value, Source]
 ) -> bool | None:
-    """Whether tokens in another order give the queries or keys of `source` in that order; None where it can't be tried.
+    """Whether tokens in another order give the queries or keys of `source` in that order; None if it can't be tried.
 
-    `sizes` are those of the side; `results` those of the other attentions.
+    `sizes` are the sizes of the side, `results` the results of the other attentions.
     """
     carriers = _carriers(flow, probe, source.value, sizes, results) if sizes[2] > 1 else None
     if not carriers:
@@ -56,16 +56,16 @@ def _heads(
 def _carriers(
     flow: Dataflow, probe: Probe, source: ir.Value, sizes: Sizes, results: Mapping[ir.Value, Source]
 ) -> dict[ir.Value, int] | None:
-    """The farthest values above `source` that have its tokens, with the axis of these; None where positions may be
-    among them.
+    """The farthest values above `source` that have its tokens, with their axis of tokens; None if one of them may hold
+    positions.
 
-    What has no tokens, such as a time that is the same for all, stays as it is.
+    Values without tokens, such as a time that is the same for all tokens, are not replaced.
     """
     above = _above(flow, source, results)
     if any(node is not None and node.op_type in _WITH_POSITIONS for node in (value.producer() for value in above)):
         return None
     found: dict[ir.Value, int] = {}
-    below: set[ir.Value] = set()  # what carries tokens, or is computed from it
+    below: set[ir.Value] = set()  # values that carry tokens, or are computed from them
     for value in sorted(above, key=flow.depth):
         if any(one in below for one in above[value]):
             below.add(value)
@@ -78,7 +78,7 @@ def _carriers(
 
 
 def _above(flow: Dataflow, source: ir.Value, stops: Collection[ir.Value]) -> dict[ir.Value, list[ir.Value]]:
-    """The content from `source` up to `stops`, each with what it is computed from."""
+    """The content from `source` up to `stops`, each value with the content that it is computed from."""
     found: dict[ir.Value, list[ir.Value]] = {}
     pending = [source]
     while pending:
@@ -92,11 +92,11 @@ def _above(flow: Dataflow, source: ir.Value, stops: Collection[ir.Value]) -> dic
 
 
 _MERGED = -1
-"""In place of an axis of tokens: rows and tokens are one axis, the first."""
+"""In place of an axis of tokens: rows and tokens are merged in the first axis."""
 
 
 def _axis(probe: Probe, value: ir.Value, sizes: Sizes, result: Source | None) -> int | None:
-    """The axis of the tokens of a value [rows, tokens, ...], or of what attention gives as it lays that out."""
+    """The axis of tokens of a value [rows, tokens, ...], or of the result of an attention in its layout."""
     rows, _, tokens, _ = sizes
     try:
         shape = probe.shape(value)
@@ -115,7 +115,7 @@ def _axis(probe: Probe, value: ir.Value, sizes: Sizes, result: Source | None) ->
 
 
 def _turned(tensor: torch.Tensor, axis: int, sizes: Sizes) -> torch.Tensor:
-    """The tensor with its tokens in the opposite order."""
+    """The tensor with its tokens in reverse order."""
     if axis != _MERGED:
         return tensor.flip(axis)
     return tensor.reshape(sizes[0], sizes[2], *tensor.shape[1:]).flip(1).reshape(tensor.shape)

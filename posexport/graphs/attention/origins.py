@@ -1,7 +1,7 @@
-"""Which nodes of a file an attention is made of, by the names that the file has.
+"""Which nodes of a file make up an attention, by their names in the file.
 
-To look for attention, bodies stand in place of functions, and operators for attention are written out. Here each new
-node is traced back to the call or the operator that it comes from.
+Before attention is looked for, functions are inlined and operators for attention are expanded. Here each new node is
+traced back to the call or the operator that it comes from.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from posexport.graphs.view import View
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """A node of the file: its name, its operator, with its domain unless that is ONNX's own, and whether it is the call
-    of a function."""
+    """A node of the file: its name, its operator, and whether it is the call of a function.
+
+    The operator includes its domain, unless that is ONNX's own.
+    """
 
     name: str
     operator: str
@@ -30,15 +32,18 @@ class Origin:
 
 @attrs.frozen(kw_only=True)
 class CallSites:
-    """The calls of functions of a graph before their bodies took their places, by the names of their outputs, and all
-    nodes that it had then: they are kept, so that no new node is taken for one of them."""
+    """The calls of functions of a graph before inlining, by the names of their outputs, and all nodes of the graph
+    then.
+
+    The nodes are kept so that no new node is mistaken for one of them.
+    """
 
     nodes: frozenset[ir.Node]
     calls: Mapping[str, Origin]
 
 
 def call_sites(model: ir.Model) -> CallSites:
-    """The calls of a model."""
+    """The calls of functions in the main graph of a model."""
     calls = [node for node in model.graph if node.op_identifier() in model.functions]
     origins = {value.name or "": _origin(call, is_call=True) for call in calls for value in call.outputs}
     return CallSites(nodes=frozenset(model.graph), calls=origins)
@@ -51,7 +56,7 @@ def _origin(node: ir.Node, *, is_call: bool = False) -> Origin:
 
 
 class Origins:
-    """The origins of the nodes of a view; `sites` are the calls of the model before it was inlined."""
+    """The origins of the nodes of a view. `sites` are the calls of the model before inlining."""
 
     def __init__(self, view: View, sites: CallSites | None = None) -> None:
         self._view, self._sites = view, sites
@@ -62,7 +67,7 @@ class Origins:
                 self._trace(output, call, sites)
 
     def _trace(self, output: str, call: Origin, sites: CallSites) -> None:
-        """Give all nodes that were put in place of a call its origin."""
+        """Note a call as the origin of all nodes that replaced it."""
         value = self._view.flow.values.get(output)
         pending = [] if value is None else [value]
         while pending:
@@ -73,14 +78,16 @@ class Origins:
             pending += [one for one in node.inputs if one is not None and one.name not in sites.calls]
 
     def of(self, node: ir.Node) -> Origin:
-        """The node of the file that a node of the view comes from: itself, an operator, or the call of a function."""
+        """The node of the file that a node of the view comes from: itself, an expanded operator, or the call of a
+        function."""
         if node in self._by_node:
             return self._by_node[node]
         operator = self._operators.get(node.name or "")
         return _origin(node if operator is None else operator.node)
 
     def core(self, attention: Attention) -> dict[str, str]:
-        """The names of the softmax and of the products of an attention; the same where one node has them all."""
+        """The names of the softmax and of the products of an attention. They are equal if one node computes all
+        three."""
         names = {"softmax": self.of(attention.softmax).name}
         scores = scores_product(self._view, attention)
         names["scores"] = "" if scores is None else self.of(scores.node).name
@@ -90,7 +97,7 @@ class Origins:
 
 
 def scores_product(view: View, attention: Attention) -> Product | None:
-    """The product of queries and keys."""
+    """The product of queries and keys; None if it is not found."""
     try:
         return scores_of(view.flow, view.probe, attention.logits).product
     except Declined:
@@ -98,7 +105,7 @@ def scores_product(view: View, attention: Attention) -> Product | None:
 
 
 def values_product(attention: Attention) -> ir.Node | None:
-    """The product of weights with values, behind casts and the like."""
+    """The product of weights with values, also after casts and the like; None if it is not found."""
     value = attention.weights
     for _ in range(8):
         nodes = list(dict.fromkeys(use.node for use in value.uses()))

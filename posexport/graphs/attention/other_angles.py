@@ -1,9 +1,9 @@
-"""Whether a rotation turns by its cosines and sines whatever these are, not only by those of the probe.
+"""Whether a rotation uses its cosines and sines whatever their values are, not only those of the probe.
 
-A table whose halves are the same in its first rows may hold others further down, and a factor that is 1 on short rows
-another number on long ones. So what the angles are computed from is replaced by random numbers, as far up as arithmetic
-goes, each independent of the others: what the graph then makes of features must still be explained by the cosines and
-sines that were found.
+A table whose halves are equal in its first rows may differ further down. A factor that is 1 on short rows may be
+another number on long ones. So random numbers, independent of each other, replace the values that the angles are
+computed from, as far up as arithmetic goes. The cosines and sines that were found must still explain what the graph
+makes of features.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _SUMS = {"Add", "Sub", "Sum", "ReduceSum"}
 _PRODUCTS = {"Mul", "MatMul", "Einsum"}
 
 _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Neg", "Cos", "Sin", "Concat"}
-"""Operators through which random numbers tell all there is to know: equal results of such are equal for all numbers."""
+"""Arithmetic operators. If results of these are equal on random numbers, they are equal on all numbers."""
 
 
 _MOST_COLUMNS = 4096
-"""Columns of a table that are compared."""
+"""The most columns of a table that are compared."""
 
 
 def other_angles(
     flow: Dataflow, probe: Probe, nodes: Sequence[ir.Node]
 ) -> tuple[dict[ir.Value, torch.Tensor], set[ir.Node]] | None:
-    """Random numbers by value, for what all that the nodes read beside content is computed from, and the nodes that
-    compute it from these.
+    """Random numbers by value, for the values that the nodes' inputs beside content are computed from, and the nodes
+    that compute the inputs from these values.
 
-    None where a node is no linear operator on features, or adds something that is not fixed.
+    None if a node is not a linear operator on features, or adds something that is not fixed.
     """
     sources: dict[ir.Value, None] = {}
     arithmetic: set[ir.Node] = set()
@@ -54,7 +54,7 @@ def other_angles(
 
 
 def _draws(probe: Probe, sources: Iterable[ir.Value]) -> dict[ir.Value, torch.Tensor]:
-    """Random numbers for each value, the same for values that are computed in the same way."""
+    """Random numbers for each value. Values that are computed in the same way get the same numbers."""
     drawn: dict[int, torch.Tensor] = {}
     for value in sources:
         key = probe.computations.key(value)
@@ -64,7 +64,8 @@ def _draws(probe: Probe, sources: Iterable[ir.Value]) -> dict[ir.Value, torch.Te
 
 
 def _collect(probe: Probe, value: ir.Value, sources: dict[ir.Value, None], arithmetic: set[ir.Node]) -> None:
-    """Add what a value is computed from by arithmetic and layouts, and the nodes of these."""
+    """Add to `sources` what a value is computed from by arithmetic and layouts, and to `arithmetic` the nodes
+    between."""
     node = value.producer()
     if value in probe.fixed or value in sources or node in arithmetic:
         return
@@ -78,8 +79,11 @@ def _collect(probe: Probe, value: ir.Value, sources: dict[ir.Value, None], arith
 
 
 def _is_passed(probe: Probe, node: ir.Node) -> bool:
-    """Whether a node's inputs are drawn in its place: numbers that are cast from whole ones or from truth values are
-    drawn themselves, since few such values say little of arithmetic."""
+    """Whether random numbers replace the inputs of a node instead of its result.
+
+    If numbers are cast from integers or truth values, the result of the Cast is drawn: random values of so few kinds
+    would tell little about arithmetic.
+    """
     read = node.inputs[:1] if node.op_type == "Cast" else []
     values = [value for value in (*read, node.outputs[0]) if value is not None]
     if not all(probe.dtype(value).is_floating_point for value in values):
@@ -88,14 +92,16 @@ def _is_passed(probe: Probe, node: ir.Node) -> bool:
 
 
 def _drawn(probe: Probe, value: ir.Value) -> torch.Tensor:
-    """Random numbers; in rows that are taken from other values, columns are equal where they are in every row there."""
+    """Random numbers for a value. If its rows come from another value, columns that are equal there stay equal."""
     random, columns = probe.random(value), _equal_columns(probe, value)
     return random if columns is None or random.shape[-1] != len(columns) else random[..., columns]
 
 
 def _equal_columns(probe: Probe, value: ir.Value) -> list[int] | None:
-    """For each column of what a value's rows are taken from the first column that is equal to it, whatever numbers that
-    is computed from."""
+    """For each column of the value that `value` takes its rows from, the first column that is always equal to it.
+
+    Columns are compared on random numbers. None if the rows don't come from another value.
+    """
     table = value
     while table not in probe.fixed and (source := _has_rows_of(probe, table)) is not None:
         table = source
@@ -116,7 +122,7 @@ def _equal_columns(probe: Probe, value: ir.Value) -> list[int] | None:
 
 
 def _has_rows_of(probe: Probe, value: ir.Value) -> ir.Value | None:
-    """The value of which another one is rows, with all columns in their order; None where it is computed otherwise."""
+    """The value that another value takes rows of, with all columns in order; None if it is computed in another way."""
     node = value.producer()
     source = None if node is None or node.op_type not in _ROWS else node.inputs[0]
     if node is None or source is None:

@@ -1,7 +1,7 @@
-"""Which features of a head a rotation mixes with which others, read off by probing.
+"""Which features of a head a rotation combines into pairs, found by probing.
 
-The usual pairings are tried first. For others, the features of a probe whose number has a certain bit are zero: from
-where the result is zero then, bit by bit, follows the partner of each feature.
+The usual pairings are tried first. To find others, all features whose index has a certain bit are set to zero, bit by
+bit. Where the result is zero then gives this bit of each feature's partner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from posexport.graphs.attention.layouts import EXACT
 class Pairs:
     """Which of the 2P features of a head from `start` on form pairs: interleaved, or halves of `runs`.
 
-    `sorted`: pairs (2i, 2i + 1) of them become the halves of one run.
+    `sorted`: pairs (2i, 2i + 1) become the halves of one run.
     """
 
     interleaved: bool
@@ -36,7 +36,7 @@ class Pairs:
         return attrs.evolve(self, interleaved=True).results() if self.sorted else self.results()
 
     def results(self) -> tuple[list[int], list[int]]:
-        """The features that the turned a and b become."""
+        """The features that a and b become after the rotation."""
         start = self.start
         if self.interleaved:
             return [start + 2 * i for i in range(self.count)], [start + 2 * i + 1 for i in range(self.count)]
@@ -48,7 +48,7 @@ class Pairs:
         return first, second
 
     def turned(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Features [B, H, S, D], the pairs of which are turned by angles [B or 1, S, P]."""
+        """Features [B, H, S, D] with their pairs rotated by angles [B or 1, S, P]."""
         (first, second), (lower, upper) = self.indices(), self.results()
         result, a, b = heads.clone(), heads[..., first], heads[..., second]
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -57,11 +57,11 @@ class Pairs:
 
 
 Run = Callable[[Sequence[int]], torch.Tensor]
-"""Random features [B, H, S, D], but for these, which are zero, to what the graph makes of them."""
+"""Gives what the graph makes of random features [B, H, S, D] in which the given features are zero."""
 
 
 def pairings(still: list[torch.Tensor], moved: list[torch.Tensor], run: Run) -> Iterator[Pairs]:
-    """The pairings by which `moved` may be made of `still` [B, H, S, D], the usual ones first."""
+    """The pairings with which `moved` may be computed from `still` [B, H, S, D], usual ones first."""
     size = still[0].shape[-1]
     changed = torch.zeros(size, dtype=torch.bool)
     for before, after in zip(still, moved, strict=True):
@@ -80,12 +80,12 @@ def pairings(still: list[torch.Tensor], moved: list[torch.Tensor], run: Run) -> 
     if found is not None and found not in tried:
         tried.add(found)
         yield found
-    # features that stand still here may turn on other inputs, as those of an axis whose positions are all zero
+    # features may be rotated only on other inputs, for example if all positions of an axis are zero here
     yield from (pairs for pairs in _usual(0, size) if pairs not in tried)
 
 
 def _usual(start: int, width: int) -> Iterator[Pairs]:
-    """The pairings of so many features from `start` on."""
+    """The usual pairings of `width` features from `start` on."""
     if width % 2:
         return
     yield Pairs(interleaved=False, runs=(width // 2,), start=start)
@@ -98,18 +98,18 @@ def _usual(start: int, width: int) -> Iterator[Pairs]:
 
 
 def _partners(run: Run, size: int) -> list[int] | None:
-    """The other feature that each feature depends on, itself where there is none; None where that isn't mutual."""
+    """The other feature that each feature depends on, or itself if there is none; None if this is not mutual."""
     partners = [0] * size
     for bit in range(max(size - 1, 1).bit_length()):
         for on in (False, True):
-            # features with the bit `on` are zero; one of the other kind has a partner of them where ...
+            # features whose bit is `on` are zero; after the rotation, such a feature ...
             result = run([feature for feature in range(size) if bool(feature >> bit & 1) == on])
             if result.shape[-1] != size or not torch.isfinite(result).all():
                 return None
             sizes = result.abs().flatten(0, -2).amax(0)
             limit = EXACT * max(float(sizes.max()), 1e-300)
             for feature in range(size):
-                # ... a feature that is zero itself isn't zero afterwards
+                # ... isn't zero only if its partner has the other bit
                 if bool(feature >> bit & 1) == on and sizes[feature] > limit:
                     partners[feature] |= (not on) << bit
                 elif bool(feature >> bit & 1) == on:
@@ -119,7 +119,7 @@ def _partners(run: Run, size: int) -> list[int] | None:
 
 
 def _pairs(partners: list[int]) -> Pairs | None:
-    """Partners as one pairing; None where it has none of the known orders."""
+    """Partners as one pairing; None if they follow none of the known orders."""
     lower = [at for at, partner in enumerate(partners) if partner > at]
     if not lower:
         return None
@@ -133,7 +133,7 @@ def _pairs(partners: list[int]) -> Pairs | None:
 
 
 def _halves(partners: list[int], lower: list[int]) -> Pairs | None:
-    """Halves of runs that follow each other; pairs in them may stand still."""
+    """Halves of runs that follow each other. Some of their pairs may not be rotated."""
     runs = list[int]()
     start = end = -1
     while lower:

@@ -1,10 +1,10 @@
-"""Numbers put into the middle of a graph: what a value becomes when another one is replaced by random features.
+"""Random numbers in the middle of a graph: what a value becomes if random features replace another value.
 
-One run on drawn inputs gives every value that depends on them; a probe then runs only the nodes between two values.
+One run on drawn inputs gives every value that depends on them. A probe then runs only the nodes between two values.
 Rotations, layouts, repeated heads and scales are read off such probes in float64 (posexport.graphs.evaluate).
 
-Graphs of fixed sizes have scores of hundreds of megabytes in every layer. Of content, shapes and dtypes are kept, and
-numbers only where they are few: what few ask for is computed again.
+In graphs of fixed sizes, the scores of every layer may take hundreds of megabytes. So only shapes and dtypes of large
+content are kept. Numbers that are not kept are computed again when they are needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from posexport.graphs.roles import Role
 from posexport.graphs.symbolic_shapes import SymbolicShapes
 
 MOST_HELD = 1 << 28
-"""Bytes of numbers beside content that are kept, such as masks; others are computed again where they are asked for."""
+"""The most bytes of large values besides content, such as masks, that are kept. Others are computed again when they are
+needed."""
 
 
 class Probe:
-    """A graph on one set of inputs. `values` has every value that depends on them, in float64, by name; those whose
-    numbers are not kept are on torch's device `meta`.
+    """A graph on one set of inputs.
 
-    `shapes` are the shapes of values on all inputs; values in `fixed` are the same on all.
+    `values` contains every value that depends on the inputs, in float64, by name. Values whose numbers are not kept are
+    on torch's device `meta`. `shapes` are the shapes of values on all inputs. Values in `fixed` are the same on all
+    inputs.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Probe:
         given = [value.name or "" for value in values if value.is_graph_output() and not value.uses()]
         try:
             self._run(inputs, [*read, *given])
-        except RequestError:  # an output that nobody can compute says nothing of the rest
+        except RequestError:  # an output that can't be computed says nothing about the rest
             self._run(inputs, read)
         self.shapes = SymbolicShapes(flow, self.values, self.get, roles)
         self.fixed, self.computations = self.shapes.fixed, self.shapes.computations
@@ -60,12 +62,12 @@ class Probe:
         self._evaluator.run(inputs, names, see=self._note)
 
     def _note(self, name: str, value: Value) -> None:
-        """Keep a value that was computed, or its shape and dtype."""
+        """Keep a computed value, or only its shape and dtype."""
         if isinstance(value, torch.Tensor):
             if value.numel() > SMALL and self._flow.values[name] in self._flow.content:
                 value = value.to("meta")
             elif value.untyped_storage().nbytes() > value.nbytes:
-                value = value.clone()  # a part of a larger tensor, which would stay for it
+                value = value.clone()  # a view would keep the larger tensor in memory
             if value.numel() > SMALL and not value.is_meta:
                 size = value.untyped_storage().nbytes()
                 value = value.to("meta") if self._held + size > MOST_HELD else value
@@ -77,16 +79,16 @@ class Probe:
         return tuple(self._like(value).shape)
 
     def dtype(self, value: ir.Value) -> torch.dtype:
-        """The dtype of a value, float64 for any of floating-point numbers."""
+        """The dtype of a value; float64 for all floating-point values."""
         return self._like(value).dtype
 
     def _like(self, value: ir.Value) -> torch.Tensor:
-        """A value with or without its numbers; RequestError for a sequence of tensors."""
+        """A value, with or without its numbers. Raises RequestError for a sequence of tensors."""
         found = self.values.get(value.name or "")
         return found if isinstance(found, torch.Tensor) else self.get(value)
 
     def get(self, value: ir.Value) -> torch.Tensor:
-        """A value on these inputs; RequestError for a sequence of tensors."""
+        """A value on these inputs. Raises RequestError for a sequence of tensors."""
         name = value.name or ""
         found = self._numbers([value]).get(name, self._constants.get(name))
         if found is None:
@@ -98,7 +100,7 @@ class Probe:
         return found
 
     def _numbers(self, values: Iterable[ir.Value]) -> dict[str, torch.Tensor]:
-        """Those of the values that depend on the inputs, by name, computed again where they were not kept."""
+        """Those of the values that depend on the inputs, by name. Values that were not kept are computed again."""
         found = {name: self.values[name] for value in values if (name := value.name or "") in self.values}
         dropped = [name for name, tensor in found.items() if _is_dropped(tensor)]
         if dropped:
@@ -107,42 +109,43 @@ class Probe:
         return found
 
     def random_like(self, value: ir.Value) -> torch.Tensor:
-        """Normal numbers of the shape of a value."""
+        """Normally distributed numbers in the shape of a value."""
         return torch.randn(self.shape(value), generator=self._generator, dtype=torch.float64)
 
     def random_truths(self, value: ir.Value) -> torch.Tensor:
-        """Zeros and ones of the shape and the dtype of a value."""
+        """Random zeros and ones in the shape and dtype of a value."""
         return self._whole(self._like(value), 2)
 
     def random(self, value: ir.Value) -> torch.Tensor:
-        """Numbers of the shape and of the kind of a value: normal ones, whole ones of up to four digits, or truth."""
+        """Random numbers in the shape and of the kind of a value: normal ones, integers below 10,000, or truth
+        values."""
         like = self._like(value)
         if like.is_floating_point():
             return self.random_like(value)
         return self._whole(like, 2 if like.dtype == torch.bool else 10_000)
 
     def _whole(self, like: torch.Tensor, end: int) -> torch.Tensor:
-        """Whole numbers below `end`."""
+        """Random integers from 0 to `end` - 1 in the shape and dtype of `like`."""
         return torch.randint(0, end, like.shape, generator=self._generator).to(like.dtype)
 
     def replaced(
         self, others: Mapping[ir.Value, torch.Tensor], targets: Sequence[ir.Value], nodes: Collection[ir.Node]
     ) -> list[torch.Tensor]:
-        """What `targets` become when several values are replaced, as far as they depend on them through `nodes`."""
+        """What `targets` become if `others` replace values, as far as they depend on these through `nodes`."""
         computed = {value for node in nodes for value in node.outputs}
         read = [value for node in nodes for value in values_read(node)]
         known = self._numbers(value for value in (*read, *targets) if value not in computed and value not in others)
         return self._results(known | {value.name or "": tensor for value, tensor in others.items()}, targets)
 
     def through(self, source: ir.Value, targets: Sequence[ir.Value], replaced: torch.Tensor) -> list[torch.Tensor]:
-        """What `targets` become when `source` is replaced."""
+        """What `targets` become if `replaced` replaces `source`."""
         nodes = {node for target in targets for node in self._flow.between(source, target)}
         computed = {source, *(value for node in nodes for value in node.outputs)}
         read = [value for node in nodes for value in node.inputs if value is not None and value not in computed]
         return self._results(self._numbers(read) | {source.name or "": replaced}, targets)
 
     def _results(self, known: Mapping[str, torch.Tensor], targets: Sequence[ir.Value]) -> list[torch.Tensor]:
-        """The targets, computed from values that are known."""
+        """The targets, computed from known values."""
         results = self._evaluator.run(known, [target.name or "" for target in targets])
         return [results[target.name or ""] for target in targets]
 

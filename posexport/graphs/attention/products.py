@@ -1,6 +1,6 @@
 """The two products of attention, queries with keys and weights with values, as MatMul or Einsum write them.
 
-The axes of an operand are letters: b batch, h heads, s queries, t keys, d features; a product of three axes has batch
+The axes of an operand are letters: b batch, h heads, s queries, t keys, d features. A product of three axes has batch
 and heads merged, `(bh)`.
 """
 
@@ -19,8 +19,8 @@ PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "Einsum")
 """The operators that may be such a product."""
 
 _TRANSPOSING = ("FusedMatMul", "Gemm")
-"""Products that may transpose their operands. Gemm's have two axes, so its attention is always left, and what it adds
-needs no reading."""
+"""Products that may transpose their operands. Operands of Gemm have two axes, so attention with Gemm is always left as
+it is, and what Gemm adds is not read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,16 +35,16 @@ class Product:
 
 
 def product_of(node: ir.Node, axes: tuple[str, str, str], *, weights: ir.Value | None = None) -> Product | None:
-    """The product that a node computes, None for other nodes; `axes` are those of left, right and result in MatMul.
+    """The product that a node computes; None for other nodes. `axes` are those of left, right and result in MatMul.
 
-    `weights` is that operand, wherever it stands.
+    `weights`, if given, must be one of the operands.
     """
     if node.op_type in ("MatMul", *_TRANSPOSING) and len(node.inputs) >= 2:
         left, right = node.inputs[0], node.inputs[1]
         if left is None or right is None or (weights is not None and weights not in (left, right)):
             return None
         behind = weights is not None and left is not weights
-        if behind:  # values [B, N, D, T] times weights [B, N, T, S]: the product with both sides turned
+        if behind:  # values [B, N, D, T] times weights [B, N, T, S]: the product of the transposed operands
             of_right, of_left, of_result = map(_turned, axes)
         else:
             of_left, of_right, of_result = axes
@@ -60,8 +60,10 @@ def product_of(node: ir.Node, axes: tuple[str, str, str], *, weights: ir.Value |
 
 
 def with_keys_at(product: Product, axis: int) -> Product | None:
-    """The product with keys on this axis of its result: where it is that of queries, the two exchange their names; None
-    where it is no axis of tokens."""
+    """The product with keys on this axis of its result; None if it is not an axis of tokens.
+
+    If the axis is that of queries, queries and keys exchange their names.
+    """
     letter = product.axes[2][axis]
     if letter != "s":
         return product if letter == "t" else None
@@ -81,8 +83,10 @@ def _turned(axes: str) -> str:
 
 
 def _given(node: ir.Node, axes: str, side: str) -> str:
-    """The axes of an operand of com.microsoft FusedMatMul, which may transpose it: its batch too, [S, B, N, D] for
-    [B, N, S, D]."""
+    """The axes of an operand of Gemm or com.microsoft FusedMatMul, which may transpose it.
+
+    FusedMatMul may transpose the batch too: [S, B, N, D] for [B, N, S, D].
+    """
     if node.attributes.get_int(f"trans{side}", 0):
         axes = _turned(axes)
     return axes[-2] + axes[:-2] + axes[-1] if node.attributes.get_int(f"transBatch{side}", 0) else axes
@@ -111,7 +115,7 @@ def _einsum(node: ir.Node, axes: tuple[str, str, str], weights: ir.Value | None)
         return None
     names = dict(zip(shared, "bh" if len(shared) == 2 else "b", strict=True))
     names |= {only_left[0]: axes[2][-2], only_right[0]: axes[2][-1], summed[0]: axes[0][-1]}
-    if not {*left, *right, *output} <= names.keys():  # one that is summed alone, which is no product of matrices
+    if not {*left, *right, *output} <= names.keys():  # an axis of one operand is summed: not a product of matrices
         return None
     written = tuple("".join(names[letter] for letter in part) for part in (left, right, output))
     return Product(

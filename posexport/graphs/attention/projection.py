@@ -1,5 +1,4 @@
-"""From the queries, keys or values of an attention up to what they are projected from: norms of theirs, and whether
-positions act on them in between.
+"""The projection of queries, keys or values: the norm after it, and whether positions act after it.
 
 Without a rotation, tokens in another order must give queries in that order. This is tried with random features.
 """
@@ -28,13 +27,16 @@ _NORMS = {
     "LpNormalization": "l2",
     "ReduceL2": "l2",
 }
-"""Operators that are a norm, or a part that tells its kind."""
+"""Operators that are a norm, or a part of one that tells its kind."""
 
 
 @attrs.frozen(kw_only=True)
 class Projection:
-    """What lies above one side of an attention: the value that a product with weights projects, the result of that
-    product, and the nodes between it and the side, in the graph's order."""
+    """The projection above one side of an attention.
+
+    A product with weights computes `result` from `projected`. `nodes` are those between `result` and the side, in the
+    graph's order.
+    """
 
     projected: ir.Value
     result: ir.Value
@@ -42,7 +44,7 @@ class Projection:
 
 
 def projection_of(flow: Dataflow, source: ir.Value) -> Projection | None:
-    """The nearest product with weights through which all of a value passes, None where there is none."""
+    """The nearest product with weights that all of a value passes through; None if there is none."""
     for value in flow.dominators(source):
         node = value.producer()
         if node is None or node.op_type not in _PRODUCTS:
@@ -55,7 +57,7 @@ def projection_of(flow: Dataflow, source: ir.Value) -> Projection | None:
 
 
 def norm_of(probe: Probe, projection: Projection, head_dim: int) -> dict[str, object] | None:
-    """The norm of queries or keys behind their projection: its kind, and whether each head has its own."""
+    """The norm of queries or keys after their projection: its kind, and whether each head has its own."""
     for node in projection.nodes:
         kind = _NORMS.get(node.op_type) or _decomposed(node, projection)
         if kind is not None:
@@ -66,7 +68,7 @@ def norm_of(probe: Probe, projection: Projection, head_dim: int) -> dict[str, ob
 
 
 def _decomposed(node: ir.Node, projection: Projection) -> str | None:
-    """The kind of a norm that is written in primitive operators, by its mean."""
+    """The kind of a norm that is written in primitive operators, told by its reduction."""
     if node.op_type not in ("ReduceMean", "ReduceSumSquare", "ReduceSum"):
         return None
     if node.op_type == "ReduceSumSquare":
@@ -83,7 +85,7 @@ def _decomposed(node: ir.Node, projection: Projection) -> str | None:
 
 
 def keeps_order(probe: Probe, projection: Projection, source: Source, sizes: tuple[int, int, int, int]) -> bool | None:
-    """Whether tokens in another order give the same queries in that order; None where it can't be tried.
+    """Whether tokens in another order give the same queries in that order; None if it can't be tried.
 
     `sizes` are those of the side: rows, heads, tokens, features.
     """

@@ -36,13 +36,13 @@ _OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze
 Found = Attention | UnknownAttention
 
 _UNSEEN = ("score-operator", "no-scores")
-"""The reasons of scores that may be mixed with those of other heads."""
+"""If attention is declined with these codes, its scores may be mixed with those of other heads."""
 
 
 def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node, str] | None = None) -> list[Found]:
     """Every attention of the main graph, in order. `batch` is the number of rows of the probe's inputs.
 
-    `refused` are operators that could not be written out (posexport.graphs.expand), with what they have.
+    `refused` are operators that could not be expanded (posexport.graphs.expand), each with what prevents it.
     """
     found: list[Found] = []
     for node in flow.graph:
@@ -58,7 +58,7 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
 def _ended_by(
     flow: Dataflow, probe: Probe, node: ir.Node, batch: int, refused: Mapping[ir.Node, str], layer: int
 ) -> list[Found]:
-    """The attentions whose softmax ends in a node, or that it is as an operator; the first has this `layer`."""
+    """The attentions whose softmax ends in a node, or the operator that the node is. The first has this `layer`."""
     name = node.name or node.outputs[0].name or ""
     reason = reason_to_leave(node, refused, flow.functions)
     softmax = None if reason is not None else softmax_of(node)
@@ -85,7 +85,7 @@ def _attempted(
     name: str,
     layer: int,
 ) -> Found:
-    """One attention, or why it is left."""
+    """One attention, or why it is left as it is."""
     try:
         return _attention(flow, probe, softmax, weighted, batch, name, layer)
     except Declined as declined:
@@ -100,14 +100,16 @@ def _attempted(
 
 
 def _failed(name: str, layer: int, error: Exception) -> UnknownAttention:
-    """An attention that a strange graph makes torch, numpy or what is here stumble over: the others are not lost."""
+    """An attention in which an unexpected error was raised. The other attentions are still recognised."""
     reason = Reason("failed", f"{shown(name)} can't be read ({type(error).__name__})")
     return UnknownAttention(name=name, layer=layer, reason=reason)
 
 
 def _with_caches_of_their_own(found: Sequence[Found]) -> list[Found]:
-    """The attentions, of which one alone has a cache: others that read it, as layers that share it do, read its keys
-    and values as any others."""
+    """The attentions, with each cache given to only one of them.
+
+    Others that read the same cache, such as layers that share it, read its keys and values like any other values.
+    """
     taken: set[ir.Value] = set()
     settled: list[Found] = []
     for one in found:
@@ -122,7 +124,7 @@ def _with_caches_of_their_own(found: Sequence[Found]) -> list[Found]:
 
 
 def _behind_caches(one: Attention) -> Attention:
-    """The attention with the whole of its caches as keys and values."""
+    """The attention with its whole caches as keys and values."""
     if one.k.source.factor != 1.0 or one.k.cache is None or one.v.cache is None:
         return one.near or one
     k, v = (
@@ -133,13 +135,14 @@ def _behind_caches(one: Attention) -> Attention:
 
 
 def _is_of_attention(flow: Dataflow, softmax: Softmax, has_products: bool) -> bool:
-    """Whether what is not known to be a softmax stands between the two products of attention."""
+    """Whether a node that is not known to be a softmax is between the two products of attention."""
     weighs = has_products or leads_to_product(softmax.node.outputs[0])
     return weighs and reaches_product(flow, softmax.logits)
 
 
 def _weighted(flow: Dataflow, softmax: Softmax) -> list[tuple[Product, list[ir.Node]]]:
-    """The products of a softmax with values, each with the nodes between; none where a softmax is no attention."""
+    """The products of a softmax with values, each with the nodes before it; none if the softmax is not an
+    attention's."""
     value, passed = softmax.node.outputs[0], list[ir.Node]()
     if softmax.product is not None:
         between = flow.between(value, softmax.product.left)
@@ -225,7 +228,7 @@ def _attention(
 
 
 def _with_zeros(zeroed: Zeroed, scores: Scores, axes: ScoreAxes, name: str) -> Scores:
-    """The scores with the keys hidden whose exponentials are made zero."""
+    """The scores, with the keys hidden whose exponentials are set to zero."""
     if axes != USUAL:
         raise Declined("softmax-form", f"{shown(name)} makes exponentials zero, whose keys are on another axis")
     hides = Term(value=zeroed.condition, level=zeroed.result, seen_if=zeroed.seen_if, fill=-math.inf)
@@ -233,7 +236,7 @@ def _with_zeros(zeroed: Zeroed, scores: Scores, axes: ScoreAxes, name: str) -> S
 
 
 def _with_turns(flow: Dataflow, probe: Probe, one: Attention, lengths: tuple[int, int, int]) -> Attention:
-    """The attention with rotations inside what its queries and keys are made of, where those are not rotated whole.
+    """The attention with the rotations of parts of its queries and keys, if these are not rotated as a whole.
 
     `lengths` are the numbers of rows, queries and keys.
     """
@@ -250,8 +253,8 @@ def _with_turns(flow: Dataflow, probe: Probe, one: Attention, lengths: tuple[int
 
 
 def narrower(flow: Dataflow, probe: Probe, one: Attention) -> Attention | None:
-    """The same attention without what lies before its products and behind, then without rotations there; None where
-    it is no more than its products."""
+    """The attention without the nodes before and after its products, or else without rotations of parts; None if it has
+    neither."""
     if one.near is None:
         return attrs.evolve(one, q=_unturned(one.q), k=_unturned(one.k)) if one.turns else None
     near, rows = one.near, probe.shape(one.near.output.value)
@@ -268,14 +271,16 @@ def _unturned(side: Side) -> Side:
 def _whole(
     flow: Dataflow, probe: Probe, near: Attention, operands: Sequence[tuple[ir.Value, str, Sizes]]
 ) -> Attention | None:
-    """The attention from its projections on: with layouts, repeated heads, rotations and caches; None if they differ
-    for keys and values."""
+    """The attention from its projections on, with layouts, repeated heads, rotations and caches.
+
+    None if a source is not found, if keys and values have different numbers of heads, or if values are scaled.
+    """
     (left, of_left, q_sizes), (right, of_right, k_sizes), (values, of_values, v_sizes) = operands
     try:
         q = side_behind(flow, probe, left, of_left, q_sizes, rotated=True)
         k = side_behind(flow, probe, right, of_right, k_sizes, rotated=True)
         v = side_behind(flow, probe, values, of_values, v_sizes, rotated=False)
-        if (k.cache is None) != (v.cache is None):  # as where keys turn behind their cache
+        if (k.cache is None) != (v.cache is None):  # for example if keys are rotated after their cache
             k = side_behind(flow, probe, right, of_right, k_sizes, rotated=True, cached=False)
             v = side_behind(flow, probe, values, of_values, v_sizes, rotated=False, cached=False)
     except LookupError:
@@ -295,7 +300,7 @@ def _whole(
 
 
 def _logits(probe: Probe, value: ir.Value) -> ir.Value:
-    """The input of a softmax with its axes for queries and keys, before a Flatten."""
+    """The input of a softmax with separate axes for queries and keys, before a Flatten."""
     while len(probe.shape(value)) < 3:
         node = value.producer()
         if node is None or node.inputs[0] is None:
@@ -305,8 +310,10 @@ def _logits(probe: Probe, value: ir.Value) -> ir.Value:
 
 
 def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tuple[tuple[ir.Value, bool], ...]:
-    """What each head's scores are multiplied or divided by, without masks of zeros and ones, which change the logits of
-    keys that are hidden by what is added, and is computed from the mask."""
+    """The numbers that each head's scores are multiplied or divided by.
+
+    Masks of zeros and ones are left out if the added masks hide the keys of their zeros anyway.
+    """
     kept = []
     for value, divides in scores.head_scales:
         array = probe.get(value)
@@ -321,7 +328,7 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
 
 
 def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None:
-    """The sinks as they are before they are laid out for all rows and queries."""
+    """The sinks before they are laid out for all rows and queries; None without sinks."""
     value, passed = column, set[ir.Node]()
     while value is not None and math.prod(probe.shape(value)) != heads:
         node = value.producer()

@@ -1,10 +1,10 @@
-"""Rotary position embeddings between two values of any graph, read off by probing (Su et al. 2021, arXiv:2104.09864).
+"""Rotary position embeddings between two values of any graph, found by probing (Su et al. 2021, arXiv:2104.09864).
 
     (a, b) -> (a cos - b sin, a sin + b cos) for pairs of features of each head
 
-The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of runs of features. For each pairing the cosines
-and sines of every token follow from one probe, and another probe must confirm them. The angles are then looked for
-among the values that the nodes in between multiply with, and are still computed by the same nodes.
+The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of runs of features. For each pairing, the
+cosines and sines of every token are computed from two probes and must explain both. The angles are then looked for
+among the values that the nodes in between read. These values are still computed by the same nodes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.symbolic_sizes import ONE
 
 MOST_PARTS = 4
-"""Values that hold the cosines or sines of a rotation, at most."""
+"""The most values that together hold the cosines or sines of a rotation."""
 
 _TOLERANCE = 1e-9
-"""Of a cosine or sine that was solved for."""
+"""The largest error of a cosine or sine that was solved for."""
 
 
 MISSES = 6
-"""Values that may fail one after the other before the search ends: views with more axes lie between others."""
+"""The most values that may fail in a row before the search ends. Views with more axes lie between other values."""
 
 BARRIERS = {
     *("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "LayerNormalization", "RMSNormalization"),
@@ -50,17 +50,17 @@ BARRIERS = {
         "If",
     ),
 }
-"""Operators above which no layout of the same numbers can lie."""
+"""Operators above which no value has the same numbers in another layout."""
 
 
 @attrs.frozen(kw_only=True)
 class AngleSource:
-    """Cosines or sines [B or 1, S, P]: the elements `indices` of the axis `features` of a value of the graph.
+    """Cosines or sines [B or 1, S, P]: the elements `indices` on the axis `features` of a value of the graph.
 
-    `batch` and `tokens` are its other axes, None for a value that is the same for all rows; `sign` is -1 where it holds
-    the negative. The first `prefix` tokens have no angles in it: they are not rotated. `rest` has the angles of the
-    pairs behind these, where several values hold them. `corner` are places on the last axes, where these make a matrix
-    of each angle.
+    `batch` and `tokens` are its other axes. `batch` is None if the value is the same for all rows. `sign` is -1 if it
+    holds the negative numbers. The first `prefix` tokens have no angles in it: they are not rotated. If several values
+    hold the angles, `rest` has those of the following pairs. `corner` are places on the last axes, if these are a
+    matrix of each angle.
     """
 
     value: ir.Value
@@ -75,17 +75,17 @@ class AngleSource:
 
     @property
     def axes(self) -> list[int]:
-        """The axes of rows, tokens and features, without that of rows where there is none."""
+        """The axes of rows, tokens and features, without rows if there is no such axis."""
         return [axis for axis in (self.batch, self.tokens, self.features) if axis is not None]
 
     def by_token(self, value: torch.Tensor) -> torch.Tensor:
-        """A value that holds cosines or sines as [B or 1, S, F]."""
+        """A value that holds cosines or sines, brought to [B or 1, S, F]."""
         dropped = [axis for axis in range(value.dim()) if axis not in self.axes]
         flat = value.permute([*dropped, *self.axes]).reshape([value.shape[axis] for axis in self.axes])
         return flat if self.batch is not None else flat.unsqueeze(0)
 
     def read(self, values: Mapping[ir.Value, torch.Tensor], still: float) -> torch.Tensor:
-        """The cosines or sines [B or 1, S, P] that values hold, and `still` for tokens that are not rotated."""
+        """The cosines or sines [B or 1, S, P] that `values` hold, with `still` for tokens that are not rotated."""
         parts = []
         for part in self.parts:
             read = part.sign * part.by_token(_at(values[part.value], part.corner))[..., list(part.indices)]
@@ -102,7 +102,7 @@ class AngleSource:
 
 @attrs.frozen(kw_only=True)
 class Rotary:
-    """A rotation of `source`, laid out as `layout`, whose result is `target`.
+    """A rotation of `source`, which has the layout `layout`. Its result is `target`.
 
     `solved` are its cosines and sines [B, S, P] on the probe's inputs.
     """
@@ -122,14 +122,14 @@ class Rotary:
 
     @property
     def in_columns(self) -> bool:
-        """Whether one value has all cosines in columns, and one all sines."""
+        """Whether one value has all cosines in columns, and one value all sines."""
         return not any(one.rest is not None or one.corner for one in (self.cos, self.sin))
 
 
 def farthest_rotation(
     flow: Dataflow, probe: Probe, target: ir.Value, layout: Layout, sizes: Sizes
 ) -> tuple[Rotary | None, bool]:
-    """The rotation to `target` that begins farthest up, and whether there is one, if only one of unknown angles."""
+    """The rotation to `target` that begins farthest up, and whether there is any, even one with unknown angles."""
     best: Rotary | None = None
     rotates = False
     misses = 0
@@ -154,9 +154,9 @@ def farthest_rotation(
 def rotation_of(
     flow: Dataflow, probe: Probe, source: ir.Value, target: ir.Value, layout: Layout, sizes: Sizes
 ) -> tuple[Rotary | None, bool]:
-    """The rotation from `source` to `target`, laid out as `layout` with `sizes`, and whether there is one at all.
+    """The rotation from `source` to `target`, which has the layout `layout` with `sizes`, and whether there is one.
 
-    A rotation whose cosines or sines are no values of the graph gives (None, True).
+    The result is (None, True) if the cosines or sines of a rotation are not values of the graph.
     """
     draws = [probe.random_like(source) for _ in range(2)]
     moved = [layout.to_heads(probe.through(source, [target], draw)[0], sizes) for draw in draws]
@@ -173,7 +173,7 @@ def rotation_of(
 
         for pairs in pairings(still, moved, run):
             solved = _solve(still, moved, pairs)
-            if solved is None or float(solved[1].abs().max()) <= _TOLERANCE:  # a factor, if nothing turns
+            if solved is None or float(solved[1].abs().max()) <= _TOLERANCE:  # without sines, it is only a factor
                 continue
             fixed = _fixed_tokens(*solved)
             angles = [_find(flow, probe, source, target, one, sizes, fixed) for one in solved]
@@ -195,7 +195,7 @@ def rotation_of(
 
 
 def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, sizes: Sizes) -> bool:
-    """Whether the cosines and sines that were found explain what the graph does with any others, too."""
+    """Whether the cosines and sines that were found also explain what the graph does with other angles."""
     nodes = flow.between(rotary.source, rotary.target)
     others = other_angles(flow, probe, nodes)
     if others is None or loses_digits(flow, rotary.source, rotary.target):
@@ -215,7 +215,8 @@ def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, 
 def _solve(
     still: list[torch.Tensor], moved: list[torch.Tensor], pairs: Pairs
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cosines and sines [B, S, P] that make `moved` of `still`, both [B, H, S, D] per probe; None where none do."""
+    """Cosines and sines [B, S, P] that rotate `still` to `moved`, both [B, H, S, D] per probe; None if there are
+    none."""
     sources, results = pairs.indices(), pairs.results()
     norm = cos = sin = torch.zeros(())
     for before, after in zip(still, moved, strict=True):
@@ -243,7 +244,7 @@ def _fixed_tokens(cos: torch.Tensor, sin: torch.Tensor) -> int:
 def _find(
     flow: Dataflow, probe: Probe, source: ir.Value, target: ir.Value, angles: torch.Tensor, sizes: Sizes, fixed: int
 ) -> AngleSource | None:
-    """Where cosines or sines [B, S, P] stand in the graph, among what the nodes in between read beside content."""
+    """Where the graph holds cosines or sines [B, S, P], among what the nodes in between read besides content."""
     values = {
         value: None
         for node in flow.between(source, target)
@@ -261,7 +262,7 @@ def _find(
 def _find_parts(
     probe: Probe, values: Iterable[ir.Value], angles: torch.Tensor, sizes: tuple[int, int]
 ) -> AngleSource | None:
-    """Cosines or sines [B, S, P] that up to MOST_PARTS values hold, each those of pairs that follow each other."""
+    """Cosines or sines [B, S, P] that up to MOST_PARTS values hold, each for consecutive pairs."""
     parts, first, pairs = list[AngleSource](), 0, angles.shape[-1]
     while first < pairs:
         found, last = None, first
@@ -283,7 +284,7 @@ def _find_parts(
 def _match(
     probe: Probe, value: ir.Value, angles: torch.Tensor, prefix: int, sizes: tuple[int, int]
 ) -> AngleSource | None:
-    """How a value holds the angles, for any axis as that of features, and for any place in matrices."""
+    """How a value holds the angles. Each axis is tried as that of features, and each place in matrices."""
     array = probe.get(value)
     if not array.is_floating_point() or array.numel() <= 1:
         return None
@@ -298,7 +299,7 @@ def _match(
 
 
 def _at(array: torch.Tensor, corner: Sequence[int]) -> torch.Tensor:
-    """What a tensor has at a place on its last axes."""
+    """The part of a tensor at these places of its last axes."""
     for place in reversed(corner):
         array = array[..., place]
     return array
@@ -345,7 +346,7 @@ def _match_axes(
 
 
 def _regular(matches: torch.Tensor, nearest: torch.Tensor) -> tuple[int, ...]:
-    """Indices of matching features [F, P], evenly spaced where there is such a choice, so that a Slice gives them."""
+    """The indices of matching features [F, P], evenly spaced if possible, so that a Slice can give them."""
     count = matches.shape[1]
     for step in (1, 2):
         for start in range(matches.shape[0] - step * (count - 1)):

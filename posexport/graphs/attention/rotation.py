@@ -1,6 +1,6 @@
-"""The rotation of queries and keys as an encoding with its parameters, named as posexport's specs name them.
+"""The rotation of queries and keys as an encoding with its parameters, named as in posexport's specs.
 
-Frequencies that fit no encoding are given as they are: `{"name": "rope", "layout": ..., "frequencies": [...]}`.
+Frequencies that fit no encoding are listed: `{"name": "rope", "layout": ..., "frequencies": [...]}`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     Encoding = dict[str, Any]
 
 TABLE, SIDES, ROWS, NOT_EVALUATED = "rotation-by-table", "rotations-differ", "rotation-by-row", "not-evaluated"
-"""Codes of reasons why a rotation has no parameters."""
+"""Codes of the reasons why a rotation has no parameters."""
 
 GRID = (5, 7)
 """Rows and columns of the positions that a rotation over a grid is tried on."""
 
 MOST_PREFIX = 16
-"""Tokens before the patches of an image, at most."""
+"""The most tokens before the patches of an image."""
 
 
 def unknown(name: str, reason: Reason, **known: Any) -> Encoding:
-    """An encoding of which only so much is known, with the reason."""
+    """An encoding of which no more than `known` is known, with the reason."""
     return {"name": name, **known, "reason": {"code": reason.code, "text": reason.text}}
 
 
 def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tuple[Encoding, int]:
-    """The encoding of a rotation of queries and keys, and how many tokens at the beginning don't turn."""
+    """The encoding of a rotation of queries and keys, and how many tokens at the beginning are not rotated."""
     layout = layout_of(q.pairs)
     width = _width(q.pairs, head_dim)
     if q.pairs != k.pairs:
@@ -69,12 +69,13 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
 
 
 def layout_of(pairs: Pairs) -> str:
-    """`interleaved`: pairs (2i, 2i + 1); `half`: (i, i + n/2) of the n features that turn, or of each run of them."""
+    """`interleaved`: pairs (2i, 2i + 1). `half`: pairs (i, i + n/2) of the n rotated features, or of each run of
+    them."""
     return "interleaved" if pairs.interleaved or pairs.sorted else "half"
 
 
 def _width(pairs: Pairs, head_dim: int) -> Encoding:
-    """How many features of a head turn where not all do, and the first of them where it isn't the first of the head."""
+    """How many features of a head are rotated, if not all are, and the first of them, if it isn't the head's first."""
     if 2 * pairs.count == head_dim:
         return {}
     return {"rotary_dim": 2 * pairs.count, **({"rotary_start": pairs.start} if pairs.start else {})}
@@ -104,7 +105,7 @@ def _named(turning: Turning, other: Turning, pairs: Pairs, head_dim: int) -> Enc
 
 
 def _decaying(turning: Turning, other: Turning, layout: str) -> Encoding | None:
-    """xpos: what queries lose with each position, keys gain."""
+    """xpos: with each position, the amplitude of keys grows as much as that of queries shrinks."""
     if turning.growth is None or other.growth is None or np.abs(turning.growth + other.growth).max() > 1e-9:
         return None
     plain = rope_parameters(turning)
@@ -120,12 +121,12 @@ def _listed(frequencies: Any) -> list[Any]:
 
 
 def _on_a_grid(measure: Measure, rotary: Rotary) -> tuple[Encoding, int] | None:
-    """The encoding of tokens that are patches: of positions on a grid, or of an image without positions.
+    """The encoding of tokens that are patches: from positions on a grid, or from an image without positions.
 
-    Where images may have any size, that of another size must have the same parameters.
+    If images may have any size, an image of another size must give the same parameters.
     """
     probe = AngleProbe(measure, rotary)
-    hidden = max(rotary.cos.prefix, rotary.sin.prefix)  # tokens that the turns leave out
+    hidden = max(rotary.cos.prefix, rotary.sin.prefix)  # tokens that the cosines and sines leave out
     if probe.axes is None:
         turns = probe.places(GRID[0] * GRID[1])
         sides = measure.other_sides()
@@ -142,9 +143,9 @@ def _on_a_grid(measure: Measure, rotary: Rotary) -> tuple[Encoding, int] | None:
 
 
 def _of_grid(turns: Any, pairs: Pairs, most_prefix: int, *, follows: bool) -> tuple[Encoding, int] | None:
-    """The encoding of turns [S, P] of the cells of some grid, and the tokens before them.
+    """The encoding of the rotations [S, P] of the cells of some grid, and the number of tokens before them.
 
-    `follows`: the grid is that of the tokens, and no parameter.
+    `follows`: the grid is that of the tokens, and not a parameter.
     """
     grid = grid_turning(turns, max(min(MOST_PREFIX, most_prefix), 0))
     if grid is None:

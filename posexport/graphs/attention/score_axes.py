@@ -1,10 +1,10 @@
-"""The axes of scores between their product and their softmax, where heads don't stand before queries.
+"""The axes of scores between their product and their softmax, if they differ from rows, heads, queries, keys.
 
     [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]; keys before queries: [B, N, T, S];
     heads before rows: [N, B, S, T]
 
-Multi-query attention that folds heads into tokens adds its mask, and takes its softmax, in such a layout. Axes are
-groups of the letters b rows, h heads, s queries, t keys; no group at all stands for the usual axes.
+Multi-query attention that folds heads into tokens adds its mask and takes its softmax in such a layout. Axes are
+groups of the letters b rows, h heads, s queries, t keys. An empty tuple means the usual axes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ ScoreAxes = tuple[str, ...]
 USUAL: ScoreAxes = ()
 
 KEYS_FIRST: ScoreAxes = ("b", "h", "t", "s")
-"""The axes of scores whose keys stand before their queries."""
+"""The axes of scores whose keys come before their queries."""
 
 _FOLDED: tuple[ScoreAxes, ...] = (("b", "s", "h", "t"), ("b", "hs", "t"), ("b", "sh", "t"))
 _FOLDED += tuple((*axes[:1], "", *axes[1:]) for axes in _FOLDED[1:])
 _FOLDED += (KEYS_FIRST, ("h", "b", "s", "t"))
-"""Axes of scores; an empty group is one of size 1."""
+"""Axes of scores. An empty group is an axis of size 1."""
 
 MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")
-"""Operators that lay scores out otherwise."""
+"""Operators that change the layout of scores."""
 
 
 def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict[ir.Value, ScoreAxes]:
-    """The axes of each value on the way from the product to the softmax, for those that have others than the usual
-    ones. `nodes` are those on the way, the last one first."""
+    """The axes of each value between the product and the softmax, for values whose axes are not the usual ones.
+
+    `nodes` are the nodes in between, the last one first.
+    """
     shape, letters = probe.shape(product.result), product.axes[2]
     moves, is_usual = [*nodes][::-1], letters == SCORES[2]
     if len(shape) != 4 or (is_usual and not any(node.op_type in MOVES for node in moves)):
@@ -52,7 +54,7 @@ def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict
         elif node.op_type in MOVES and math.prod(after) == current.numel():
             current = current.reshape(after)
         if current.shape != after:
-            return found  # what follows is another layout, or broadcast
+            return found  # what follows has another layout, or is broadcast
         if not torch.equal(current, numbers):
             named = [axes for axes in _FOLDED if torch.equal(_laid_out(numbers, axes), current)]
             found[node.outputs[0]] = named[0] if named else USUAL
@@ -60,7 +62,7 @@ def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict
 
 
 def by_query(value: torch.Tensor, axes: ScoreAxes, heads: int) -> torch.Tensor:
-    """Scores, or something that is broadcast to them, as [B or 1, N or 1, S or 1, T or 1]."""
+    """Scores, or a value that is broadcast to them, as [B or 1, N or 1, S or 1, T or 1]."""
     if axes == USUAL:
         return value
     value = value[(None,) * (len(axes) - value.dim())]
@@ -78,7 +80,7 @@ def by_query(value: torch.Tensor, axes: ScoreAxes, heads: int) -> torch.Tensor:
 
 
 def queries_of(shape: tuple[int, ...], axes: ScoreAxes, heads: int) -> int:
-    """The number of queries of scores of this shape."""
+    """The number of queries in scores of this shape."""
     for group, size in zip(axes, shape, strict=False):
         if "s" in group:
             return size // heads if "h" in group else size
@@ -86,7 +88,7 @@ def queries_of(shape: tuple[int, ...], axes: ScoreAxes, heads: int) -> int:
 
 
 def _laid_out(numbers: torch.Tensor, axes: ScoreAxes) -> torch.Tensor:
-    """[B, N, S, T] with these axes."""
+    """Scores [B, N, S, T] laid out in these axes."""
     sizes = dict(zip("bhst", numbers.shape, strict=True))
     moved = numbers.permute(["bhst".index(letter) for letter in "".join(axes)])
     return moved.reshape([math.prod(sizes[letter] for letter in group) for group in axes])

@@ -2,7 +2,7 @@
 
     logits = softcap(scale * q k^T) + bias, or a hidden value where a mask says so; sinks are one more logit per head
 
-Every node on the way is one of the table below; another one is a reason to leave the attention as it is.
+Every node in between must be in the table below. Any other node is a reason to leave the attention as it is.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from posexport.graphs.attention.uniform import factor_of, number_of
 from posexport.graphs.nearest import nearest_first
 
 HIDDEN = -5e3
-"""A logit that is at most this hides its key: exp(-5000) is 0 in every dtype."""
+"""A logit of at most this hides its key: exp(-5000) is 0 in every dtype."""
 
 DEPTH = 24
-"""Nodes between a softmax and its product, at most."""
+"""The most nodes between a softmax and its product."""
 
 
 @attrs.frozen(kw_only=True)
 class Term:
-    """Something added to the logits: `value` times `factor`, or `fill` where the boolean `value` is not `seen_if`.
+    """A term that is added to the logits: `value` times `factor`, or `fill` where the boolean `value` is not `seen_if`.
 
-    `level` is the value on the way whose shape the term is broadcast to, `axes` are its axes
-    (posexport.graphs.attention.score_axes).
+    The term is broadcast to the shape of `level`, a value between the product and the softmax. `axes` are the axes of
+    `level` (posexport.graphs.attention.score_axes).
     """
 
     value: ir.Value
@@ -46,9 +46,9 @@ class Term:
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """What was found between a softmax and its product; `nodes` are those on the way, the last one first.
+    """What was found between a softmax and its product. `nodes` are the nodes in between, the last one first.
 
-    The product of `factors` is the scale. `maxima` are taken away before the softmax, each by a node.
+    The product of `factors` is the scale. `maxima` are subtracted before the softmax; each has the node that does it.
     """
 
     product: Product
@@ -63,7 +63,7 @@ class Scores:
 
 
 class Declined(Exception):
-    """An attention that is left as it is, with the reason."""
+    """Raised for an attention that is left as it is, with the reason."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -72,7 +72,7 @@ class Declined(Exception):
 
 @attrs.define
 class _Walk:
-    """What is known so far; `factor` is what the logits at `value` are multiplied by further down."""
+    """What is known so far. Further down, the logits at `value` are multiplied by `factor`."""
 
     value: ir.Value
     probe: Probe
@@ -93,7 +93,7 @@ class _Walk:
 
 
 def scores_of(flow: Dataflow, probe: Probe, logits: ir.Value) -> Scores:
-    """What stands between the input of a softmax and the product of queries and keys; raises Declined."""
+    """What is between the input of a softmax and the product of queries and keys. Raises Declined."""
     walk = _Walk(logits, probe)
     for _ in range(DEPTH):
         node = walk.value.producer()
@@ -123,8 +123,10 @@ def scores_of(flow: Dataflow, probe: Probe, logits: ir.Value) -> Scores:
 
 
 def is_scores(flow: Dataflow, product: Product) -> bool:
-    """Whether a product may be that of queries and keys: both are features, or queries are learned, the same for all
-    rows, as those that pool."""
+    """Whether a product may be that of queries and keys.
+
+    Keys must be features. Queries may be features, or learned and the same for all rows, as in pooling.
+    """
     left, right = product.left, product.right
     if right not in flow.content:
         return False
@@ -134,12 +136,12 @@ def is_scores(flow: Dataflow, product: Product) -> bool:
 
 
 def reaches_product(flow: Dataflow, value: ir.Value) -> bool:
-    """Whether a product of content with content lies above, behind nodes of the table alone."""
+    """Whether a product of queries and keys lies above a value, with only operators of the table in between."""
     return next(products_above(flow, value, _STEPS), None) is not None
 
 
 def products_above(flow: Dataflow, value: ir.Value, through: Collection[str], depth: int = DEPTH) -> Iterator[Product]:
-    """The products of content with content above a value, behind nodes of `through` alone, the nearest first."""
+    """The products of queries and keys above a value, with only operators of `through` in between, nearest first."""
 
     def product_at(one: ir.Value) -> Product | None:
         node = one.producer()
@@ -167,7 +169,7 @@ def _negate(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 
 def _sides(flow: Dataflow, node: ir.Node) -> tuple[ir.Value, ir.Value, int]:
-    """The operand that leads to the product, the other, and the place of the first."""
+    """The operand that leads to the product, the other operand, and the index of the first."""
     first, second = node.inputs[0], node.inputs[1]
     assert first is not None and second is not None
     leads = [reaches_product(flow, side) for side in (first, second)]
@@ -186,7 +188,7 @@ def _add(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 
 def _check_affine(walk: _Walk, node: ir.Node) -> None:
-    """Raise Declined where something is added before a cap or a scale per head, which posexport adds after it."""
+    """Raise Declined if a node adds something before a cap or a scale per head: posexport adds it after these."""
     if walk.softcap or walk.head_scales:
         raise Declined("score-order", f"{shown(node.name or '')} adds to the scores before they are capped or scaled")
 
@@ -197,7 +199,7 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if place == 0 and maximum is not None and maximum.inputs[0] is path:
         if walk.softcap or walk.sinks is not None:
             raise Declined("score-order", f"{shown(node.name or '')} takes a maximum away before a cap or sinks")
-        walk.maxima.append((node, unexpanded(other)))  # a softmax doesn't change where it is the same for all keys
+        walk.maxima.append((node, unexpanded(other)))  # doesn't change a softmax if it is the same for all keys
         walk.value = path
         return
     if place == 1:
@@ -208,7 +210,7 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 
 def _maximum(probe: Probe, value: ir.Value) -> ir.Node | None:
-    """The ReduceMax that a value comes from, also by a Max with minus infinity, as JAX writes it."""
+    """The ReduceMax that a value comes from, also through a Max with minus infinity, as JAX writes it."""
     while (node := behind(value, KEEPS_ORDER).producer()) is not None and node.op_type == "Max":
         others = [one for one in node.inputs if one is not None and number_of(probe, one) != -math.inf]
         if len(others) != 1 or len(node.inputs) == 1:
@@ -301,4 +303,4 @@ _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
     "Transpose": _through,
     "Flatten": _through,
 }
-"""What may stand between the products, by operator."""
+"""What may be between the products, by operator."""

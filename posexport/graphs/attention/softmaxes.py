@@ -1,11 +1,11 @@
-"""Softmaxes of a graph: the operator, or its formula written out.
+"""Softmaxes of a graph: the operator, or its formula in other operators.
 
     exp(x) / sum(exp(x))      exp(LogSoftmax(x))      exp(x - log(sum(exp(x))))      (exp(x) v) / sum(exp(x))
 
-Exponentials of hidden keys may be made zero before the sum (posexport.graphs.attention.zeroed): the softmax of logits
-that are minus infinity there. A query that sees no key then gets zero divided by zero, as it does from that one.
-The sum may drop its axis and get it back by a Reshape or an Unsqueeze: its shape says whether that is the same axis
-(posexport.graphs.attention.written_out).
+The exponentials of hidden keys may be set to zero before the sum (posexport.graphs.attention.zeroed). This is the
+softmax of logits that are minus infinity there: in both, a query that sees no key gives zero divided by zero.
+The sum may drop its axis and get it back by a Reshape or an Unsqueeze. Its shape then tells whether that is the same
+axis (posexport.graphs.attention.written_out).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from posexport.graphs.nearest import nearest_first
 _PASSED = ("Cast", "Identity")
 
 _DEPTH = 6
-"""Operators between exponentials and their sum, or between that and a division by it, at most."""
+"""The most operators between exponentials and their sum, or between the sum and a division by it."""
 
 KEEPS_ORDER = (*_PASSED, "Unsqueeze", "Squeeze", "Reshape", "Expand")
-"""Operators that keep the numbers of a sum or a maximum in their order."""
+"""Operators that keep the numbers of a sum or a maximum in order."""
 
 
 @attrs.frozen(kw_only=True)
 class Softmax:
-    """A softmax of `logits` whose last node is `node`; `axis` is None where the operator names none.
+    """A softmax of `logits` whose last node is `node`. `axis` is None if the operator doesn't state it.
 
-    Where it is written out, exponentials are divided by `total`. With `product` they are so behind the product with
-    values, whose result is then that of the division. `zeroed` makes exponentials of hidden keys zero before. `doubt`
-    says why it is not known to be a softmax.
+    If the softmax is written out, exponentials are divided by `total`. With `product`, the product with values is
+    divided instead, and the result of `product` is that of the division. `zeroed` sets exponentials of hidden keys to
+    zero before. `doubt` says why it is not known to be a softmax.
     """
 
     node: ir.Node
@@ -49,7 +49,7 @@ class Softmax:
 
 
 def softmax_of(node: ir.Node) -> Softmax | None:
-    """The softmax that ends in a node, None where none does."""
+    """The softmax that ends in a node; None if none does."""
     if node.domain not in ("", "ai.onnx") or not node.inputs or node.inputs[0] is None:
         return None
     if node.op_type == "Softmax":
@@ -60,13 +60,13 @@ def softmax_of(node: ir.Node) -> Softmax | None:
 
 
 def above(value: ir.Value | None, operator: str, through: Collection[str] = _PASSED) -> ir.Node | None:
-    """The node of this operator that a value comes from, behind operators of `through`."""
+    """The node of this operator that a value comes from, with only operators of `through` in between; None if none."""
     node = None if value is None else behind(value, through).producer()
     return node if node is not None and node.op_type == operator else None
 
 
 def behind(value: ir.Value, through: Collection[str]) -> ir.Value:
-    """What a value is computed from by operators of `through` alone."""
+    """The value that another one is computed from by operators of `through` only."""
     while (node := value.producer()) is not None and node.op_type in through and node.inputs[0] is not None:
         if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
             break
@@ -75,7 +75,7 @@ def behind(value: ir.Value, through: Collection[str]) -> ir.Value:
 
 
 def unexpanded(value: ir.Value) -> ir.Value:
-    """What a value is broadcast from."""
+    """The value that another one is broadcast from."""
     return behind(value, (*_PASSED, "Expand"))
 
 
@@ -84,7 +84,7 @@ def _axis_of(node: ir.Node) -> int | None:
 
 
 def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
-    """The exponentials of a LogSoftmax, or of logits less the logarithm of the sum of their exponentials."""
+    """The exponentials of a LogSoftmax, or of logits minus the logarithm of the sum of their exponentials."""
     whole, less = above(logarithms, "LogSoftmax"), above(logarithms, "Sub")
     if whole is not None and whole.inputs[0] is not None:
         return Softmax(node=node, logits=whole.inputs[0], axis=_axis_of(whole))
@@ -104,7 +104,8 @@ def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
 
 
 def _divided(node: ir.Node) -> Softmax | None:
-    """Exponentials divided by their sum, or multiplied by the reciprocal of it; or their product with values is."""
+    """Exponentials, or their product with values, divided by the sum of exponentials or multiplied by its
+    reciprocal."""
     for part, divisor in _quotients(node):
         total = _inverse(divisor) if node.op_type == "Mul" else divisor
         sums = above(_unbounded(total), "ReduceSum", KEEPS_ORDER)
@@ -114,7 +115,7 @@ def _divided(node: ir.Node) -> Softmax | None:
         if sums is None or powers is None or source is None or source.inputs[0] is None:
             continue
         if zeroed is not None and above(total, "ReduceSum", KEEPS_ORDER) is None:
-            continue  # a bound changes the sum where the largest logit is that of a hidden key
+            continue  # a bound changes the sum if the largest logit is that of a hidden key
         if behind(part, _PASSED) is powers:
             return attrs.evolve(_of_sums(node, source.inputs[0], sums, divisor), zeroed=zeroed)
         late = _product_with(powers, part)
@@ -126,7 +127,7 @@ def _divided(node: ir.Node) -> Softmax | None:
 
 
 def _quotients(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """What a node divides, and by what; or what it multiplies with a reciprocal, and that."""
+    """Each value that a node divides, with the divisor. A Mul divides by a factor that is a reciprocal."""
     if node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
         return []
     one, other = node.inputs
@@ -138,7 +139,7 @@ def _quotients(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 def _inverse(value: ir.Value | None) -> ir.Value | None:
-    """What a value is the reciprocal of."""
+    """The value that another one is the reciprocal of; None if it is not a reciprocal."""
     node = above(value, "Reciprocal", KEEPS_ORDER)
     if node is not None:
         return node.inputs[0]
@@ -147,14 +148,16 @@ def _inverse(value: ir.Value | None) -> ir.Value | None:
 
 
 def _stored_number(value: ir.Value | None) -> float | None:
-    """The number of a constant that has one."""
+    """The number of a constant with one element; None for other values."""
     tensor = constant_of(value)
     return tensor.numpy().item() if tensor is not None and tensor.size == 1 else None
 
 
 def _unbounded(value: ir.Value | None) -> ir.Value | None:
-    """What a sum is before it is kept from zero, where that changes no sum: of logits less their maximum, one of the
-    exponentials is 1, and so is the sum at least."""
+    """A sum before a lower bound is applied, if the bound never changes it; otherwise the value itself.
+
+    If the maximum is subtracted from logits, one of the exponentials is 1, so their sum is at least 1.
+    """
     node = None if value is None else behind(value, KEEPS_ORDER).producer()
     if node is None or node.op_type not in ("Max", "Clip") or len([one for one in node.inputs if one is not None]) != 2:
         return value
@@ -170,8 +173,10 @@ def _unbounded(value: ir.Value | None) -> ir.Value | None:
 
 
 def _product_with(powers: ir.Value, result: ir.Value) -> Product | None:
-    """The product of exponentials with values whose result has features in place of keys, and else the same axes: a sum
-    over the keys divides each of its rows."""
+    """The product of exponentials with values whose result has features in place of keys, and otherwise the same axes.
+
+    So a sum over the keys divides each row of the result.
+    """
     node = result.producer()
     for weights in () if node is None else node.inputs:
         if node is None or weights is None or behind(weights, _PASSED) is not powers:
@@ -183,7 +188,7 @@ def _product_with(powers: ir.Value, result: ir.Value) -> Product | None:
 
 
 def _of_sums(node: ir.Node, logits: ir.Value, sums: ir.Node, total: ir.Value) -> Softmax:
-    """A softmax that is written out with these sums, which must be over one axis."""
+    """A softmax that is written out with these sums. It is doubted unless they are over one axis."""
     axes = _axes_of(sums)
     if len(axes) != 1:
         return _doubted(node, logits)
@@ -191,7 +196,7 @@ def _of_sums(node: ir.Node, logits: ir.Value, sums: ir.Node, total: ir.Value) ->
 
 
 def _axes_of(node: ir.Node) -> list[int]:
-    """The axes of a reduction as they are written; none where they are not known, or all."""
+    """The axes of a reduction as written; none if they are not known, or if it reduces all axes."""
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
     tensor = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -205,7 +210,7 @@ def _doubted(node: ir.Node, logits: ir.Value) -> Softmax:
 
 
 def _almost_divided(node: ir.Node) -> Softmax | None:
-    """Exponentials divided by their sum of which either is changed before, as by a mask, or a number that is added."""
+    """A division of exponentials by their sum after either was changed, for example by a mask or an added number."""
     for part, divisor in _quotients(node):
         sums = _sums_of(divisor)
         summed = {source for one in sums for source in _exponentials(one.inputs[0])}
@@ -226,10 +231,10 @@ def _almost_divided(node: ir.Node) -> Softmax | None:
 
 
 _CHANGES = {*KEEPS_ORDER, "Mul", "Where", "Dropout", "Transpose"}
-"""Operators that may stand between exponentials and their product or sum."""
+"""Operators that may be between exponentials and their product or sum."""
 
 _OF_SUMS = {*KEEPS_ORDER, "Add", "Max", "Clip", "Where", "Log", "Mul", "Reciprocal", "Div", "Transpose"}
-"""Operators that may stand between a sum of exponentials and a division by it."""
+"""Operators that may be between a sum of exponentials and a division by it."""
 
 
 def _exponentials(value: ir.Value | None) -> list[ir.Node]:
@@ -248,8 +253,10 @@ def _is_added_to(value: ir.Value, sums: ir.Node) -> bool:
 
 
 def _found(value: ir.Value | None, operators: Collection[str], through: Collection[str]) -> list[ir.Node]:
-    """The nodes of these operators that a value is computed from, behind operators of `through` alone, the nearest
-    first."""
+    """The nodes of these operators that a value is computed from, with only operators of `through` in between.
+
+    The nearest node comes first.
+    """
 
     def onward(one: ir.Value) -> list[ir.Value]:
         node = one.producer()

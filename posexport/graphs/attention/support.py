@@ -1,6 +1,6 @@
-"""For each runtime, whether an attention will be one kernel there, and if not, why and what to do.
+"""For each runtime, whether an attention becomes one kernel, and if not, why and what to do.
 
-Measured with ONNX Runtime 1.31 on the CPU and TensorRT for RTX 1.7 (docs/reference/attentions.md). `compile` says what
+Measured with ONNX Runtime 1.31 on the CPU and TensorRT for RTX 1.7 (docs/reference/attentions.md). `compile` shows what
 a builder really chose.
 """
 
@@ -22,10 +22,10 @@ DECOMPOSED, DTYPE, HEAD_SIZE, OPERATOR, SCORES, NOT_MEASURED = (
     "scores",
     "not-measured",
 )
-"""Codes of reasons."""
+"""Codes of the reasons."""
 
 HEAD_DIMS = range(16, 257)
-"""The widths of heads that TensorRT's fused kernels take, measured with TensorRT for RTX 1.7 in fp16 and bf16."""
+"""The head sizes that TensorRT's fused kernels take, measured with TensorRT for RTX 1.7 in fp16 and bf16."""
 
 HALVES = ("fp16", "bf16")
 
@@ -35,13 +35,16 @@ _WHOLE = {
     "com.microsoft.MultiHeadAttention",
     "com.microsoft.GroupQueryAttention",
 }
-"""Operators that are a whole attention."""
+"""Operators that compute a whole attention."""
 
 
 @attrs.frozen(kw_only=True)
 class Carried:
-    """What decides whether an attention is one kernel: its operator, the dtype of its products, its sizes, and what it
-    has. `inside`: its operator has the cache, or more than one output."""
+    """What decides whether an attention is one kernel: its operator, the dtype of its products, its head sizes, softcap
+    and sinks.
+
+    `inside`: whether its operator contains the cache, or has more than one output.
+    """
 
     operator: str
     dtype: str
@@ -53,7 +56,7 @@ class Carried:
 
 
 def kernels_of(carried: Carried) -> dict[str, dict[str, Any]]:
-    """By runtime: `one_kernel` True, False or None where it isn't known, and the reason unless it is True."""
+    """By runtime: `one_kernel`, which is True, False, or None if it isn't known, and the reason unless it is True."""
     found: dict[str, dict[str, Any]] = {}
     for name, judge in _JUDGES.items():
         reason = judge(carried)
@@ -118,7 +121,7 @@ def _tensorrt(carried: Carried) -> Reason | None:
             f"values are {carried.value_dim} wide and keys {carried.head_dim}, which the builder does not fuse: no "
             "other form helps",
         )
-    if carried.dtype == "fp32":  # last, as it can be changed: in another dtype the rest would still hold
+    if carried.dtype == "fp32":  # checked last: the reasons above would still hold in another dtype
         return Reason(DTYPE, "fp32 has no fused attention kernel: use fp16 or bf16")
     if carried.dtype not in HALVES:
         return Reason(NOT_MEASURED, f"attention in {carried.dtype} was not measured: build it with 'posexport compile'")

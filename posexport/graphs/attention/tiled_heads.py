@@ -1,7 +1,8 @@
-"""Key heads that are repeated as a block, k0 k1 k0 k1 for four query heads, as Tile gives them.
+"""Key heads that are repeated as a block: k0 k1 k0 k1 for four query heads, as by Tile.
 
-Operators for attention share heads one after the other, k0 k0 k1 k1: such attention is recognised, and rewritten, with
-as many key heads as query heads. What is said of it is how many there were before.
+Operators for attention repeat each key head before the next: k0 k0 k1 k1. So attention with key heads in blocks is
+recognised, and rewritten, with as many key heads as query heads. Only its description gives the number of key heads
+before they were repeated.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from posexport.graphs.view import View
 
 
 def heads_before_tiles(view: View, source: Source, sizes: Sizes) -> int:
-    """The heads of keys or values before they were repeated as a block; where they were not, those of `source`, which
-    has these `sizes`."""
+    """The number of heads of keys or values before they were repeated as a block.
+
+    If they were not, it is that of `source`, which has these `sizes`.
+    """
     flow, probe, (rows, heads, tokens, features) = view.flow, view.probe, sizes
     above = source.value
     for value in islice(flow.dominators(source.value), 1, MISSES + 2):

@@ -1,8 +1,8 @@
-"""What masks are where a truth value is false, or true, read off the operators that compute them from it.
+"""What a mask is where a truth value is false, or true, derived from the operators that compute the mask from it.
 
 Where(And(seen, causal), scores, -inf)    hides the key where `seen` is false
-(1 - seen) * -10000                       too, and (1 - seen) * 10000 where it is taken away
-Where(Or(seen, other), scores, -inf)      doesn't: it depends on more
+(1 - seen) * -10000                       hides it too; (1 - seen) * 10000 hides it if it is subtracted
+Where(Or(seen, other), scores, -inf)      doesn't: it depends on `other` too
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import HIDDEN
 
 TRUE, FALSE, MINUS_ONE, HIDES, LARGE = "true", "false", "minus one", "hides", "large"
-"""1, 0, -1, so low that it hides a key, or so large that it does where it is taken away."""
+"""1, 0, -1, a number so low that it hides a key, and a number so large that it does if it is subtracted."""
 
 
 Given = tuple[int, str]
-"""A computation by its key, and what its truth values are, TRUE or FALSE."""
+"""The key of a computation, and what its truth values are, TRUE or FALSE."""
 
 
 def meaning_of(
     probe: Probe, value: ir.Value | None, given: Given, known: dict[ir.Value, str | None] | None = None
 ) -> str | None:
-    """What a value is where the truth values of a computation are what is `given`, whatever else it is made of; None
-    where that depends on more. `known` are those of other values."""
+    """What a value is wherever the truth values of a computation are as `given`; None if that depends on more.
+
+    `known` are the answers for other values.
+    """
     known = {} if known is None else known
     if value is None:
         return None
@@ -49,7 +51,7 @@ def _meaning(probe: Probe, value: ir.Value, given: Given, known: dict[ir.Value, 
 
 
 def _of_numbers(array: torch.Tensor) -> str | None:
-    """The meaning of fixed numbers."""
+    """The meaning of fixed numbers; None if they have none."""
     numbers = array.double()
     if numbers.numel() and bool((numbers.abs() >= -HIDDEN).all()):
         return HIDES if bool((numbers < 0).all()) else LARGE if bool((numbers > 0).all()) else None
@@ -60,7 +62,7 @@ def _of_numbers(array: torch.Tensor) -> str | None:
 Operands = list["str | None"]
 
 _NEGATED = {TRUE: MINUS_ONE, MINUS_ONE: TRUE, FALSE: FALSE, HIDES: LARGE, LARGE: HIDES}
-"""What a value is that is taken away from zero."""
+"""What a value is after it is subtracted from zero."""
 
 
 def _not(probe: Probe, node: ir.Node, operands: Operands) -> str | None:

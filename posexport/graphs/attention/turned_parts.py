@@ -1,8 +1,8 @@
-"""Rotations of parts of queries or keys, and of those that are normed afterwards: they are written anew in their place.
+"""Rotations of parts of queries or keys, and rotations before a norm: they are rewritten where they are.
 
     queries = concat(projection, rotation(another projection))    keys = norm(rotation(projection))
 
-From an operand of attention upwards, every value that has rows, tokens and features may be the result of a rotation.
+From an operand of attention upwards, every value with rows, tokens and features may be the result of a rotation.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from posexport.graphs.attention.rotary import Rotary, farthest_rotation
 from posexport.graphs.symbolic_sizes import Size
 
 MOST_VALUES = 48
-"""Values that are looked at above an operand, at most."""
+"""The most values that are looked at above an operand."""
 
 _PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "Gather", "MatMulInteger", "Loop", "If"}
-"""Operators above which nothing belongs to the operand any more."""
+"""Operators that end the search above an operand."""
 
 
 @attrs.frozen(kw_only=True)
 class Turn:
-    """A rotation whose result is laid out as `layout`, with `heads` heads of `dim` features."""
+    """A rotation whose result has the layout `layout`, with `heads` heads of `dim` features."""
 
     rotary: Rotary
     layout: Layout
@@ -38,7 +38,7 @@ class Turn:
 
 
 def turned_parts(flow: Dataflow, probe: Probe, operand: ir.Value, batch: int, tokens: Collection[int]) -> list[Turn]:
-    """The rotations above an operand with `batch` rows, of as many tokens as one of `tokens`."""
+    """The rotations above an operand with `batch` rows, whose number of tokens is one of `tokens`."""
     found: list[Turn] = []
     seen, pending = {operand}, [operand]
     for value in pending:
@@ -57,8 +57,10 @@ def turned_parts(flow: Dataflow, probe: Probe, operand: ir.Value, batch: int, to
 
 
 def place_of(flow: Dataflow, probe: Probe, turn: Turn, operand: ir.Value, layout: Layout, sizes: Sizes) -> int | None:
-    """The first of the features that a turned part becomes in the heads of an operand, laid out as `layout` with
-    `sizes`; None where it isn't a part of them as it is."""
+    """The first feature of a rotated part in the heads of an operand, which has the layout `layout` with `sizes`.
+
+    None if the heads don't contain the part as it is.
+    """
     batch, heads, tokens, _ = sizes
     part = probe.random_like(turn.rotary.target)
     if part.numel() != batch * turn.heads * tokens * turn.dim or turn.heads not in (1, heads):
@@ -80,7 +82,7 @@ def _turn(flow: Dataflow, probe: Probe, value: ir.Value, batch: int, tokens: Col
 
 
 def _same_heads(probe: Probe, value: ir.Value, layout: Layout, heads: int) -> bool:
-    """Whether a value has as many heads of the same size on all inputs."""
+    """Whether a value has the same number of heads, of the same size, on all inputs."""
     for group, size in zip(layout.groups, probe.shapes.of(value), strict=True):
         if group == "bh":
             if probe.shapes.symbols.quotient(size, Size(heads)) is None:
@@ -91,7 +93,7 @@ def _same_heads(probe: Probe, value: ir.Value, layout: Layout, heads: int) -> bo
 
 
 def _layouts(shape: tuple[int, ...], batch: int, tokens: Collection[int]) -> Iterator[tuple[Layout, Sizes]]:
-    """The ways in which a value may have rows, heads, tokens and at least two features, which stand last."""
+    """The ways in which a value may have rows, heads, tokens and, last, at least two features."""
     if math.prod(shape) == 0 or not shape or shape[-1] < 2:
         return
     if len(shape) == 4:

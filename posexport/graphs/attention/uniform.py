@@ -1,9 +1,9 @@
-"""Values that are one number everywhere on all inputs, however a graph makes them.
+"""Values that are one number everywhere on all inputs, however a graph computes them.
 
 Cast(constant), Expand(constant, lengths), ones_like(scores) * -1e9   one number each, whatever the lengths are
 
-A constant is looked at element by element. Of what is as long as lengths say, the operators tell that all elements are
-alike, and the run on the probe's inputs which number they are.
+A constant is compared element by element. If a value is as long as lengths say, its operators show that all elements
+are equal, and the run on the probe's inputs shows which number they are.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import torch
 from posexport.graphs.attention.probe import Probe
 
 _DEPTH = 8
-"""Operators between a value and the constants that it is made of, at most."""
+"""The most operators between a value and the constants that it is computed from."""
 
 _LAYOUTS = {"Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Tile", "Slice", "Gather"}
 _LAYOUTS |= {"CastLike"}
 """Operators that give elements of their first input."""
 
 _BY_ELEMENT = {"Cast", "Neg", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Min", "Max", "Abs"}
-"""Operators that compute each element from those in its place."""
+"""Operators that compute each element from the elements in the same place."""
 
 
 def number_of(probe: Probe, value: ir.Value | None) -> float | None:
-    """The number that every element of a value is on all inputs; None where there is none, or it is not known."""
+    """The number that every element of a value is on all inputs; None if there is none, or if it is not known."""
     return None if value is None or not _is_uniform(probe, value, _DEPTH, {}) else _only(probe.get(value))
 
 
 def factor_of(probe: Probe, value: ir.Value) -> float | None:
-    """`number_of` for what scores are multiplied or divided by: an attribute can hold it, or one divided by it.
+    """`number_of` for a factor or a divisor of scores, which an attribute must be able to hold.
 
-    A stored number counts whatever it is.
+    So a computed number, or its inverse, must be a float32 number. A stored number always counts.
     """
     number = number_of(probe, value)
     node = value.producer()
@@ -42,7 +42,8 @@ def factor_of(probe: Probe, value: ir.Value) -> float | None:
 
 
 def _is_uniform(probe: Probe, value: ir.Value, depth: int, known: dict[tuple[ir.Value, int], bool]) -> bool:
-    """Whether all elements of a value are one number, by at most `depth` operators; `known` are answers so far."""
+    """Whether all elements of a value are one number, traced through at most `depth` operators. `known` are earlier
+    answers."""
     if (value, depth) not in known:
         known[value, depth] = _is_made_uniform(probe, value, depth, known)
     return known[value, depth]
@@ -67,7 +68,7 @@ def _is_made_uniform(probe: Probe, value: ir.Value, depth: int, known: dict[tupl
 
 
 def _only(array: torch.Tensor) -> float | None:
-    """The number that all elements are; None where they differ, or there are none."""
+    """The number that all elements are; None if they differ, or if there are none."""
     if not array.numel():
         return None
     first = array.reshape(-1)[0]

@@ -1,5 +1,4 @@
-"""Softmaxes whose weights meet no values in a product, or that no product of queries and keys reaches as it is: why
-they are left, where they are those of attention."""
+"""Why a softmax of attention is left if no product has its weights, or if its scores are mixed with others."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ from posexport.graphs.nearest import nearest_first
 
 WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
 WEIGHT_OPS |= {"Div"}
-"""What may stand between a softmax and the product with values."""
+"""Operators that may be between a softmax and its product with values."""
 
 COMBINING = {"Add", "Sub", "Sum", "Concat", "Split", "Gather", "Expand"}
-"""What combines the weights of several softmaxes, or of several heads."""
+"""Operators that combine the weights of several softmaxes, or of several heads."""
 
 MIXING = {"MatMul", "Gemm", "Einsum", "Conv", "BatchNormalization", "LayerNormalization"}
-"""What computes the scores or weights of a head from those of all, with numbers that are learned."""
+"""Operators that compute the scores or weights of a head from those of all heads, with learned numbers."""
 
 _DEPTH = 8
-"""Operators between a softmax and what its weights are looked for in, at most."""
+"""The most operators between a softmax and what is looked for after it."""
 
 _AROUND_MIXING = {
     "Transpose",
@@ -44,14 +43,17 @@ _AROUND_MIXING = {
 
 
 def mixed_scores(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
-    """The reason for scores that are mixed before they go into a softmax; None where they are not."""
+    """The reason for scores that are mixed before a softmax; None if they are not."""
     plain = next(products_above(flow, softmax.logits, _AROUND_MIXING), None)
     return _mixed_heads(flow, probe, softmax, name) if plain is None else None
 
 
 def _mixed_heads(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
-    """The reason for scores or weights that are mixed; None where no product above has the queries and keys of the
-    softmax, as the product with a weight before a router has other axes."""
+    """The reason for scores or weights that are mixed.
+
+    None if no product above has the queries and keys of the softmax. For example, the product of features with the
+    weight of a router has other axes.
+    """
     shape = probe.shapes.of(softmax.logits)
     products = products_above(flow, softmax.logits, MIXING | _AROUND_MIXING, 12)
     shapes = [probe.shapes.of(one.result) for one in products if {one.left, one.right} <= flow.content]
@@ -61,7 +63,7 @@ def _mixed_heads(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> R
 
 
 def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
-    """Why a softmax that no product has as weights of features is left; None where it is no attention."""
+    """Why a softmax is left whose weights no product with features reads; None if it is not an attention's."""
     weights, shown_name = softmax.node.outputs[0], shown(name)
     if _meets_content(flow, weights):
         return Reason("einsum", f"{shown_name} meets the values in an Einsum that is no product of matrices")
@@ -77,7 +79,7 @@ def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name:
 
 
 def leads_to(value: ir.Value, goals: Collection[str], through: Collection[str]) -> bool:
-    """Whether an operator of `goals` reads a value, behind operators of `through` alone."""
+    """Whether an operator of `goals` reads a value, with only operators of `through` in between."""
 
     def onward(one: ir.Value) -> list[ir.Value]:
         return [use.node.outputs[0] for use in one.uses() if use.node.op_type in through]
@@ -92,7 +94,7 @@ def _readers(value: ir.Value) -> list[ir.Node]:
 
 
 def _weighs_others(flow: Dataflow, value: ir.Value) -> bool:
-    """Whether a product has a value as weights of something that is neither constant nor known to be features."""
+    """Whether a product uses a value to weight another one that is neither constant nor known to be features."""
 
     def onward(one: ir.Value) -> list[ir.Value]:
         return [node.outputs[0] for node in _readers(one) if node.op_type in WEIGHT_OPS]
@@ -106,15 +108,17 @@ def _weighs_others(flow: Dataflow, value: ir.Value) -> bool:
 
 
 def _meets_content(flow: Dataflow, value: ir.Value) -> bool:
-    """Whether an Einsum multiplies a value with features."""
+    """Whether an Einsum multiplies a value by features."""
     return any(
         use.node.op_type == "Einsum" and sum(one in flow.content for one in use.node.inputs) > 1 for use in value.uses()
     )
 
 
 def _is_combined(flow: Dataflow, probe: Probe, softmax: Softmax) -> bool:
-    """Whether a softmax of products of features weights features behind operators that combine it with others, as the
-    difference of two softmaxes."""
+    """Whether a softmax of products of features weights features only after it is combined with others.
+
+    An example is the difference of two softmaxes.
+    """
     try:
         product = scores_of(flow, probe, softmax.logits).product
     except (Declined, PosexportError):
@@ -123,7 +127,7 @@ def _is_combined(flow: Dataflow, probe: Probe, softmax: Softmax) -> bool:
 
 
 def _weighs_features(flow: Dataflow, value: ir.Value, combining: Collection[str] = COMBINING) -> bool:
-    """Whether what operators of `combining` make of a value weighs features."""
+    """Whether a value weights features after operators of `combining`."""
 
     def onward(state: tuple[ir.Value, bool]) -> Iterator[tuple[ir.Value, bool]]:
         one, is_combined = state

@@ -1,4 +1,4 @@
-"""What stands between a softmax and the product with values: nothing that changes the weights of a query with keys."""
+"""The nodes between a softmax and its product with values: they may only change weights of queries that see no key."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def check_weights(
     scores: Scores,
     axes: ScoreAxes,
 ) -> float | None:
-    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column), or
-    zeros where a query sees no key.
+    """Raise Declined unless the values are weighted by the probabilities themselves (without the sinks' column), or by
+    zeros if a query sees no key.
 
-    Returns the logit up to which no key is seen there: minus infinity where weights that are no numbers become zeros,
-    HIDDEN where those of hidden keys do; None where no weight does. `axes` are those of the scores.
+    Returns the largest logit of keys that count as not seen: minus infinity if NaN weights become zeros, HIDDEN if the
+    weights of hidden keys become zeros, and None if no weights do. `axes` are those of the scores.
     """
     source, target = softmax.outputs[0], product.left
     if not passed:
@@ -62,15 +62,15 @@ def check_weights(
     for expected in (replaced, without[scores.sinks_first]) if scores.sinks is not None else (replaced,):
         if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
             return guard
-    # hidden keys, whose weight is zero, may be set to zero once more
+    # the weights of hidden keys, which are zero, may be set to zero once more
     operators = {node.op_type for node in passed}
     kept = result != 0
     hidden = probe.get(source)
     if product.axes[0].endswith("ts"):
         hidden = hidden.transpose(-1, -2)
     same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
-    same = same and axes[-1:] in ((), ("t",))  # which `hidden` has
-    some = kept.any(product.axes[0].index("t") - len(product.axes[0]), keepdim=True)  # others see no key
+    same = same and axes[-1:] in ((), ("t",))  # the axes of `hidden`
+    some = kept.any(product.axes[0].index("t") - len(product.axes[0]), keepdim=True)  # other queries see no key
     only_zeros = operators <= {"Where", "Mul", "Cast", "Identity", "Dropout"}
     if same and only_zeros and not bool((hidden > 0)[some & ~kept].any()):
         return guard
@@ -78,7 +78,8 @@ def check_weights(
 
 
 def _zeros(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores, logits: ir.Value | None) -> float | None:
-    """The logit up to which no key is seen where a node makes weights zero; None where it changes others."""
+    """The largest logit of keys that count as not seen if a node sets weights to zero; None if it changes other
+    weights."""
     content = [value for value in node.inputs if value in flow.content]
     if node.op_type == "Mul" and len(content) == 1:
         factor = node.inputs[1 - node.inputs.index(content[0])]
@@ -97,7 +98,7 @@ def _zeros(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores, logits: 
 
 
 def _never_chooses(probe: Probe, node: ir.Node, weights: Collection[ir.Value | None]) -> bool:
-    """Whether a Where keeps all weights: it puts something in place of infinite ones alone, as torch's nan_to_num."""
+    """Whether a Where keeps all weights because it replaces only infinite ones, as torch's nan_to_num does."""
     if node.op_type != "Where" or node.inputs[0] is None or node.inputs[2] not in weights:
         return False
     chosen = node.inputs[0].producer()
@@ -106,7 +107,7 @@ def _never_chooses(probe: Probe, node: ir.Node, weights: Collection[ir.Value | N
 
 
 def _no_numbers(node: ir.Node) -> ir.Node | None:
-    """The IsNaN by which a Where chooses, None where it chooses by something else."""
+    """The IsNaN that a Where has as its condition; None for other conditions."""
     condition = None if node.inputs[0] is None else node.inputs[0].producer()
     if condition is not None and condition.op_type == "Not" and condition.inputs[0] is not None:
         condition = condition.inputs[0].producer()
@@ -114,7 +115,7 @@ def _no_numbers(node: ir.Node) -> ir.Node | None:
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
-    """What a value is cast from."""
+    """The value that another one is cast from, or the value itself."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Cast":
         value = node.inputs[0]
     return value

@@ -1,9 +1,9 @@
-"""Sums and maxima around a softmax that is written out: by their shapes, whether they are those over the keys.
+"""Sums and maxima of a softmax that is written out: whether their shapes show that they are over the keys.
 
     exp(x - max) / sum,  x [B, N, S, T],  sum [B, N, S, 1],  max the same for all keys
 
-A sum over the last axis has one number for each place of the others, in their order. Reshape, Unsqueeze and the like
-keep this order, so what has the shape of the logits with one key is the sum over the keys of each query.
+A sum over the last axis has one number for each place on the others, in their order. Reshape, Unsqueeze and the like
+keep this order. So a value in the shape of the logits with one key is the sum over the keys of each query.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posexport.graphs.symbolic_sizes import ONE
 
 
 def check_written_out(probe: Probe, softmax: Softmax, scores: Scores, name: str) -> None:
-    """Raise Declined unless sums are those over the last axis, and maxima the same for all keys."""
+    """Raise Declined unless sums are over the last axis, and maxima are the same for all keys."""
     shape = probe.shapes.of(softmax.logits)
     if softmax.total is not None:
         divided = softmax.node.outputs[0]

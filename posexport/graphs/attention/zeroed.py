@@ -1,4 +1,4 @@
-"""Numbers of hidden keys that are made zero: exponentials before their sum.
+"""Exponentials of hidden keys that are set to zero before their sum.
 
 Where(seen, exp(x), 0)    Where(hidden, 0, exp(x))    exp(x) * Cast(seen)    exp(x) * zeros and ones of a constant
 """
@@ -13,8 +13,10 @@ from posexport.graphs.attention.dataflow import constant_of
 
 @attrs.frozen(kw_only=True)
 class Zeroed:
-    """`result` has the numbers of `kept` where `condition`, of truth values or zeros and ones, is `seen_if`, and zeros
-    elsewhere."""
+    """`result` has the numbers of `kept` where `condition` is `seen_if`, and zeros elsewhere.
+
+    `condition` has truth values, or zeros and ones.
+    """
 
     kept: ir.Value
     condition: ir.Value
@@ -23,7 +25,7 @@ class Zeroed:
 
 
 def zeroed_by(node: ir.Node | None) -> Zeroed | None:
-    """What a node keeps where it makes the other numbers zero, None where it does something else."""
+    """What a node keeps if it sets the other numbers to zero; None for other nodes."""
     if node is None or node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Where":
@@ -49,7 +51,7 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _truths(value: ir.Value | None) -> ir.Value | None:
-    """The truth values that a value of zeros and ones is cast from."""
+    """The truth values that a value of zeros and ones is cast from; None for other values."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Cast" or node.inputs[0] is None:
         return None
@@ -57,7 +59,7 @@ def _truths(value: ir.Value | None) -> ir.Value | None:
 
 
 def _zeros_and_ones(value: ir.Value | None) -> ir.Value | None:
-    """The value, where it has some of the numbers of a constant of zeros and ones, or zeros."""
+    """The value, if its numbers are from a constant of zeros and ones, or are zeros; None otherwise."""
     one = value
     while one is not None and (node := one.producer()) is not None and node.op_type in {*_LAYOUTS, "Trilu"}:
         one = node.inputs[0]
@@ -75,7 +77,7 @@ _LAYOUTS = {"Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose"
 
 
 def _are_truths(value: ir.Value | None) -> bool:
-    """Whether a value holds truth values, also where the file doesn't state its dtype."""
+    """Whether a value has truth values, even if the file doesn't state its dtype."""
     while value is not None:
         if value.dtype is not None:
             return value.dtype == ir.DataType.BOOL

@@ -1,1 +1,1 @@
-"""Numbers that were measured, as the parameters of encodings that have them."""
+"""Measured numbers as the parameters of the encodings that have them."""

@@ -1,6 +1,6 @@
 """Frequencies over several axes as the parameters of rope2d, rope3d and mrope (posexport.models.axes).
 
-Axes are x (column), y (row), t (time). Every pair turns by one of them: `frequencies` [axes, P] is zero elsewhere.
+Axes are x (column), y (row), t (time). One axis rotates each pair: `frequencies` [axes, P] is zero for the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THETA_2D = 100.0
 
 
 def axes_parameters(frequencies: Array, amplitude: float, slack: float, pairs: Pairs) -> Parameters | None:
-    """The encoding, with its name and layout; None where none of the three has these frequencies."""
+    """The encoding, with its name and layout; None if none of the three has these frequencies."""
     owners = _owners(frequencies, slack)
     if owners is None:
         return None
@@ -36,7 +36,7 @@ def axes_parameters(frequencies: Array, amplitude: float, slack: float, pairs: P
     order = "".join(dict.fromkeys(owners))
     runs = {axis: merged[[owner == axis for owner in owners]] for axis in order}
     if "".join(owner for axis in order for owner in [axis] * len(runs[axis])) != owners:
-        return None  # axes take turns
+        return None  # axes alternate
     layout = "interleaved" if pairs.interleaved else "half" if len(pairs.runs) > 1 else "half-head"
     if layout == "half" and list(pairs.runs) != [len(runs[axis]) for axis in order]:
         return None
@@ -47,7 +47,7 @@ def axes_parameters(frequencies: Array, amplitude: float, slack: float, pairs: P
 
 
 def _owners(frequencies: Array, slack: float) -> str | None:
-    """The axis of each pair; None where a pair turns by several or by none."""
+    """The axis of each pair; None if several axes rotate a pair, or none does."""
     turns = np.abs(frequencies) > max(slack, 1e-12)
     if (turns.sum(0) != 1).any():
         return None
@@ -55,7 +55,7 @@ def _owners(frequencies: Array, slack: float) -> str | None:
 
 
 def _rope2d(order: str, runs: dict[str, Array], slack: float) -> Parameters | None:
-    """Half of the pairs each; the second axis may have frequencies of its own theta, or those between."""
+    """rope2d: each axis has half of the pairs. The second axis may have its own theta, or frequencies in between."""
     if len(order) != 2 or len(runs[order[0]]) != len(runs[order[1]]):
         return None
     half = len(runs[order[0]])
@@ -97,7 +97,7 @@ def _rope3d(order: str, runs: dict[str, Array], slack: float) -> Parameters | No
 
 
 def _mrope(merged: Array, owners: str, amplitude: float, slack: float) -> Parameters | None:
-    """RoPE's frequencies, the pairs of which are shared out among time, rows and columns."""
+    """RoPE's frequencies, with pairs that are divided among time, rows and columns."""
     sections = [owners.count(axis) for axis in "tyx"]
     if not all(sections) or (found := static_parameters(merged, amplitude, slack)) is None:
         return None

@@ -1,4 +1,4 @@
-"""The decay of xpos: amplitudes of the turns of queries that shrink with each position, and of keys that grow.
+"""The decay of xpos: with each position, the amplitudes of rotated queries shrink, and those of keys grow.
 
 ln z_i / scale_base per position, z_i = (2i/n + gamma) / (1 + gamma) (Sun et al. 2022, arXiv:2212.10554)
 """
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def xpos_decay(growth: Array) -> Parameters | None:
-    """gamma and scale_base of what the logarithms [P] of the amplitudes of queries grow by; None for other decays."""
+    """gamma and scale_base from the growth [P] of the logarithms of the amplitudes of queries; None for other
+    decays."""
     pairs = len(growth)
     if pairs < 2 or not (growth < 0).all():
         return None

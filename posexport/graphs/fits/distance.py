@@ -1,11 +1,11 @@
-"""Biases that hang on the distance alone, d = query position - key position, as encodings of posexport.models.biases.
+"""Biases that depend only on the distance d = query position - key position, as encodings of posexport.models.biases.
 
-alibi      -m_h |d|; keys ahead of the query may have slopes of their own
-t5         constant within buckets of distance, the edges of which grow with its logarithm
+alibi      -m_h |d|; keys ahead of the query may have their own slopes
+t5         constant within buckets of distance, whose edges grow with its logarithm
 kerple     -r1 log(1 + r2 |d|), or -r1 |d|^r2, both per head
 sandwich   N/(8h) times sums of cosines of d
 
-A softmax takes no notice of a number that is added to all logits of a query, so a bias counts from that of d = 0.
+A number that is added to all logits of a query doesn't change a softmax, so a bias is measured from that of d = 0.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ if TYPE_CHECKING:
 Parameters = dict[str, Any]
 
 ROUNDING = 1e-5
-"""Part of the largest bias that may be rounding of a graph's own constants."""
+"""The part of the largest bias that may be rounding of a graph's own constants."""
 
 FLOAT32 = 1e-7
-"""Part of a number that rounding to float32 may change."""
+"""The part of a number that rounding to float32 may change."""
 
 MOST_BUCKETS = 4096
-"""Rows of a table of buckets, at most."""
+"""The most rows of a table of buckets."""
 
 DISTANCES = (128, 256, 512, 64, 1024, 32, 2048, 20, 4096)
-"""The largest distances that models tell apart, the most frequent first."""
+"""The largest distances that models distinguish, the most frequent first."""
 
 
 def distance_parameters(behind: Array, ahead: Array, tables: Sequence[int]) -> Parameters | None:
-    """The encoding of a bias: `behind` [N, D] of distances 0, 1, 2, ..., `ahead` [N, E] of 0, -1, -2, ..., which has
-    one column in causal attention; both 0 at 0. `tables` are numbers of rows of tables that it may be looked up in."""
+    """The encoding of a bias; None if none of the known encodings has it.
+
+    `behind` [N, D] is the bias at distances 0, 1, 2, ..., and `ahead` [N, E] at 0, -1, -2, .... In causal attention,
+    `ahead` has one column. Both are 0 at distance 0. `tables` are the numbers of rows of tables that the bias may be
+    looked up in.
+    """
     return _alibi(behind, ahead) or _t5(behind, ahead, tables) or _kerple(behind, ahead) or _sandwich(behind, ahead)
 
 
@@ -66,7 +70,7 @@ def _alibi(behind: Array, ahead: Array) -> Parameters | None:
 
 
 def _starts(side: Array) -> list[int]:
-    """The distances at which the bias of some head changes, 0 first."""
+    """The distances at which the bias of some head changes, beginning with 0."""
     size = max(float(np.abs(side).max()), 1e-30)
     changes = (np.abs(np.diff(side, axis=1)) > 1e-9 * size).any(0)
     return [0, *(np.flatnonzero(changes) + 1).tolist()]
@@ -76,7 +80,7 @@ def _t5(behind: Array, ahead: Array, tables: Sequence[int]) -> Parameters | None
     causal = ahead.shape[1] == 1
     starts = _starts(behind)
     if len(starts) == behind.shape[1]:
-        return None  # a bucket for each distance, as far as was looked
+        return None  # a bucket for each distance that was measured
     for buckets in dict.fromkeys((*tables, len(starts) * (1 if causal else 2))):
         side = buckets if causal else buckets // 2
         if not 2 <= buckets <= MOST_BUCKETS or buckets % (2 if causal else 4) or not 2 <= len(starts) <= side:
@@ -91,7 +95,8 @@ def _t5(behind: Array, ahead: Array, tables: Sequence[int]) -> Parameters | None
 
 
 def _exact_edges(side: int, distance: int) -> set[int]:
-    """Distances whose bucket is a whole number before it is rounded down: with a logarithm, rounding decides it."""
+    """Distances whose bucket number is an integer before it is rounded down. If it is computed with a logarithm,
+    rounding errors decide it."""
     exact = side // 2
     wide = side - exact
     return {
@@ -103,9 +108,9 @@ def _exact_edges(side: int, distance: int) -> set[int]:
 
 
 def _has_buckets(side: Array, buckets: Array, exact: set[int]) -> bool:
-    """Whether all distances of one bucket have one bias, and neighbouring buckets different ones.
+    """Whether all distances of a bucket have the same bias, and neighbouring buckets have different ones.
 
-    A bucket that begins at one of the `exact` distances may begin behind it.
+    A bucket that begins at one of the `exact` distances may begin one distance later.
     """
     count = side.shape[1]
     padded = np.concatenate([buckets, np.full(max(count - len(buckets), 0), buckets[-1])])[:count]
@@ -117,8 +122,10 @@ def _has_buckets(side: Array, buckets: Array, exact: set[int]) -> bool:
 
 
 def _max_distances(starts: list[int], side: int) -> Iterator[int]:
-    """Those with which the last bucket begins where it does, usual ones first; where it begins farther away than was
-    looked, or some buckets have no distance, any that may be."""
+    """The values of max_distance with which the last bucket begins where it does, usual ones first.
+
+    If it begins beyond the measured distances, or if some buckets have no distance, all possible values are given.
+    """
     exact = side // 2
     wide = side - exact
     last = starts[-1]
@@ -158,7 +165,7 @@ def _symmetric(behind: Array, ahead: Array) -> bool:
 
 
 def _sandwich(behind: Array, ahead: Array) -> Parameters | None:
-    """With the usual theta: sums of cosines of many frequencies can't be taken apart."""
+    """sandwich with the usual theta: sums of cosines of many frequencies can't be separated."""
     count, width = behind.shape
     if width < 4 or not _symmetric(behind, ahead):
         return None

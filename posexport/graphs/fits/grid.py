@@ -1,11 +1,11 @@
-"""Turns of tokens that are cells of a grid, in rows: what they turn by from one row or column to the next.
+"""Rotations of tokens that are cells of a grid, in rows: the angles from one row or column to the next.
 
     cos + i sin = exp(i (offset + row * f_y + column * f_x))
 
 rope2d        offset 0 (posexport.graphs.fits.axes)
 rope-dinov3   angles 2 pi c v_i, c the centre of the patch along its axis, from -1 to 1, v_i = theta^(-4i/head_dim): so
-              f = 4 pi v_i / n over n cells (Simeoni et al. 2025, arXiv:2508.10104). They may be more than a half turn,
-              which nobody can tell from less than that: theta is that of slow pairs, or the usual one
+              f = 4 pi v_i / n over n cells (Simeoni et al. 2025, arXiv:2508.10104). Angles of more than half a turn
+              can't be told from smaller ones, so theta is that of slow pairs, or the usual one
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
     Turns = np.ndarray[Any, np.dtype[np.complex128]]
 
 EVEN = 1e-5
-"""What turns may differ by from those of even steps: cosines and sines in float32, of angles in float32."""
+"""How much rotations may differ from even steps: cosines and sines, and their angles, are computed in float32."""
 
 USUAL_THETA = 100.0
 
 
 @attrs.frozen(kw_only=True)
 class GridTurning:
-    """Steps [2, P] along x and y in radians, the turns [R, C, P] themselves, and how many tokens don't turn."""
+    """The rotations `turns` [R, C, P] of the cells of a grid, and their `steps` [2, P] along x and y in radians.
+
+    `prefix` is the number of tokens before the cells. They are not rotated.
+    """
 
     rows: int
     columns: int
@@ -41,12 +44,13 @@ class GridTurning:
 
     @property
     def starts_at_zero(self) -> bool:
-        """Whether the first cell doesn't turn."""
+        """Whether the first cell is not rotated."""
         return bool(np.abs(self.turns[0, 0] - 1).max() <= EVEN)
 
 
 def grid_turning(turns: Turns, most_prefix: int) -> GridTurning | None:
-    """Turns [S, P] of tokens in the rows of some grid, behind tokens that don't turn; the squarest grid is taken."""
+    """The grid whose cells have the rotations [S, P], in rows, after at most `most_prefix` other tokens; None if there
+    is none. The squarest grid is tried first."""
     for prefix in range(most_prefix + 1):
         cells = turns[prefix:]
         for rows, columns in _shapes(len(cells)):
@@ -61,15 +65,15 @@ def grid_turning(turns: Turns, most_prefix: int) -> GridTurning | None:
 
 
 def _shapes(cells: int) -> Iterator[tuple[int, int]]:
-    """Rows and columns of so many cells, at least two of each."""
+    """The possible rows and columns of so many cells, at least two of each, the squarest grid first."""
     sides = [(rows, cells // rows) for rows in range(2, cells // 2 + 1) if cells % rows == 0]
     yield from sorted(sides, key=lambda side: abs(side[0] - side[1]))
 
 
 def dinov3_parameters(turning: GridTurning, *, by_grid: bool = False) -> Parameters | None:
-    """rope-dinov3 with these turns, over this grid or another; None where it has others.
+    """rope-dinov3 with these rotations, over this grid or another; None if it has other rotations.
 
-    `by_grid`: the grid is known to follow the tokens, so it is no parameter.
+    `by_grid`: the grid is known to follow the tokens, so it is not a parameter.
     """
     pairs = turning.steps.shape[1]
     if pairs % 2 or pairs < 2:
@@ -98,12 +102,12 @@ def dinov3_parameters(turning: GridTurning, *, by_grid: bool = False) -> Paramet
 
 
 def _centres(count: int, cells: int) -> Array:
-    """2 pi times the centres of the first `count` of so many cells."""
+    """2 pi times the centres of the first `count` of `cells` cells."""
     return np.asarray(2 * math.pi * (2 * (np.arange(count) + 0.5) / cells - 1))
 
 
 def _thetas(turning: GridTurning, half: int) -> Iterator[float]:
-    """That of the slow pairs of rows, then the usual one."""
+    """The theta of the slow pairs of rows, then the usual one."""
     steps = np.abs(turning.steps[1, :half])
     for first in range(half - 1):
         found = progression(steps[first:], 2 * half, EVEN / 10)
@@ -114,7 +118,7 @@ def _thetas(turning: GridTurning, half: int) -> Iterator[float]:
 
 
 def _grids(turning: GridTurning, frequencies: Array) -> Iterator[tuple[int, int]]:
-    """The grid itself, and that of which the slowest pair's steps are."""
+    """The grid itself, then the grid whose steps the slowest pair has."""
     yield turning.rows, turning.columns
     half = len(frequencies)
     slowest = turning.steps[1, half - 1], turning.steps[0, 2 * half - 1]

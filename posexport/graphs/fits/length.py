@@ -1,8 +1,8 @@
-"""Frequencies of RoPE that depend on the length of a row, n = the largest position + 1, beyond the trained length L.
+"""Frequencies of RoPE that depend on the length n = largest position + 1 of a row, beyond the trained length L.
 
-longrope   v_i / long_factor_i where n > L, else v_i / short_factor_i, v_i = theta^(-2i/dim); cosines and sines times
-           sqrt(1 + ln s / ln L) (Ding et al. 2024, arXiv:2402.13753). Only v_i / f_i shows: theta is what makes the
-           short factors 1, or the usual one
+longrope   v_i / long_factor_i if n > L, else v_i / short_factor_i, v_i = theta^(-2i/dim); cosines and sines times
+           sqrt(1 + ln s / ln L) (Ding et al. 2024, arXiv:2402.13753). Only v_i / f_i can be measured, so theta is the
+           one that makes the short factors 1, or the usual one
 dynamic    theta (s n / L - (s - 1))^(dim/(dim-2)) in place of theta (Peng et al. 2023, arXiv:2309.00071, appendix B)
 """
 
@@ -18,7 +18,7 @@ from posexport.graphs.fits.ramps import ROUND
 
 
 def by_length(turning: Turning) -> Parameters | None:
-    """The parameters of longrope or dynamic, without a layout; None where neither has these frequencies."""
+    """The parameters of longrope or dynamic, without a layout; None if neither has these frequencies."""
     assert turning.edge is not None and turning.long is not None and turning.longest is not None
     slack = max(turning.tolerance, 1e-12)
     short, pairs = turning.frequencies[0], turning.frequencies.shape[1]

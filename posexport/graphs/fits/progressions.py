@@ -1,4 +1,4 @@
-"""Frequencies that fall by one factor from pair to pair, numbers of few digits, and what parameters make of them."""
+"""Frequencies that fall by one factor from pair to pair, numbers with few digits, and the frequencies of parameters."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Parameters = dict[str, Any]
 
 EXACT = 1e-6
-"""Part of a frequency that may differ: graphs hold frequencies in float32, computed by operations of several kinds."""
+"""The part of a frequency that may be error: graphs hold frequencies in float32 and compute them in several ways."""
 
 USUAL_THETA = 10_000.0
-"""What frequencies without any progression are said to be divided by factors of."""
+"""The theta of frequencies that form no progression: factors then divide the frequencies of this theta."""
 
 Fit = Callable[[Array, float], Iterator[Parameters]]
-"""(frequencies, slack) to parameters that may have them; `slack` in radians per position is what may be error."""
+"""Takes (frequencies, slack) and gives parameters that may have these frequencies. `slack` is the possible error in
+radians per position."""
 
 
 def shortest(number: float, tolerance: float) -> float:
-    """The number with the fewest digits within a part `tolerance` of `number`."""
+    """The number with the fewest digits that differs from `number` by at most the part `tolerance` of it."""
     for digits in range(1, 17):
         candidate = float(f"{number:.{digits - 1}e}")
         if abs(candidate - number) <= tolerance * abs(number):
@@ -32,12 +33,12 @@ def shortest(number: float, tolerance: float) -> float:
 
 
 def agree(one: Array, other: Array, slack: float | Array) -> bool:
-    """Whether frequencies are the same but for rounding."""
+    """Whether frequencies are the same within rounding and `slack`."""
     return one.shape == other.shape and bool((np.abs(one - other) <= EXACT * np.abs(other) + slack).all())
 
 
 def frequencies_of(parameters: Mapping[str, Any], pairs: int) -> Array:
-    """What posexport makes of parameters, in float64."""
+    """The frequencies that posexport computes from parameters, in float64."""
     import torch
 
     from posexport.models.scaling import SCALINGS, UNSCALED
@@ -50,11 +51,11 @@ def frequencies_of(parameters: Mapping[str, Any], pairs: int) -> Array:
 
 
 def progression(values: Array, dim: int, slack: float) -> tuple[float, float] | None:
-    """(theta, first) of values that are first * theta^(-2i/dim); None where they aren't."""
+    """(theta, first) if the values are first * theta^(-2i/dim); None otherwise."""
     if len(values) < 2 or values.min() <= 0:
         return None
     index = np.arange(len(values))
-    weights = values / (EXACT * values + slack)  # slow pairs are known less well, in parts of themselves
+    weights = values / (EXACT * values + slack)  # the relative error of slow pairs is larger
     slope, start = np.polyfit(index, np.log(values), 1, w=weights)
     if abs(slope) * dim > 200:
         return None

@@ -1,12 +1,12 @@
-"""Frequencies of RoPE that are divided by a factor s for slow pairs, kept for fast ones, with a ramp between.
+"""Frequencies of RoPE that are divided by a factor s for slow pairs and kept for fast ones, with a ramp in between.
 
     w_i = v_i (r_i + (1 - r_i) / s), v_i = theta^(-2i/dim)
     llama3: r = (L v / 2 pi - low) / (high - low), from 0 to 1 (Llama Team 2024, arXiv:2407.21783, and its code)
     yarn: r falls linearly in i, from the pair that makes beta_fast turns within L to the one that makes beta_slow
           (Peng et al. 2023, arXiv:2309.00071)
 
-First the trained lengths L that models have are tried, with the usual low, high and betas. Otherwise the ramp is solved
-for: of llama3 only the ratios of L, low and high matter, and low is 1.
+First, the trained lengths L that models have are tried with the usual low, high and betas. If none fits, the ramp is
+solved for. For llama3, only the ratios of L, low and high matter, so low is 1.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LENGTHS = tuple(2**power for power in (13, 12, 15, 11, 17, 14, 16, 10, 18, 9, 19
 """Trained lengths that models have, the most frequent first."""
 
 THETAS = (10_000.0, 500_000.0, 1_000_000.0)
-"""Those tried where too few pairs are as they were."""
+"""Thetas that are tried too, in case too few pairs have kept their frequencies."""
 
 BETA_FAST, BETA_SLOW, LOW, HIGH = 32.0, 1.0, 1.0, 4.0
 """The usual turns within the trained length between which yarn and llama3 go from one frequency to the other."""
 
 ROUND = 1e-4
-"""Part of a number that was solved for from the differences of others that may be error."""
+"""The part that may be error of a number that is computed from differences of others."""
 
 _HUGE = 2.0**40  # a length that no model has
 
 
 def ramps(amplitude: float) -> tuple[Fit, ...]:
-    """The fits of llama3 and yarn, by the factor on cosines and sines: only yarn has one."""
+    """The fits of llama3 and yarn to try, by the factor on cosines and sines: only yarn has such a factor."""
 
     def usual_yarn(frequencies: Array, slack: float) -> Iterator[Parameters]:
         yield from _usual("yarn", frequencies, slack, math.exp(min((amplitude - 1.0) / 0.1, 50.0)))
@@ -53,9 +53,9 @@ def ramps(amplitude: float) -> tuple[Fit, ...]:
 
 
 def _usual(scaling: str, frequencies: Array, slack: float, hint: float | None) -> Iterator[Parameters]:
-    """With a trained length of LENGTHS: those whose factor is a short number first, then the others.
+    """Parameters with a trained length of LENGTHS, those whose factor has few digits first.
 
-    `hint` is the factor where the frequencies don't tell it.
+    `hint` is the factor if the frequencies don't tell it.
     """
     pairs = len(frequencies)
     others: list[Parameters] = []
@@ -76,7 +76,7 @@ def _usual(scaling: str, frequencies: Array, slack: float, hint: float | None) -
 
 
 def _factor(parameters: Parameters, frequencies: Array, plain: Array, slack: float, hint: float | None) -> float | None:
-    """The factor by which the pair that is slowed down most is slowed down."""
+    """The factor s, computed from the pair that it slows down most; None if no factor fits."""
     defaults = {"low_freq_factor": LOW, "high_freq_factor": HIGH, "beta_fast": BETA_FAST, "beta_slow": BETA_SLOW}
     kept = 2 * frequencies_of({**defaults, **parameters, "factor": 2.0}, len(plain)) / plain - 1  # r + (1 - r) / 2
     place = int(kept.argmin())
@@ -97,7 +97,8 @@ def _plain(theta: float, pairs: int) -> Array:
 
 
 def _thetas(frequencies: Array, slack: float) -> Iterator[float]:
-    """Those of the longest run of plain pairs at the beginning, of the longest run at the end, and usual ones."""
+    """The thetas of the longest run of plain pairs at the beginning and of the longest run at the end, then usual
+    ones."""
     pairs = len(frequencies)
     thetas: list[float] = []
     for count in range(pairs, 1, -1):
@@ -114,7 +115,7 @@ def _thetas(frequencies: Array, slack: float) -> Iterator[float]:
 
 
 def _kept(frequencies: Array, theta: float) -> tuple[float, Array, Array, Flags]:
-    """The factor of the slowest pair, v_i, r_i, and which r_i lie between 0 and 1."""
+    """The factor of the slowest pair, v_i, r_i, and which r_i are between 0 and 1."""
     plain = _plain(theta, len(frequencies))
     factor = shortest(float(plain[-1] / frequencies[-1]), 4 * EXACT)
     kept = (frequencies / plain - 1 / factor) / (1 - 1 / factor) if factor > 1 + EXACT else np.ones(len(plain))
@@ -152,8 +153,8 @@ def _yarn(frequencies: Array, slack: float) -> Iterator[Parameters]:
 
 
 def _ramp(kept: Array, places: Places) -> Iterator[tuple[float, float]]:
-    """The pairs, by their numbers, at which r_i begins to fall from 1 and reaches 0; `places` are those between."""
-    first = int((kept >= 1 - ROUND).sum()) - 1  # the last one that is kept
+    """The pair numbers at which r_i begins to fall from 1 and reaches 0. `places` are the pairs in between."""
+    first = int((kept >= 1 - ROUND).sum()) - 1  # the last pair that keeps its frequency
     if len(places) >= 2:
         slope, start = np.polyfit(places, kept[places], 1)
         if slope < 0:
@@ -163,7 +164,7 @@ def _ramp(kept: Array, places: Places) -> Iterator[tuple[float, float]]:
 
 
 def _yarn_bands(low: float, high: float, theta: float, pairs: int) -> Iterator[Parameters]:
-    """The length and the betas of a ramp between two pairs, by their numbers."""
+    """The trained length and the betas of a ramp between two pair numbers."""
     dim, length_name = 2 * pairs, "original_max_position_embeddings"
 
     def length_of(place: float, turns: float) -> float:

@@ -1,4 +1,4 @@
-"""Frequencies of RoPE as the parameters that make them: theta, and the scalings of posexport.models.scaling.
+"""Frequencies of RoPE as the parameters that give them: theta, and the scalings of posexport.models.scaling.
 
 With v_i = theta^(-2i/dim), the frequencies of pairs i = 0 ... dim/2 - 1 are one of
 
@@ -6,9 +6,9 @@ With v_i = theta^(-2i/dim), the frequencies of pairs i = 0 ... dim/2 - 1 are one
     llama3: posexport.graphs.fits.ramps) · v_i / f_i (longrope) · v_i of a theta that grows with the length
     (dynamic)
 
-Parameters are solved for, and made the shortest numbers that are the same within the error of what was measured. They
-must give the frequencies that were measured. Different parameters may give the same (ntk is a larger theta): then the
-usual ones are named.
+Parameters are solved for, and then rounded to the shortest numbers within the measuring error. They must give the
+measured frequencies. If different parameters give the same frequencies (ntk is a larger theta), the usual ones are
+named.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from posexport.graphs.attention.angles import Turning
 
 HALF = 2.0**-8
-"""Part of a number that rounding to bfloat16 may change."""
+"""The part of a number that rounding to bfloat16 may change."""
 
 
 def rope_parameters(turning: Turning) -> Parameters | None:
-    """The parameters of a RoPE over one axis with these frequencies, without its layout; None where none has them."""
+    """The parameters of a RoPE over one axis with these frequencies, without its layout; None if none has them."""
     if turning.edge is not None:
         return by_length(turning)
     return static_parameters(turning.frequencies[0], turning.amplitude, turning.tolerance)
 
 
 def static_parameters(frequencies: Array, amplitude: float, slack: float) -> Parameters | None:
-    """The same for frequencies that hold for rows of any length, and the factor on cosines and sines."""
+    """The parameters of frequencies that hold for rows of any length; `amplitude` is the factor on cos and sin."""
     plain = abs(amplitude - 1.0) <= EXACT
     fits: tuple[Fit, ...] = (_plain, _linear, _proportional)
     for fit in (*fits, *ramps(amplitude)) if plain else (*ramps(amplitude), *fits):
@@ -65,7 +65,7 @@ def _ramp_rounding(parameters: Parameters, pairs: int) -> Array:
 
 
 def _with_amplitude(parameters: Parameters, amplitude: float, slack: float) -> Parameters:
-    """With the factor on cosines and sines, where it isn't that of the scaling."""
+    """The parameters with the factor on cosines and sines, if it isn't that of the scaling."""
     from posexport.models.scaling import SCALINGS, UNSCALED
 
     scaling = SCALINGS.get(parameters.get("scaling", ""), UNSCALED)
@@ -78,8 +78,8 @@ def _with_amplitude(parameters: Parameters, amplitude: float, slack: float) -> P
 
 
 def nearest_theta(frequencies: Array) -> tuple[float, float] | None:
-    """The theta whose frequencies these are but for rounding to half precision, and how far they are from its own, as
-    a part of them; None where they are far from any."""
+    """The theta whose frequencies these are within rounding to bfloat16, and the largest relative difference; None if
+    they are far from those of any theta."""
     pairs = len(frequencies)
     if pairs < 3 or frequencies.min() <= 0:
         return None

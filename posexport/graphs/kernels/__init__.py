@@ -1,4 +1,4 @@
-"""The kernels of the evaluator, a file for each family of operators; importing this fills the table."""
+"""The kernels of the evaluator, one file for each family of operators. Importing this package fills the table."""
 
 from posexport.graphs.kernels import (
     attention,

@@ -62,8 +62,8 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """softmax(softcap(scale Q K^T) + mask) V with grouped heads; outputs Y, present key, present value, QK.
 
-    Query i stands at position i + offset, where the offset is the past's length, or the number of valid keys less the
-    queries with `nonpad_kv_seqlen`. Rows without any key give 0. 3-D inputs are [batch, length, heads * size].
+    Query i is at position i + offset. The offset is the length of the past, or, with `nonpad_kv_seqlen`, the number of
+    valid keys minus that of queries. Queries that see no key give 0. 3-D inputs are [batch, length, heads * size].
     """
     flat = q.dim() == 3
     if flat:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's other operators that transformers are written with (domain com.microsoft)."""
+"""Further operators of ONNX Runtime that transformers consist of (domain com.microsoft)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from posexport.graphs.kernels.products import gemm
 from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, kernel
 
 _EPSILON = 1e-12
-"""Where the file states none; the standard's normalisations have 1e-5."""
+"""The epsilon if the file states none. The standard's normalisations have 1e-5."""
 
 
 @kernel("Gelu", "BiasGelu", domain=MICROSOFT)
 def gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Φ(x), of the sum where there is a bias."""
+    """x Φ(x); with a bias, of x + bias."""
     return F.gelu(x if bias is None else x + bias)
 
 
 @kernel("FastGelu", domain=MICROSOFT)
 def fast_gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The tanh approximation, with the operator's own rounded numbers."""
+    """The tanh approximation, with the operator's own rounded constants."""
     x = x if bias is None else x + bias
     return 0.5 * x * (1 + torch.tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x)))
 
@@ -134,7 +134,7 @@ def _activated(call: Call, x: Tensor, parameters: Sequence[float]) -> Tensor:
 
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
-    """The numbers of `bits` bits in the last dimension's bytes, the low ones first."""
+    """The integers of `bits` bits in the bytes of the last dimension, low bits first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
     return torch.bitwise_and(torch.bitwise_right_shift(packed[..., None], shifts), 2**bits - 1).flatten(-2)
 
@@ -143,8 +143,8 @@ def unpacked(packed: Tensor, bits: int) -> Tensor:
 def gather_block_quantized(
     call: Call, data: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None = None
 ) -> Tensor:
-    """Slices of dequantised weights, a scale and a zero point for each block of an axis; bytes are as MatMulNBits has
-    them."""
+    """Slices of dequantised weights, with a scale and a zero point for each block of an axis. Bytes are packed as in
+    MatMulNBits."""
     along, block = call.get("gather_axis", 0) % data.dim(), call.get("block_size", 128)
     axis = call.get("quantize_axis", 1) % data.dim()
     flat = indexing.positive(indices, data.shape[along]).flatten()
@@ -174,8 +174,10 @@ def matmul_n_bits(
     groups: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """A times dequantised weights: b [N, blocks, bytes], a scale and a zero point for each block. Where the file asks
-    for whole numbers of 8 bits (`accuracy_level`), so many digits are left of A, but in float64."""
+    """A times dequantised weights b [N, blocks, bytes], with a scale and a zero point for each block.
+
+    If the file asks for 8-bit integers (`accuracy_level`), A is rounded to them, except in wide evaluation.
+    """
     if groups is not None:
         raise ValueError("group indices can't be evaluated")
     bits, rows, columns = call.get("bits", 4), call.get("K"), call.get("N")
@@ -196,11 +198,11 @@ def matmul_n_bits(
 
 
 _OF_8_BITS = 4
-"""The `accuracy_level` of products of whole numbers of 8 bits."""
+"""The `accuracy_level` of products of 8-bit integers."""
 
 
 def _in_8_bits(a: Tensor, block: int) -> Tensor:
-    """Features as whole numbers of 8 bits, the largest of each block as 127."""
+    """Features rounded to 8-bit integers times a scale, with which the largest of each block is 127."""
     blocks = torch.nn.functional.pad(a, (0, -a.shape[-1] % block)).unflatten(-1, (-1, block))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     rounded: Tensor = torch.round(blocks / torch.where(scale == 0, 1, scale)) * scale

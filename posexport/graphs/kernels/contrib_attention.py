@@ -16,7 +16,7 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(softcap(scale Q K^T) + bias) V over [batch, heads, length, size]; also the scores and the weights.
 
-    `sinks` [heads]: one more score of each head, which takes weight and gives no value.
+    `sinks` [heads]: one more score for each head, which takes weight but has no value.
     """
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
     scores = (cap * torch.tanh(scores / cap) if cap > 0 else scores) + bias
@@ -29,13 +29,13 @@ def attend(
 
 
 _MANY = 2**22
-"""Scores of all rows from which on one row after another is computed: they are the largest tensors that there are."""
+"""From this number of scores on, rows are computed one after the other: scores are the largest tensors."""
 
 
 def attended(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor, cap: float = 0.0, sinks: Tensor | None = None
 ) -> Tensor:
-    """What `attend` gives first."""
+    """The first result of `attend`."""
     rows = q.shape[0]
     if rows == 1 or q.shape[:3].numel() * k.shape[2] < _MANY:
         return attend(q, k, v, scale, bias, cap, sinks)[0]
@@ -49,7 +49,7 @@ def _scale(call: Call, size: int) -> float:
 
 
 def padding_bias(call: Call, mask: Tensor, batch: int, keys: int, like: Tensor) -> Tensor:
-    """`mask_filter_value` at what a mask hides: lengths [B], ends and starts [2B], or 0/1 of [B, T] or [B, S, T]."""
+    """`mask_filter_value` where a mask (lengths [B], ends and starts [2B], 0/1 of [B, T] or [B, S, T]) hides keys."""
     places = torch.arange(keys)
     if mask.dim() == 1 and mask.numel() in (batch, 2 * batch):
         seen = places < mask[:batch, None]
@@ -64,7 +64,7 @@ def padding_bias(call: Call, mask: Tensor, batch: int, keys: int, like: Tensor) 
 
 
 def causal_bias(queries: int, keys: int, past: int, like: Tensor) -> Tensor:
-    """-inf at keys behind each query, which stands at its place plus `past`; none for a single query."""
+    """-inf at keys after each query, whose position is its place plus `past`; zero for a single query."""
     if queries == 1:
         return torch.zeros((), dtype=like.dtype)
     if keys != past + queries:
@@ -74,7 +74,7 @@ def causal_bias(queries: int, keys: int, past: int, like: Tensor) -> Tensor:
 
 
 def _cached(new: Tensor, past: Tensor | None, past_length: Tensor | None) -> tuple[Tensor, Tensor]:
-    """All keys or values so far, and the present cache: joined, or written into the past's buffer."""
+    """All keys or values so far, and the present cache: new ones are appended, or written into the past's buffer."""
     if past is None:
         return new, new
     if past_length is None:
@@ -100,7 +100,7 @@ def multi_head_attention(
     past_length: Tensor | None = None,
     beams: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Q, K, V apart, K and V packed, all packed, or K and V as caches; outputs Y, present key, value, QK."""
+    """Q, K and V separate, K and V packed, all packed, or K and V as caches; outputs Y, present key and value, QK."""
     if beams is not None:
         raise ValueError("a cache indirection of beam search can't be evaluated")
     heads = call.get("num_heads")
@@ -144,7 +144,7 @@ def decoder_masked(
     beams: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """MultiHeadAttention of one query, its inputs in another order."""
+    """MultiHeadAttention of one query, with its inputs in another order."""
     if width is not None and int(width) > 1:
         raise ValueError("beam search can't be evaluated")
     if key is None:
@@ -164,7 +164,7 @@ def packed_attention(
     attention_bias: Tensor | None = None,
     past_length: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Projects x [batch, length, width] to Q, K and V and attends; the cache is [2, batch, heads, length, size]."""
+    """Projects x [batch, length, width] to Q, K and V and attends. The cache is [2, batch, heads, length, size]."""
     if call.get("do_rotary", 0):
         raise ValueError("its rotation can't be evaluated")
     heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes")
@@ -190,7 +190,7 @@ def packed_attention(
 
 @kernel("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(call: Call, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Positions [batch, length], or [1]: that of the first token. x is [batch, length, heads * size] or 4-D."""
+    """Positions are [batch, length], or [1] for the first token. x is [batch, length, heads * size] or 4-D."""
     if call.get("is_packed_batching", 0):
         raise ValueError("packed batches can't be evaluated")
     flat, heads = x.dim() == 3, call.get("num_heads", 0)
@@ -224,8 +224,8 @@ def group_query_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention of grouped heads over a cache; outputs Y, present key, present value, QK.
 
-    Row b has `lengths_less_one[b] + 1` tokens in all. A first prompt (as many queries as tokens) starts at position
-    0, with its padding on the right; otherwise the queries are the last tokens. What a buffer holds behind them is 0.
+    Row b has `lengths_less_one[b] + 1` tokens in all. A first prompt (as many queries as tokens) starts at position 0,
+    with its padding on the right. Otherwise the queries are the last tokens. A buffer is 0 after its tokens.
     """
     if k_scale is not None or v_scale is not None or call.get("sliding_window_cache", 0):
         raise ValueError("quantised caches and caches of the window's size can't be evaluated")
@@ -242,7 +242,7 @@ def group_query_attention(
         epsilon = call.get("qk_norm_epsilon", 1e-6)
         q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * w for x, w in ((q, q_norm), (k, k_norm)))
     if call.get("do_rotary", 0) and cos is not None and sin is not None:
-        if positions is not None and queries == total:  # of a first prompt the kernels read one element
+        if positions is not None and queries == total:  # for a first prompt, the kernels read only one position
             positions = positions.flatten()[0] + torch.arange(queries)[None]
         turned = positive(at if positions is None else positions, cos.shape[0])
         tables = cos[turned][:, None], sin[turned][:, None]
@@ -267,7 +267,7 @@ def group_query_attention(
 
 
 def _written(new: Tensor, past: Tensor | None, start: Tensor, at: Tensor, total: int) -> Tensor:
-    """The present cache: the past's first `start` tokens of each row, the new ones from there, then zeros."""
+    """The present cache: the first `start` tokens of each row's past, then the new ones, then zeros."""
     length = max(total, 0 if past is None else past.shape[2])
     cache = torch.zeros(new.shape[0], new.shape[1], max(length, int(at.max()) + 1), new.shape[3], dtype=new.dtype)
     if past is not None:

@@ -1,4 +1,4 @@
-"""Control flow and sequences."""
+"""Control flow, sequences and optional values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from posexport.graphs.kernels.registry import Call, Value, integers, kernel
 
 MOST_STEPS = 100_000
-"""Steps of a Loop, so that a file can't keep us for ever."""
+"""The most steps of a Loop, so that evaluation always ends."""
 
 
 @kernel("If")
 def if_(call: Call, condition: Tensor) -> tuple[Value, ...]:
-    """One of two bodies, which read outer values."""
+    """Runs one of two bodies, which read outer values."""
     if condition.numel() != 1:
         raise ValueError("its condition is not one value")
     return tuple(call.run_body(call.get("then_branch" if bool(condition) else "else_branch"), ()))
@@ -43,16 +43,16 @@ def loop(call: Call, limit: Tensor | None, condition: Tensor | None, *carried: V
 
 
 def _none_of(call: Call, value: ir.Value) -> Tensor:
-    """What a body that never ran would have collected of an output, as far as the file says its shape and dtype."""
+    """The empty result of an output of a body that never ran, in the shape and dtype that the file states."""
     sizes = [dim if isinstance(dim, int) else 0 for dim in value.shape or ()]
     return torch.zeros(0, *sizes, dtype=call.dtype((value.dtype or ir.DataType.FLOAT).value))
 
 
 @kernel("Scan")
 def scan(call: Call, *values: Value) -> tuple[Value, ...]:
-    """States are carried; each scanned input is read a slice at a time, and scanned outputs are stacked.
+    """States are carried, each scanned input is read one slice at a time, and scanned outputs are stacked.
 
-    Before opset 9 the first input is lengths, and everything has a batch in front: one scan for each row.
+    Before opset 9, the first input is lengths, and all others have a batch axis first: each row is one scan.
     """
     if call.version >= 9:
         return _scan(call, list(values))
@@ -88,7 +88,7 @@ def _scan(call: Call, values: list[Tensor]) -> tuple[Tensor, ...]:
 
 @kernel("SequenceEmpty")
 def sequence_empty(call: Call) -> list[Tensor]:
-    """A sequence of nothing."""
+    """An empty sequence."""
     return []
 
 
@@ -100,7 +100,7 @@ def sequence_construct(call: Call, *values: Tensor) -> list[Tensor]:
 
 @kernel("SequenceInsert")
 def sequence_insert(call: Call, sequence: list[Tensor], value: Tensor, at: Tensor | None = None) -> list[Tensor]:
-    """The sequence with a tensor before a place, or at its end."""
+    """The sequence with a tensor inserted before a place, or at its end."""
     place = len(sequence) if at is None else int(at)
     place = place + len(sequence) if place < 0 else place
     return [*sequence[:place], value, *sequence[place:]]
@@ -108,7 +108,7 @@ def sequence_insert(call: Call, sequence: list[Tensor], value: Tensor, at: Tenso
 
 @kernel("SequenceErase")
 def sequence_erase(call: Call, sequence: list[Tensor], at: Tensor | None = None) -> list[Tensor]:
-    """The sequence without one tensor: the last by default."""
+    """The sequence without one tensor, by default the last."""
     place = (-1 if at is None else int(at)) % len(sequence)
     return [*sequence[:place], *sequence[place + 1 :]]
 
@@ -121,19 +121,19 @@ def sequence_at(call: Call, sequence: list[Tensor], at: Tensor) -> Tensor:
 
 @kernel("SequenceLength")
 def sequence_length(call: Call, sequence: list[Tensor]) -> Tensor:
-    """How many tensors a sequence has."""
+    """The number of tensors in a sequence."""
     return torch.tensor(len(sequence))
 
 
 @kernel("ConcatFromSequence")
 def concat_from_sequence(call: Call, sequence: list[Tensor]) -> Tensor:
-    """Join, or stack with `new_axis`."""
+    """Joins the tensors, or stacks them with `new_axis`."""
     return (torch.stack if call.get("new_axis", 0) else torch.cat)(sequence, dim=call.get("axis"))
 
 
 @kernel("SplitToSequence")
 def split_to_sequence(call: Call, x: Tensor, split: Tensor | None = None) -> list[Tensor]:
-    """Parts of one size, of stated sizes, or single slices (then without the axis unless `keepdims`)."""
+    """Parts of one size, of stated sizes, or single slices (which lose the axis unless `keepdims`)."""
     axis = call.get("axis", 0)
     if split is None:
         parts = list(torch.split(x, 1, dim=axis))
@@ -143,7 +143,7 @@ def split_to_sequence(call: Call, x: Tensor, split: Tensor | None = None) -> lis
 
 @kernel("SequenceMap")
 def sequence_map(call: Call, sequence: list[Tensor], *others: Value) -> tuple[Value, ...]:
-    """A body for each tensor; other sequences are read at the same place."""
+    """Runs a body for each tensor. Other sequences are read at the same place."""
     rows = [
         call.run_body(call.get("body"), (value, *(o[at] if isinstance(o, list) else o for o in others)))
         for at, value in enumerate(sequence)
@@ -159,7 +159,7 @@ def optional(call: Call, value: Value = None) -> Value:
 
 @kernel("OptionalHasElement")
 def optional_has_element(call: Call, value: Value = None) -> Tensor:
-    """Whether a value is there."""
+    """Whether a value is present."""
     return torch.tensor(value is not None)
 
 

@@ -14,7 +14,7 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 
 
 def _pads(call: Call, sizes: list[int], kernel_shape: list[int], strides: list[int], dilations: list[int]) -> list[int]:
-    """Before and after for each spatial dimension: [before..., after...]."""
+    """The pads before and after each spatial dimension: [before..., after...]."""
     automatic, count = call.get("auto_pad", "NOTSET"), len(sizes)
     if automatic == "NOTSET":
         return list(call.get("pads", [0] * 2 * count))
@@ -48,7 +48,7 @@ def conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor
 
 @kernel("ConvTranspose")
 def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The whole transposed convolution, cut at the pads; `output_shape` decides the pads where it is given."""
+    """The whole transposed convolution, cut at the pads. If `output_shape` is given, it decides the pads."""
     count = x.dim() - 2
     strides = list(call.get("strides", [1] * count))
     dilations = list(call.get("dilations", [1] * count))
@@ -73,7 +73,8 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
 
 @attrs.frozen(kw_only=True)
 class _Pooling:
-    """The windows of a pooling over spatial dimensions: `pads` is the file's, `more` what ceil_mode adds behind it."""
+    """The windows of a pooling over spatial dimensions. `pads` are the file's, `more` those that ceil_mode adds after
+    them."""
 
     shape: list[int]
     strides: list[int]
@@ -83,7 +84,7 @@ class _Pooling:
 
     @classmethod
     def of(cls, call: Call, sizes: list[int]) -> _Pooling:
-        """A last window that ceil_mode adds has to start inside the input or the pad before it."""
+        """The windows of a call. A last window that ceil_mode adds must start inside the input or the pad before it."""
         shape = list(call.get("kernel_shape"))
         count = len(shape)
         strides = list(call.get("strides", [1] * count))
@@ -109,7 +110,7 @@ class _Pooling:
 
 @kernel("MaxPool")
 def max_pool(call: Call, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Largest values, and where they stand in the whole flattened input."""
+    """The largest values, and their places in the whole flattened input."""
     pooling = _Pooling.of(call, list(x.shape[2:]))
     windows = pooling.windows(x, float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min)
     values = windows.amax(-1, keepdim=True)
@@ -126,7 +127,7 @@ def max_pool(call: Call, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 @kernel("AveragePool")
 def average_pool(call: Call, x: Tensor) -> Tensor:
-    """Means of windows; the pads count with `count_include_pad`, what ceil_mode adds never does."""
+    """Means of windows. Pads count with `count_include_pad`; what ceil_mode adds never counts."""
     pooling = _Pooling.of(call, list(x.shape[2:]))
     count = pooling.windows(torch.ones_like(x[:1, :1]), float(call.get("count_include_pad", 0)), 0.0).sum(-1)
     return pooling.windows(x, 0.0).sum(-1) / count
@@ -141,7 +142,7 @@ def lp_pool(call: Call, x: Tensor) -> Tensor:
 
 @kernel("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(call: Call, x: Tensor) -> Tensor:
-    """Over all spatial dimensions."""
+    """Pooling over all spatial dimensions."""
     axes = list(range(2, x.dim()))
     if call.op_type == "GlobalMaxPool":
         return x.amax(axes, keepdim=True)

@@ -1,4 +1,4 @@
-"""ONNX element types in torch: what stands for each, and how stored tensors and inputs are converted."""
+"""ONNX element types in torch: the dtype for each, and the conversion of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = {
     ir.DataType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
     ir.DataType.FLOAT8E8M0: torch.float8_e8m0fnu,
 }
-"""Floating-point types; all of them are float64 in wide evaluation."""
+"""Floating-point types. In wide evaluation, all of them are float64."""
 
 OTHERS = {
     ir.DataType.BOOL: torch.bool,
@@ -38,14 +38,14 @@ OTHERS = {
     ir.DataType.COMPLEX64: torch.complex64,
     ir.DataType.COMPLEX128: torch.complex128,
 }
-"""The other types; whole numbers of fewer than 8 bits are held in 8."""
+"""The other types. Integers of fewer than 8 bits are held in 8 bits."""
 
 BITS = {ir.DataType.INT4: 4, ir.DataType.UINT4: 4, ir.DataType.INT2: 2, ir.DataType.UINT2: 2}
-"""Whole numbers that are held in 8 bits."""
+"""The bits of integers that are held in 8 bits."""
 
 
 def torch_dtype(kind: ir.DataType, wide: bool) -> torch.dtype:
-    """The torch dtype that stands for an element type; ValueError where there is none (strings, float4)."""
+    """The torch dtype for an element type. Raises ValueError if there is none (strings, and float4 unless `wide`)."""
     if wide and (kind in FLOATS or kind == ir.DataType.FLOAT4E2M1):
         return torch.float64
     if kind in FLOATS:
@@ -57,7 +57,7 @@ def torch_dtype(kind: ir.DataType, wide: bool) -> torch.dtype:
 
 
 def widened(tensor: torch.Tensor, wide: bool) -> torch.Tensor:
-    """The tensor in float64 (complex128) where it is floating-point and evaluation is wide."""
+    """The tensor; in wide evaluation, floating-point tensors become float64 and complex ones complex128."""
     if not wide:
         return tensor
     if tensor.is_complex():
@@ -68,13 +68,13 @@ def widened(tensor: torch.Tensor, wide: bool) -> torch.Tensor:
 def to_torch(stored: ir.TensorProtocol, wide: bool, rows: torch.Tensor | None = None) -> torch.Tensor:
     """A stored tensor, or the rows of it that an index of any shape names, copied once.
 
-    External data is read here and not kept. ValueError where the element type has no dtype, IndexError for a row that
-    is not there.
+    External data is read here and not kept. Raises ValueError if the element type has no dtype, and IndexError if a row
+    doesn't exist.
     """
     copied = _copied(stored, wide, rows)
     if isinstance(stored, ir.ExternalTensor):
-        with contextlib.suppress(BufferError):  # where another reads it at this time
-            stored.release()  # or the pages of all weights stay in memory
+        with contextlib.suppress(BufferError):  # raised if something else is reading it
+            stored.release()  # otherwise the pages of all weights stay in memory
     return copied
 
 
@@ -93,7 +93,7 @@ def _copied(stored: ir.TensorProtocol, wide: bool, rows: torch.Tensor | None) ->
 
 
 def wrapped(x: torch.Tensor, kind: ir.DataType) -> torch.Tensor:
-    """Whole numbers in 8 bits, cut to the 4 or 2 that the type has."""
+    """Integers in 8 bits, wrapped to the 4 or 2 bits of their type."""
     bits = BITS.get(kind)
     if bits is None:
         return x

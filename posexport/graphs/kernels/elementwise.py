@@ -19,7 +19,7 @@ _REPLACED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64:
 
 
 def signed(tensor: Tensor) -> Tensor:
-    """Torch computes little with uint16, uint32 and uint64: the same values in a wider signed type."""
+    """The tensor in a signed type if it is uint16, uint32 or uint64, with which torch computes little."""
     return tensor.to(_REPLACED[tensor.dtype]) if tensor.dtype in _UNSIGNED else tensor
 
 
@@ -48,7 +48,7 @@ ARITHMETIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
 }
-"""Two operands; the result has the first one's dtype."""
+"""Functions of two operands. The result has the dtype of the first."""
 
 COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Equal": torch.eq,
@@ -111,7 +111,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     ),
     "Swish": lambda x, alpha=1.0: x * torch.sigmoid(alpha * x),
 }
-"""One input; attributes are the function's other arguments, with the defaults of the specification."""
+"""Functions of one input. Attributes are their other arguments, with the defaults of the specification."""
 
 for _name, _two in ARITHMETIC.items():
 
@@ -144,7 +144,7 @@ for _name, _function in ACTIVATIONS.items():
 
 
 def _legacy_broadcast(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Before opset 7 the second operand was laid along `axis` of the first."""
+    """The operands, with the second aligned to `axis` of the first, as before opset 7."""
     axis = call.attributes.get("axis")
     if axis is not None and call.version < 7:
         b = b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim()))
@@ -153,7 +153,7 @@ def _legacy_broadcast(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]
 
 @kernel("Mod")
 def mod(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Sign of the divisor, or of the dividend with fmod=1."""
+    """The result has the sign of the divisor, or with fmod=1 that of the dividend."""
     return (torch.fmod if call.get("fmod", 0) else torch.remainder)(signed(a), signed(b)).to(a.dtype)
 
 
@@ -172,7 +172,7 @@ def where(call: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("Clip")
 def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """Limits are attributes before opset 11; the upper one wins where they cross."""
+    """Before opset 11, the limits are attributes. If they cross, the upper one wins."""
     if call.version < 11:
         return torch.clamp(x, call.get("min"), call.get("max"))
     x = x if low is None else torch.maximum(x, low)
@@ -181,14 +181,14 @@ def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None =
 
 @kernel("IsInf")
 def is_inf(call: Call, x: Tensor) -> Tensor:
-    """Of both signs, or of one."""
+    """Infinities of both signs, or of one."""
     positive = torch.isposinf(x) & bool(call.get("detect_positive", 1))
     return positive | (torch.isneginf(x) & bool(call.get("detect_negative", 1)))
 
 
 @kernel("Cast")
 def cast(call: Call, x: Tensor) -> Tensor:
-    """To whole numbers by truncation; between floating-point types nothing happens in wide evaluation."""
+    """To integers by truncation. In wide evaluation, casts between floating-point types do nothing."""
     kind = ir.DataType(call.get("to"))
     return dtypes.wrapped(to_dtype(x, call.dtype(kind.value), bool(call.get("saturate", 1))), kind)
 
@@ -202,20 +202,20 @@ def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
 
 
 def to_dtype(x: Tensor, dtype: torch.dtype, saturate: bool = True) -> Tensor:
-    """Cast; to whole numbers through int64, and to 8-bit floats at most the largest one with `saturate`."""
+    """Cast. Floats become integers through int64. With `saturate`, 8-bit floats are at most the largest finite one."""
     if dtype == x.dtype:
         return x
     if dtype in _FLOAT8:
         x, most = x.to(torch.float32), torch.finfo(dtype).max
         if saturate:
             x = x.clamp(-most, most)
-        elif dtype == torch.float8_e4m3fn:  # which has no infinity, and torch saturates
+        elif dtype == torch.float8_e4m3fn:  # it has no infinity, and torch saturates
             x = torch.where(x.abs() > most + 16, torch.nan, x)
         return x.to(dtype)
     if x.dtype in _FLOAT8:
         x = x.to(torch.float32)
     if x.is_floating_point() and not dtype.is_floating_point and dtype not in (torch.bool, torch.int64):
-        return x.to(torch.int64).to(dtype)  # wraps, where a direct cast is undefined
+        return x.to(torch.int64).to(dtype)  # wraps; a direct cast is undefined
     return x.to(dtype)
 
 
@@ -239,7 +239,7 @@ def gelu(call: Call, x: Tensor) -> Tensor:
 def dropout(
     call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Inference: the input as it is."""
+    """Inference: the input unchanged."""
     if training is not None and bool(training) and (ratio is None or float(ratio) > 0):
         raise ValueError("Dropout in training draws random numbers")
     return x, torch.ones_like(x, dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""Operators without a kernel: onnx's own reference implementation, which also knows the bodies of its functions.
+"""Operators without a kernel: onnx's reference implementation runs them, and knows the bodies of its functions.
 
-It gets float64, but some of its operators compute in float32 inside.
+It gets float64, but some of its operators compute in float32 internally.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from posexport.graphs.kernels.registry import Call, Value
 
 
 class UnknownOperatorError(RequestError):
-    """An operator that neither has a kernel here nor a reference implementation in onnx."""
+    """An operator that has neither a kernel here nor a reference implementation in onnx."""
 
 
 def evaluate(call: Call, domain: str, attributes: Sequence[ir.Attr], inputs: Sequence[Value], place: str) -> Value:
-    """Run the operator as a graph of one node; UnknownOperatorError where onnx doesn't know it."""
+    """Run the operator as a graph of one node. Raises UnknownOperatorError if onnx doesn't know it."""
     if not domain and call.op_type in RANDOM:
         raise UnknownOperatorError(f"{place} draws random numbers, and can't be evaluated: remove it.")
     if not onnx.defs.has(call.op_type, domain):

@@ -11,7 +11,7 @@ _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def positive(indices: Tensor, length: int) -> Tensor:
-    """Indices from the end made ones from the start; IndexError outside."""
+    """The indices, counted from the start. Raises IndexError if one is out of range."""
     indices = indices.to(torch.int64)
     if indices.numel() and not (-length <= int(indices.min()) and int(indices.max()) < length):
         raise IndexError(f"an index lies outside a dimension of {length}")
@@ -35,7 +35,7 @@ def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
 
 @kernel("GatherND")
 def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    """Slices addressed by the last dimension of the indices, below `batch_dims`."""
+    """Slices addressed by the last dimension of the indices, after the first `batch_dims` dimensions."""
     batch = call.get("batch_dims", 0)
     lead, depth = x.shape[:batch], indices.shape[-1]
     flat = x.reshape(-1, *x.shape[batch:])
@@ -74,7 +74,7 @@ def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 
 @kernel("TensorScatter")
 def tensor_scatter(call: Call, past: Tensor, update: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Write a step into a cache [batch, ..., max length, ...] from a start of each batch row; may go round."""
+    """Write a step into a cache [batch, ..., max length, ...] from each row's start; circular mode wraps around."""
     axis, length = call.get("axis", -2) % past.dim(), update.shape[call.get("axis", -2)]
     first = torch.zeros(past.shape[0], dtype=torch.int64) if starts is None else starts
     at = first[:, None] + torch.arange(length)
@@ -87,7 +87,7 @@ def tensor_scatter(call: Call, past: Tensor, update: Tensor, starts: Tensor | No
 
 @kernel("OneHot")
 def one_hot(call: Call, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-    """`values` = [off, on]; indices outside give off."""
+    """`values` = [off, on]. Indices out of range give off."""
     axis, count = call.get("axis", -1), integers(depth)[0]
     at = indices.to(torch.int64)
     at = torch.where(at < 0, at + count, at)

@@ -1,4 +1,4 @@
-"""Operators that move elements: shapes, slices, joins, paddings, and those that make tensors."""
+"""Operators that move elements or make tensors: shapes, slices, joins, paddings and constants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def constant(call: Call) -> Tensor:
 
 @kernel("ConstantOfShape")
 def constant_of_shape(call: Call, shape: Tensor) -> Tensor:
-    """One value everywhere: float 0 by default."""
+    """One value everywhere, by default float 0."""
     stored = call.get("value")
     value = torch.zeros(1, dtype=call.dtype(1)) if stored is None else call.tensor(stored)
     return value.reshape(()).expand(integers(shape)).clone()
@@ -45,7 +45,7 @@ def size(call: Call, x: Tensor) -> Tensor:
 
 @kernel("Reshape")
 def reshape(call: Call, x: Tensor, to: Tensor | None = None) -> Tensor:
-    """0 keeps a dimension, unless `allowzero`."""
+    """A size of 0 keeps the dimension, unless `allowzero` is set."""
     sizes = list(call.get("shape")) if to is None else integers(to)
     if not call.get("allowzero", 0):
         sizes = [x.shape[at] if wanted == 0 else wanted for at, wanted in enumerate(sizes)]
@@ -79,7 +79,7 @@ def _axes(call: Call, given: Tensor | None) -> list[int] | None:
 
 @kernel("Squeeze")
 def squeeze(call: Call, x: Tensor, given: Tensor | None = None) -> Tensor:
-    """Drop dimensions of 1."""
+    """Drop dimensions of size 1."""
     axes = _axes(call, given)
     if axes is None:
         return x.squeeze()
@@ -90,7 +90,7 @@ def squeeze(call: Call, x: Tensor, given: Tensor | None = None) -> Tensor:
 
 @kernel("Unsqueeze")
 def unsqueeze(call: Call, x: Tensor, given: Tensor | None = None) -> Tensor:
-    """Insert dimensions of 1; axes count in the result."""
+    """Insert dimensions of size 1. The axes are those of the result."""
     axes = _axes(call, given) or []
     rank = x.dim() + len(axes)
     for axis in sorted(axis + rank if axis < 0 else axis for axis in axes):
@@ -100,7 +100,7 @@ def unsqueeze(call: Call, x: Tensor, given: Tensor | None = None) -> Tensor:
 
 @kernel("Concat")
 def concat(call: Call, *values: Tensor) -> Tensor:
-    """Join along `axis`; torch would let an empty vector pass among tensors of any rank."""
+    """Join along `axis`. Ranks are checked: torch would accept an empty vector among tensors of any rank."""
     if len({value.dim() for value in values}) > 1:
         raise ValueError("its inputs have different ranks")
     return torch.cat(values, dim=call.get("axis", 1))
@@ -108,7 +108,7 @@ def concat(call: Call, *values: Tensor) -> Tensor:
 
 @kernel("Split")
 def split(call: Call, x: Tensor, given: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Parts of stated sizes, or equal ones with a smaller last."""
+    """Parts of stated sizes, or of equal sizes with a smaller last one."""
     axis = call.get("axis", 0)
     sizes = list(call.get("split", ())) if given is None else integers(given)
     if not sizes:
@@ -127,14 +127,14 @@ def slice_(
     axes: Tensor | None = None,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """Python's slices, which clamp as the specification does; negative steps by an index."""
+    """Slices as in Python, which clamps as the specification does. Steps other than 1 use indices."""
     begin = list(call.get("starts", ())) if starts is None else integers(starts)
     end = list(call.get("ends", ())) if ends is None else integers(ends)
     at = _axes(call, axes) or list(range(len(begin)))
     step = [1] * len(begin) if steps is None else integers(steps)
     for axis, first, last, by in zip(at, begin, end, step, strict=True):
         length = x.shape[axis]
-        if by < 0 and last < -length:  # before the first element, which Python has no number for
+        if by < 0 and last < -length:  # before the first element, for which Python has no number
             indices = range(*slice(first, None, by).indices(length))
         else:
             indices = range(*slice(first, last, by).indices(length))
@@ -147,13 +147,13 @@ def slice_(
 
 @kernel("Expand")
 def expand(call: Call, x: Tensor, to: Tensor) -> Tensor:
-    """Broadcast both ways."""
+    """Broadcast in both directions."""
     return x.expand(torch.broadcast_shapes(x.shape, tuple(integers(to))))
 
 
 @kernel("Tile")
 def tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
-    """Copies beside each other."""
+    """Copies next to each other."""
     if repeats.numel() != x.dim():
         raise ValueError("it needs one repeat for each dimension")
     return x.repeat(integers(repeats))
@@ -161,7 +161,7 @@ def tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
 
 @kernel("Range")
 def range_(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    """start + i*delta; runtimes count the steps of floating-point numbers in float64."""
+    """start + i*delta. For floating-point numbers, runtimes count the steps in float64."""
     if start.is_floating_point():
         length = math.ceil((float(limit) - float(start)) / float(delta))
     else:
@@ -191,7 +191,7 @@ def trilu(call: Call, x: Tensor, k: Tensor | None = None) -> Tensor:
 def pad(
     call: Call, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
 ) -> Tensor:
-    """constant, edge, reflect or wrap; negative pads cut."""
+    """The modes constant, edge, reflect and wrap. Negative pads cut."""
     sizes = list(call.get("pads", call.get("paddings", ()))) if pads is None else integers(pads)
     fill = call.get("value", 0.0) if value is None else value.reshape(()).item()
     at = range(x.dim()) if axes is None else integers(axes)
@@ -238,7 +238,7 @@ def space_to_depth(call: Call, x: Tensor) -> Tensor:
 
 @kernel("ReverseSequence")
 def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
-    """The first entries of each batch row reversed."""
+    """The first entries of each batch row in reverse order."""
     time, batch = call.get("time_axis", 0), call.get("batch_axis", 1)
     moved = x.movedim((batch, time), (0, 1))
     steps = torch.arange(moved.shape[1])[None]
@@ -248,5 +248,5 @@ def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
 
 @kernel("NonZero")
 def non_zero(call: Call, x: Tensor) -> Tensor:
-    """Indices [rank, count] of what is not zero."""
+    """The indices [rank, count] of nonzero elements."""
     return torch.nonzero(signed(x).reshape(x.shape or (1,))).T[: max(1, x.dim())]

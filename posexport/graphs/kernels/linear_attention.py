@@ -1,4 +1,4 @@
-"""Linear attention and the convolution before it, with what they remember of the tokens before."""
+"""Linear attention and the convolution before it, with their states from earlier tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def linear_attention(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[batch, tokens, heads*size] by the rule that is named, one token after the other, and the state behind the last.
+    """[batch, tokens, heads*size] by the update rule, one token after the other, and the state after the last token.
 
-    Query heads share keys and states, or heads of values share queries and keys.
+    Query heads share keys and states, or value heads share queries and keys.
     """
     _check_window(call)
     rule = call.get("update_rule", "gated_delta")
@@ -54,8 +54,10 @@ def linear_attention(
 def causal_conv_with_state(
     call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None, past: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A convolution of each channel [batch, channels, tokens] over tokens and those before; also the last of them, for
-    the next token."""
+    """A convolution of each channel of x [batch, channels, tokens] over the tokens and earlier ones.
+
+    Also gives the last tokens, which the convolution of the next token needs.
+    """
     _check_window(call)
     if call.get("ndim", 1) != 1 or call.get("channels_last", 0):
         raise ValueError("several dimensions, or channels that are last, can't be evaluated")

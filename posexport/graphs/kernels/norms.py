@@ -10,7 +10,7 @@ from posexport.graphs.kernels.registry import Call, kernel
 
 
 def _stash(call: Call, x: Tensor) -> Tensor:
-    """In which type the statistics are computed: float32 by default, float64 in wide evaluation."""
+    """x in the dtype in which statistics are computed: float32 by default, float64 in wide evaluation."""
     return x.to(call.dtype(call.get("stash_type", 1)))
 
 
@@ -45,7 +45,7 @@ def _by_channel(values: Tensor, x: Tensor) -> Tensor:
 def batch_normalization(
     call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-    """With running statistics, or with those of the batch in training (then also the new running ones)."""
+    """With running statistics; in training, with those of the batch, and then also the new running ones."""
     epsilon = call.get("epsilon", 1e-5)
     if not call.get("training_mode", 0):
         inverse = torch.rsqrt(_by_channel(variance, x) + epsilon)
@@ -59,13 +59,13 @@ def batch_normalization(
 
 @kernel("InstanceNormalization")
 def instance_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Statistics of each channel of each sample."""
+    """With the statistics of each channel of each sample."""
     return F.group_norm(x, x.shape[1], scale, bias, call.get("epsilon", 1e-5))
 
 
 @kernel("GroupNormalization")
 def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Statistics of groups of channels; before opset 21 scale and bias belong to groups."""
+    """With the statistics of groups of channels. Before opset 21, scale and bias belong to groups."""
     groups = call.get("num_groups")
     if scale.numel() == groups and groups != x.shape[1]:
         scale, bias = (values.repeat_interleave(x.shape[1] // groups) for values in (scale, bias))
@@ -81,7 +81,7 @@ def mean_variance_normalization(call: Call, x: Tensor) -> Tensor:
 
 @kernel("LRN")
 def local_response_normalization(call: Call, x: Tensor) -> Tensor:
-    """x / (bias + alpha/size * sum of squares of near channels) ^ beta."""
+    """x / (bias + alpha/size * sum of squares of neighbouring channels) ^ beta."""
     size = call.get("size")
     padded = F.pad(x.square().movedim(1, -1), ((size - 1) // 2, size - 1 - (size - 1) // 2))
     sums = padded.unfold(-1, size, 1).sum(-1).movedim(-1, 1)

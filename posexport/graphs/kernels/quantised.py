@@ -1,4 +1,4 @@
-"""Quantisation to few bits and back, and products of quantised tensors."""
+"""Quantisation to few bits, dequantisation, and products of quantised tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def limits(kind: ir.DataType) -> tuple[int, int]:
-    """The smallest and largest whole number of an element type."""
+    """The smallest and largest integer of an element type."""
     bits = dtypes.BITS.get(kind) or 8 * torch.empty(0, dtype=dtypes.OTHERS[kind]).element_size()
     return (0, 2**bits - 1) if kind.name.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def rounded_float(x: Tensor, kind: ir.DataType, saturate: bool) -> Tensor:
-    """Rounded to a floating-point type of 8 or 4 bits, in the dtype of x."""
+    """x rounded to a floating-point type of 8 or 4 bits, in the dtype of x."""
     if kind == _Type.FLOAT4E2M1:
         grid = torch.tensor(_FLOAT4, dtype=x.dtype)
         size = x.abs().clamp(max=6.0)
@@ -39,7 +39,7 @@ def rounded_float(x: Tensor, kind: ir.DataType, saturate: bool) -> Tensor:
 
 
 def _over(values: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
-    """Scales or zero points laid over x: one for all, one for each place of the axis, or one for each block."""
+    """Scales or zero points expanded over x: one for all, one for each place of the axis, or one for each block."""
     if values.numel() == 1 and values.dim() <= 1:
         return values.reshape(())
     if block:
@@ -81,7 +81,7 @@ def dequantize(call: Call, x: Tensor, scale: Tensor, zero: Tensor | None = None)
 
 @kernel("DynamicQuantizeLinear")
 def dynamic_quantize(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To uint8 over the range of x and 0; also the scale and the zero point."""
+    """To uint8 over the range of x and 0; also gives the scale and the zero point."""
     most, least = (torch.clamp(x.amax(), min=0), torch.clamp(x.amin(), max=0)) if x.numel() else (x.sum(), x.sum())
     span = most - least
     scale = torch.where(span == 0, torch.ones_like(span), span) / 255
@@ -91,7 +91,7 @@ def dynamic_quantize(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _centred(x: Tensor, zero: Tensor | None, column: bool) -> Tensor:
-    """x - zero in float64, in which products of 8 bits are exact; a vector holds one for each row (or column)."""
+    """x - zero in float64, in which products of 8-bit numbers are exact. A vector has one for each row (or column)."""
     wide = x.to(torch.float64)
     if zero is None:
         return wide
@@ -111,7 +111,7 @@ def matmul_integer(
 def conv_integer(
     call: Call, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
 ) -> Tensor:
-    """A convolution of whole numbers in int32; pads hold the zero point, that is 0 once centred."""
+    """A convolution of integers in int32. Pads hold the zero point, which is 0 after centring."""
     w_zero = None if w_zero is None else w_zero.reshape(-1, *[1] * (w.dim() - 1))
     return conv(call, _centred(x, x_zero, True), _centred(w, w_zero, True)).to(torch.int64).to(torch.int32)
 
@@ -127,13 +127,13 @@ def matmul_integer_to_float(
     b_zero: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """MatMulInteger in units of both scales, those of B for all or for each column."""
+    """MatMulInteger times both scales. B has one scale, or one for each column."""
     product = matmul_integer(call, a, b, a_zero, b_zero).to(a_scale.dtype) * (a_scale * b_scale)
     return product if bias is None else product + bias
 
 
 def _requantized(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Values in units of the output's scale, rounded and saturated in the zero point's type."""
+    """Values divided by the output's scale, rounded, and saturated in the zero point's type."""
     least, most = torch.iinfo(zero.dtype).min, torch.iinfo(zero.dtype).max
     return (torch.round(values / scale.double()) + zero).clamp(least, most).to(torch.int64).to(zero.dtype)
 
@@ -169,7 +169,7 @@ def q_linear_conv(
     y_zero: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Conv of dequantised tensors, quantised again; the bias is in units of both scales."""
+    """Conv of dequantised tensors, quantised again. The bias is in units of the product of both scales."""
     channels = [-1] + [1] * (w.dim() - 1)
     product = conv(call, _centred(x, x_zero, True), _centred(w, w_zero.reshape(channels), True))
     product = product if bias is None else product + bias.double().reshape(1, *channels[:-1])

@@ -74,7 +74,7 @@ def recurrent(
 
 
 class _Cell:
-    """One step of one direction."""
+    """The cell of one direction."""
 
     def __init__(self, call: Call, at: int, w: Tensor, r: Tensor, bias: Tensor, peepholes: Tensor | None) -> None:
         self._call, self._w, self._r = call, w, r
@@ -100,7 +100,7 @@ class _Cell:
         return lambda x: function(x, **given)
 
     def step(self, x: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """The next states."""
+        """The states after one step."""
         return {"RNN": self._rnn, "GRU": self._gru, "LSTM": self._lstm}[self._call.op_type](x, state[0], state[1])
 
     def _rnn(self, x: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
@@ -127,5 +127,5 @@ class _Cell:
 
 
 def _takes_alpha(name: str) -> bool:
-    """Which functions read a number of `activation_alpha`, in the order of their names."""
+    """Whether a function reads a number of `activation_alpha`. The numbers are in the order of these functions."""
     return name.lower() in ("affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu")

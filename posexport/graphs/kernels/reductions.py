@@ -21,7 +21,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
     "ReduceLogSum": lambda x, axes: x.sum(axes, keepdim=True).log(),
     "ReduceLogSumExp": lambda x, axes: torch.logsumexp(x.double(), axes, keepdim=True),
 }
-"""Each takes a tensor and its axes, and keeps the dimensions."""
+"""Functions of a tensor and its axes. They keep the dimensions."""
 
 
 def _whole_mean(x: Tensor, axes: list[int]) -> Tensor:
@@ -83,7 +83,7 @@ def arg_extreme(call: Call, x: Tensor) -> Tensor:
 
 @kernel("TopK")
 def top_k(call: Call, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Values and indices; of equal values the earlier one first."""
+    """Values and indices. Of equal values, the earlier one comes first."""
     count = call.get("k") if k is None else integers(k)[0]
     axis = call.get("axis", -1)
     values, order = torch.sort(x, dim=axis, descending=bool(call.get("largest", 1)), stable=True)
@@ -92,7 +92,7 @@ def top_k(call: Call, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tenso
 
 @kernel("CumSum", "CumProd")
 def cumulate(call: Call, x: Tensor, axis: Tensor) -> Tensor:
-    """Running sums or products, perhaps without the element itself, perhaps from the end."""
+    """Running sums or products. `exclusive` leaves out the element itself, and `reverse` begins at the end."""
     at, product = integers(axis)[0], call.op_type == "CumProd"
     x = x.flip(at) if call.get("reverse", 0) else x
     result = (torch.cumprod if product else torch.cumsum)(x, at).to(x.dtype)
@@ -104,7 +104,7 @@ def cumulate(call: Call, x: Tensor, axis: Tensor) -> Tensor:
 
 @kernel("Softmax", "LogSoftmax", "Hardmax")
 def softmax(call: Call, x: Tensor) -> Tensor:
-    """Along one axis; before opset 13 over all axes from `axis` on."""
+    """Along one axis; before opset 13, over all axes from `axis` on."""
     shape, axis = x.shape, call.get("axis", -1 if call.version >= 13 else 1)
     if call.version < 13:
         axis = axis % max(1, x.dim())
@@ -120,6 +120,6 @@ def softmax(call: Call, x: Tensor) -> Tensor:
 
 @kernel("LpNormalization")
 def lp_normalization(call: Call, x: Tensor) -> Tensor:
-    """x / |x|_p along an axis; zero where the norm is zero."""
+    """x / |x|_p along an axis; zero if the norm is zero."""
     norm = torch.linalg.vector_norm(x, call.get("p", 2), call.get("axis", -1), keepdim=True)
     return torch.where(norm == 0, torch.zeros_like(x), x / norm)

@@ -1,4 +1,4 @@
-"""The table of kernels: operator (domain, type) to the torch function that computes it, and what a kernel is told."""
+"""The table of kernels, from operator (domain, type) to the torch function that computes it, and a kernel's Call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from posexport.graphs.kernels import dtypes
 
 Value = Any
-"""A tensor, a sequence (list of tensors), or None where an optional value is absent."""
+"""A tensor, a sequence (list of tensors), or None if an optional value is absent."""
 
 Kernel = Callable[..., Value]
-"""Called with a Call and the node's inputs; gives one value, or a tuple of values for several outputs."""
+"""Called with a Call and the node's inputs. Returns one value, or a tuple of values for several outputs."""
 
 KERNELS: dict[tuple[str, str], Kernel] = {}
 
@@ -25,7 +25,7 @@ _K = TypeVar("_K", bound=Kernel)
 
 
 def kernel(*types: str, domain: str = "") -> Callable[[_K], _K]:
-    """Enter a function into the table under its operator types."""
+    """Enter a function into the table under these operator types."""
 
     def enter(function: _K) -> _K:
         for name in types:
@@ -37,10 +37,10 @@ def kernel(*types: str, domain: str = "") -> Callable[[_K], _K]:
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One use of an operator: its attributes with references resolved, its opset, and how subgraphs are run.
+    """One use of an operator: its attributes with resolved references, its opset, and a function that runs subgraphs.
 
-    `wide`: floating-point values are float64 whatever the file says. `wanted`: for each output of the node, whether
-    something has a name for it. `types`: the element types that the file states for the inputs.
+    `wide`: floating-point values are float64 whatever the file says. `wanted`: for each output of the node, whether it
+    has a name. `types`: the element types that the file states for the inputs.
     """
 
     op_type: str
@@ -57,15 +57,15 @@ class Call:
         return default if value is None else value
 
     def dtype(self, number: int) -> torch.dtype:
-        """The torch dtype that stands for an ONNX element type."""
+        """The torch dtype for an ONNX element type."""
         return dtypes.torch_dtype(ir.DataType(number), self.wide)
 
     def tensor(self, stored: ir.TensorProtocol) -> torch.Tensor:
-        """A stored tensor as torch's."""
+        """A stored tensor as a torch tensor."""
         return dtypes.to_torch(stored, self.wide)
 
     def type_of(self, at: int) -> ir.DataType | None:
-        """The element type that the file states for an input: tensors hold 4 and 2 bits in 8."""
+        """The element type that the file states for an input. Tensors hold types of 4 and 2 bits in 8 bits."""
         return self.types[at] if at < len(self.types) else None
 
     def wants(self, output: int) -> bool:
@@ -74,5 +74,5 @@ class Call:
 
 
 def integers(tensor: torch.Tensor) -> list[int]:
-    """The values of a tensor of whole numbers, as a list."""
+    """The values of an integer tensor as a list."""
     return [int(value) for value in tensor.flatten().tolist()]

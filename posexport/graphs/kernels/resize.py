@@ -1,4 +1,4 @@
-"""Resize and Upsample: along each axis a matrix [new length, old length] of interpolation weights; GridSample."""
+"""Resize and Upsample, by a matrix [new length, old length] of interpolation weights for each axis; GridSample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posexport.graphs.kernels.registry import Call, kernel
 def resize(
     call: Call, x: Tensor, second: Tensor | None = None, third: Tensor | None = None, fourth: Tensor | None = None
 ) -> Tensor:
-    """Nearest, linear or cubic; Upsample, and Resize of opset 10, have scales only and no coordinate modes."""
+    """Nearest, linear or cubic. Upsample, and Resize of opset 10, have only scales and no coordinate modes."""
     old = call.op_type == "Upsample" or call.version < 11
     stated = torch.tensor(call.get("scales")) if old and second is None else None
     region, scales, sizes = (None, second if stated is None else stated, None) if old else (second, third, fourth)
@@ -67,7 +67,8 @@ def _lengths(call: Call, old: list[int], scales: Tensor | None, sizes: Tensor | 
 
 
 def _places(mode: str, old: int, new: int, factor: float, ends: tuple[float, float], narrow: bool) -> Tensor:
-    """Where in the input each place of the output lies; `narrow`: in float32, as runtimes decide what is nearest."""
+    """The place in the input of each place of the output. With `narrow`, it is computed in float32, as runtimes do to
+    find the nearest place."""
     at = torch.arange(new, dtype=torch.float32 if narrow else torch.float64)
     if mode == "align_corners":
         return at * (old - 1) / (new - 1) if new > 1 else torch.zeros_like(at)
@@ -97,7 +98,7 @@ def _nearest(call: Call, places: Tensor, default: str) -> Tensor:
 
 
 def _weights(call: Call, mode: str, places: Tensor, old: int, factor: float) -> Tensor:
-    """[new, old]: how much of each input place an output place takes; what lies outside counts as the edge."""
+    """[new, old]: the weight of each input place in an output place. Places outside count as the edge."""
     stretch = min(1.0, factor) if call.get("antialias", 0) else 1.0
     a = call.get("cubic_coeff_a", -0.75)
     reach = math.ceil((1 if mode == "linear" else 2) / stretch)
@@ -118,7 +119,7 @@ def _weights(call: Call, mode: str, places: Tensor, old: int, factor: float) -> 
 
 @kernel("GridSample")
 def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
-    """Values at places of a grid [batch, places..., dimensions] from -1 to 1."""
+    """Values of x at the places of a grid [batch, places..., dimensions], with coordinates from -1 to 1."""
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(call.get("mode", "linear"), call.get("mode", "linear"))
     outside = call.get("padding_mode", "zeros")
     return F.grid_sample(x, grid, mode, outside, align_corners=bool(call.get("align_corners", 0)))

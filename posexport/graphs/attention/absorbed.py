@@ -56,8 +56,10 @@ def _places_alike(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
 
 
 def lays_out(probe: Probe, node: ir.Node) -> bool:
-    """Whether a node gives the numbers of its first input, or a part of them, in another layout that is the same on all
-    inputs."""
+    """Whether a node gives numbers of its first input in another layout, in the same way on all inputs.
+
+    It may give a part of them.
+    """
     check = _LAYOUTS.get(node.op_type)
     return check is not None and check(probe, node)
 
@@ -100,8 +102,10 @@ def digits(dtype: ir.DataType | None) -> tuple[int, int]:
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
-    """The dtype of a value. If the graph doesn't state it, the dtype of what the value is computed from; None if that
-    is unknown too."""
+    """The dtype of a value; None if it is not known.
+
+    If the graph doesn't state it, it is the dtype of what the value is computed from.
+    """
     pending, seen = [value], set[ir.Value]()
     while pending:
         value = pending.pop()
@@ -194,8 +198,10 @@ def _elements(actual: Sequence[int], sizes: Sequence[Size]) -> Ends:
 
 
 def _repeats_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether Expand or Tile repeats each axis a fixed number of times. It may repeat an axis of length 1 as often as
-    lengths say."""
+    """Whether Expand or Tile repeats each axis a fixed number of times.
+
+    An axis of length 1 may be repeated as often as lengths say.
+    """
     source, result = _ends(node)
     before, after = probe.shapes.of(source), probe.shapes.of(result)
     before = (ONE,) * (len(after) - len(before)) + before
@@ -213,8 +219,10 @@ def _divides_alike(probe: Probe, node: ir.Node) -> bool:
 
 
 def _cuts_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Slice takes the same part of each axis on all inputs: from a fixed start, a fixed number of elements or
-    all but a fixed number."""
+    """Whether a Slice takes the same part of each axis on all inputs.
+
+    A part begins at a fixed place and has a fixed number of elements, or all but a fixed number.
+    """
     source, result = _ends(node)
     bounds = probe.shapes.bounds(node)
     if bounds is None or not _is_part(probe, source, result):

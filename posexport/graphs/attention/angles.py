@@ -33,8 +33,7 @@ STILL = 1e-9
 """A pair whose complex number differs from 1 by at most this is not rotated."""
 
 LINEAR = 5e-3
-"""How much an angle may differ from a multiple of its frequency, in radians. Tables in half precision are this
-exact."""
+"""How many radians an angle may differ from a multiple of its frequency: tables in half precision are this exact."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,8 +101,10 @@ class AngleProbe:
         return low
 
     def at(self, positions: Positions) -> Array:
-        """Complex [n, P] at positions [n, axes], which follow each other in one row. If the graph fixes the length of
-        rows, several rows are run."""
+        """Complex [n, P] at positions [n, axes], which follow each other in one row.
+
+        If the graph fixes the length of rows, several rows are run.
+        """
         room = self._room(len(positions) + self.prefix) - self.prefix
         parts = []
         for start in range(0, len(positions), room):
@@ -206,8 +207,10 @@ def _step(probe: AngleProbe, last: int) -> Array:
 
 
 def _same(one: Turning, other: Turning) -> bool:
-    """Whether short and long rows have the same frequencies, apart from errors. Errors of float32 constants are
-    included: they show only at far positions."""
+    """Whether short and long rows have the same frequencies, apart from errors.
+
+    Errors of float32 constants count as such: they show only at far positions.
+    """
     error = max(4 * other.spread, min(4 * one.spread, 1e-6), 1e-12)
     return bool(np.abs(one.frequencies - other.frequencies).max() <= error / (SHORT - 1))
 

@@ -44,8 +44,10 @@ Bias = dict[str, Any]
 
 
 def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
-    """The bias as an encoding; None if only a mask is added. With `sinks`, a number that is added to all logits of a
-    query counts too."""
+    """The bias as an encoding; None if only a mask is added.
+
+    With `sinks`, a number that is added to all logits of a query counts too.
+    """
     if not added.terms:
         return None
     axes = measure.axes_of(added.values)
@@ -96,8 +98,10 @@ def _far(added: AddedToScores) -> list[Logits]:
 
 
 def _by_distance(one: Logits, sinks: bool) -> tuple[Array, Array] | None:
-    """The bias of keys behind [N, D] and ahead [N, E] of the query, at distances from 0, as far as keys are seen; None
-    if the bias depends on more than the distance."""
+    """The bias of keys behind [N, D] and ahead [N, E] of the query, by their distance from 0, as far as keys are seen.
+
+    None if the bias depends on more than the distance.
+    """
     bias = np.broadcast_to(one.bias[0], (one.bias.shape[1], *one.distances().shape))
     seen = np.broadcast_to(one.seen[0].all(0), one.distances().shape)
     distances = one.distances()

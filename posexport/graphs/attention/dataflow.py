@@ -136,14 +136,18 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
 
 
 def values_read(node: ir.Node, inner_weights: bool = False) -> list[ir.Value]:
-    """The values that a node reads: its inputs, then the outer values that its bodies read. With `inner_weights`, also
-    the initializers of its bodies."""
+    """The values that a node reads: its inputs, then the outer values that its bodies read.
+
+    With `inner_weights`, the initializers of its bodies count too.
+    """
     return [value for value in node.inputs if value is not None] + outer_values(node, inner_weights)
 
 
 def outer_values(node: ir.Node, inner_weights: bool = False) -> list[ir.Value]:
-    """The values of the surrounding graph that the bodies of a node read. With `inner_weights`, also their own
-    initializers."""
+    """The values of the surrounding graph that the bodies of a node read.
+
+    With `inner_weights`, their own initializers count too.
+    """
     outer: list[ir.Value] = []
     for body in bodies(node):
         inner = {*body.inputs, *(value for one in body for value in one.outputs)}

@@ -261,8 +261,7 @@ class Describer:
         return None, 0
 
     def _order(self, attention: Attention) -> Data:
-        """The encoding `none`, if tokens in another order give queries, keys and values in that order; else
-        `unknown`."""
+        """The encoding `none` if reordered tokens give queries, keys and values in the new order, else `unknown`."""
         results = {value: one for value, one in self._results.items() if value is not attention.output.value}
         for name, side, dim in _sides(attention):
             sizes = self._sizes(attention, side, dim)

@@ -24,8 +24,10 @@ _LARGEST = {
 """The largest number of each dtype."""
 
 HALF_END = (2.0**15, 2.0**16)
-"""Masks in this range may add up to infinity with a logit in fp16, which ends at 65,504. In other dtypes, no logit is
-large enough for that."""
+"""Masks in this range may add up with a logit to infinity in fp16, which ends at 65,504.
+
+In other dtypes, no logit is large enough for that.
+"""
 
 
 def can_act(probe: Probe, guard: float | None, terms: Sequence[Term]) -> bool:

@@ -34,8 +34,10 @@ def by_rows(probe: Probe, product: Product) -> Product:
 
 
 def traced_heads(flow: Dataflow, probe: Probe, product: Product) -> int | None:
-    """How many rows of the product of queries and keys come from one token of the model's features; None if that can't
-    be told, for example for learned queries and caches."""
+    """How many rows of the product of queries and keys come from one token of the model's features.
+
+    None if that can't be told, for example for learned queries and caches.
+    """
     for operand, axes in ((product.left, product.axes[0]), (product.right, product.axes[1])):
         begin = _projected(flow, probe, operand)
         if begin is None:
@@ -81,8 +83,10 @@ def _projected(flow: Dataflow, probe: Probe, operand: ir.Value) -> tuple[ir.Valu
 
 
 def _before_heads(probe: Probe, value: ir.Value) -> tuple[ir.Value, int] | None:
-    """The value that weights shared by all heads project, before its features were split into heads; None if they were
-    not split."""
+    """The value that weights shared by all heads project, before its features were split into heads.
+
+    None if they were not split.
+    """
     shape, node = list(probe.shape(value)), value.producer()
     if node is not None and node.op_type == "Transpose":
         order = node.attributes.get_ints("perm", [])
@@ -95,8 +99,10 @@ def _before_heads(probe: Probe, value: ir.Value) -> tuple[ir.Value, int] | None:
 
 
 def _features(probe: Probe, node: ir.Node, at: int) -> int | None:
-    """The axis of operand number `at` that a product with weights sums over; None if heads have their own weights, or
-    if the axis is not known."""
+    """The axis of operand number `at` that a product with weights sums over.
+
+    None if heads have their own weights, or if the axis is not known.
+    """
     if node.op_type == "Conv":
         return 1
     if node.op_type == "MatMulNBits":  # its weights are stored in blocks

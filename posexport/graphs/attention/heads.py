@@ -33,8 +33,10 @@ class Source:
 
 @attrs.frozen(kw_only=True)
 class Cache:
-    """A cache of keys or values that grows: `past` [B, K, P, D], which is the graph input `name`, and `present`, which
-    is `past` with the new ones appended."""
+    """A cache of keys or values that grows.
+
+    `past` [B, K, P, D] is the graph input `name`. `present` is `past` with the new ones appended.
+    """
 
     name: str
     past: ir.Value

@@ -87,8 +87,10 @@ class _Leaf:
 
 
 def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
-    """The truth values that a value is computed from by layouts, And, Or, Not, and reductions over axes; none if it is
-    computed in another way."""
+    """The truth values that a value is computed from by layouts, And, Or, Not, and reductions over axes.
+
+    There are none if the value is computed in another way.
+    """
     leaves, pending, seen = list[_Leaf](), [(value, zero_if)], {value}
     while pending:
         one, truth = pending.pop()
@@ -121,8 +123,10 @@ def _keeps_truths(probe: Probe, node: ir.Node, truth: bool) -> bool:
 
 
 def _of_all(probe: Probe, value: ir.Value, truth: bool) -> tuple[ir.Node, bool] | None:
-    """The reduction of zeros and ones that a value is computed from, and the truth of its result if the value has this
-    `truth`: Cast(ReduceMax(x)), ReduceSum(x) > 0, ReduceMax(x) == 0."""
+    """The reduction of zeros and ones that a value is computed from, and the truth that all of its elements have.
+
+    `truth` is that of the value, which is Cast(ReduceMax(x)), ReduceSum(x) > 0, ReduceMax(x) == 0 or the like.
+    """
     node = value.producer()
     if node is None or node.inputs[0] is None or node.op_type not in ("Cast", "Greater", "Equal"):
         return None
@@ -135,8 +139,10 @@ def _of_all(probe: Probe, value: ir.Value, truth: bool) -> tuple[ir.Node, bool] 
 def asked_for_infinity(
     probe: Probe, value: ir.Value | None, numbers: Sequence[float] = (math.inf, -math.inf)
 ) -> ir.Value | None:
-    """The value that truth values test for infinity, by IsInf or by comparison with one of `numbers`; None for other
-    truth values."""
+    """The value that truth values test for infinity; None for other truth values.
+
+    The test is an IsInf, or a comparison with one of `numbers`.
+    """
     node = None if value is None else value.producer()
     if node is None or node.op_type not in ("Equal", "IsInf"):
         return None

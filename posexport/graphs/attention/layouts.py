@@ -135,6 +135,5 @@ ROUNDING = 1e-12
 
 
 def repeated(heads: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[B, K, T, D] as [B, N, T, D]: each key head is repeated for the N / K query heads that read it, one after the
-    other."""
+    """[B, K, T, D] as [B, N, T, D]: each key head N / K times in a row, for the query heads that read it."""
     return heads.repeat_interleave(num_heads // heads.shape[1], 1)

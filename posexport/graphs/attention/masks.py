@@ -149,7 +149,7 @@ def _fits(one: Logits, kind: str, size: int | None) -> bool:
 
 
 def _visible(one: Logits, kind: str, size: int | None) -> Array:
-    """bool [S, T]."""
+    """Which keys each query sees with a mask of this kind, bool [S, T]."""
     distances = one.distances()
     if kind == "none":
         return np.ones_like(distances, bool)

@@ -81,8 +81,7 @@ class Measure:
         return fitted(self._view.roles, {BATCH: batch, SEQ: seq, PAST: past, **(sides or {})})
 
     def other_sides(self) -> dict[str, int] | None:
-        """A height and a width of images that differ from each other and from the model's own; None if the graph fixes
-        them."""
+        """A height and a width of images, other than each other and the model's own; None if they are fixed."""
         images = [role for role in self._view.roles.values() if {HEIGHT, WIDTH} <= {*role.axes}]
         if not images or not (self.varies(HEIGHT) and self.varies(WIDTH)):
             return None
@@ -126,8 +125,7 @@ class Measure:
         return [results[name] for name in names], drawn
 
     def _sized(self, roles: Mapping[str, Role]) -> dict[str, Role]:
-        """The roles, with a small cache of the graph as one more input if they have none: otherwise nothing is
-        cached."""
+        """The roles; if they have no cache, one of the graph is added as a small input, so that something is cached."""
         caches = [role for role in self._view.roles.values() if role.kind in CACHED]
         if not caches or any(role.kind in CACHED for role in roles.values()):
             return dict(roles)

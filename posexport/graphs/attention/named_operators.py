@@ -26,8 +26,10 @@ def is_other_softmax(node: ir.Node) -> bool:
 
 
 def is_unread(node: ir.Node) -> bool:
-    """Whether an operator that stands for attention can't be evaluated here, such as ONNX Runtime's operators on
-    integers (QAttention) or on packed rows."""
+    """Whether an operator that stands for attention can't be evaluated here.
+
+    Examples are ONNX Runtime's operators on integers (QAttention) or on packed rows.
+    """
     return kind_of(node) not in KERNELS
 
 

@@ -78,16 +78,14 @@ class Origins:
             pending += [one for one in node.inputs if one is not None and one.name not in sites.calls]
 
     def of(self, node: ir.Node) -> Origin:
-        """The node of the file that a node of the view comes from: itself, an expanded operator, or the call of a
-        function."""
+        """The node of the file that a node of the view comes from: itself, an expanded operator, or a function call."""
         if node in self._by_node:
             return self._by_node[node]
         operator = self._operators.get(node.name or "")
         return _origin(node if operator is None else operator.node)
 
     def core(self, attention: Attention) -> dict[str, str]:
-        """The names of the softmax and of the products of an attention. They are equal if one node computes all
-        three."""
+        """The names of the softmax and the products of an attention; they are equal if one node computes all three."""
         names = {"softmax": self.of(attention.softmax).name}
         scores = scores_product(self._view, attention)
         names["scores"] = "" if scores is None else self.of(scores.node).name

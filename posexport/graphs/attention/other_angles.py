@@ -64,8 +64,7 @@ def _draws(probe: Probe, sources: Iterable[ir.Value]) -> dict[ir.Value, torch.Te
 
 
 def _collect(probe: Probe, value: ir.Value, sources: dict[ir.Value, None], arithmetic: set[ir.Node]) -> None:
-    """Add to `sources` what a value is computed from by arithmetic and layouts, and to `arithmetic` the nodes
-    between."""
+    """Add to `sources` what a value is computed from by arithmetic and layouts, and the nodes to `arithmetic`."""
     node = value.producer()
     if value in probe.fixed or value in sources or node in arithmetic:
         return

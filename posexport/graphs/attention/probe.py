@@ -23,8 +23,10 @@ from posexport.graphs.roles import Role
 from posexport.graphs.symbolic_shapes import SymbolicShapes
 
 MOST_HELD = 1 << 28
-"""The most bytes of large values besides content, such as masks, that are kept. Others are computed again when they are
-needed."""
+"""The most bytes of large values besides content, such as masks, that are kept.
+
+Others are computed again when they are needed.
+"""
 
 
 class Probe:
@@ -117,8 +119,7 @@ class Probe:
         return self._whole(self._like(value), 2)
 
     def random(self, value: ir.Value) -> torch.Tensor:
-        """Random numbers in the shape and of the kind of a value: normal ones, integers below 10,000, or truth
-        values."""
+        """Random numbers in the shape and of the kind of a value: normal, integers below 10,000, or truth values."""
         like = self._like(value)
         if like.is_floating_point():
             return self.random_like(value)

@@ -19,8 +19,10 @@ PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "Einsum")
 """The operators that may be such a product."""
 
 _TRANSPOSING = ("FusedMatMul", "Gemm")
-"""Products that may transpose their operands. Operands of Gemm have two axes, so attention with Gemm is always left as
-it is, and what Gemm adds is not read."""
+"""Products that may transpose their operands.
+
+Operands of Gemm have two axes. So attention with Gemm is always left as it is, and what Gemm adds is not read.
+"""
 
 
 @attrs.frozen(kw_only=True)

@@ -141,8 +141,7 @@ def _is_of_attention(flow: Dataflow, softmax: Softmax, has_products: bool) -> bo
 
 
 def _weighted(flow: Dataflow, softmax: Softmax) -> list[tuple[Product, list[ir.Node]]]:
-    """The products of a softmax with values, each with the nodes before it; none if the softmax is not an
-    attention's."""
+    """The products of a softmax with values, each with the nodes before it; none if the softmax is no attention."""
     value, passed = softmax.node.outputs[0], list[ir.Node]()
     if softmax.product is not None:
         between = flow.between(value, softmax.product.left)
@@ -253,8 +252,10 @@ def _with_turns(flow: Dataflow, probe: Probe, one: Attention, lengths: tuple[int
 
 
 def narrower(flow: Dataflow, probe: Probe, one: Attention) -> Attention | None:
-    """The attention without the nodes before and after its products, or else without rotations of parts; None if it has
-    neither."""
+    """The attention without the nodes before and after its products, or else without rotations of parts.
+
+    None if it has neither.
+    """
     if one.near is None:
         return attrs.evolve(one, q=_unturned(one.q), k=_unturned(one.k)) if one.turns else None
     near, rows = one.near, probe.shape(one.near.output.value)

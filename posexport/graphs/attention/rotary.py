@@ -215,8 +215,7 @@ def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, 
 def _solve(
     still: list[torch.Tensor], moved: list[torch.Tensor], pairs: Pairs
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cosines and sines [B, S, P] that rotate `still` to `moved`, both [B, H, S, D] per probe; None if there are
-    none."""
+    """Cosines and sines [B, S, P] that rotate `still` to `moved`, both [B, H, S, D] per probe; None without any."""
     sources, results = pairs.indices(), pairs.results()
     norm = cos = sin = torch.zeros(())
     for before, after in zip(still, moved, strict=True):

@@ -69,8 +69,7 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
 
 
 def layout_of(pairs: Pairs) -> str:
-    """`interleaved`: pairs (2i, 2i + 1). `half`: pairs (i, i + n/2) of the n rotated features, or of each run of
-    them."""
+    """`interleaved`: pairs (2i, 2i + 1). `half`: pairs (i, i + n/2) of the n rotated features, or of each run."""
     return "interleaved" if pairs.interleaved or pairs.sorted else "half"
 
 

@@ -104,8 +104,7 @@ def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
 
 
 def _divided(node: ir.Node) -> Softmax | None:
-    """Exponentials, or their product with values, divided by the sum of exponentials or multiplied by its
-    reciprocal."""
+    """Exponentials, or their product with values, divided by the sum or multiplied by its reciprocal."""
     for part, divisor in _quotients(node):
         total = _inverse(divisor) if node.op_type == "Mul" else divisor
         sums = above(_unbounded(total), "ReduceSum", KEEPS_ORDER)

@@ -42,8 +42,10 @@ def factor_of(probe: Probe, value: ir.Value) -> float | None:
 
 
 def _is_uniform(probe: Probe, value: ir.Value, depth: int, known: dict[tuple[ir.Value, int], bool]) -> bool:
-    """Whether all elements of a value are one number, traced through at most `depth` operators. `known` are earlier
-    answers."""
+    """Whether all elements of a value are one number, traced through at most `depth` operators.
+
+    `known` are earlier answers.
+    """
     if (value, depth) not in known:
         known[value, depth] = _is_made_uniform(probe, value, depth, known)
     return known[value, depth]

@@ -78,8 +78,10 @@ def check_weights(
 
 
 def _zeros(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores, logits: ir.Value | None) -> float | None:
-    """The largest logit of keys that count as not seen if a node sets weights to zero; None if it changes other
-    weights."""
+    """The largest logit of keys that count as not seen if a node sets weights to zero.
+
+    None if it changes other weights.
+    """
     content = [value for value in node.inputs if value in flow.content]
     if node.op_type == "Mul" and len(content) == 1:
         factor = node.inputs[1 - node.inputs.index(content[0])]

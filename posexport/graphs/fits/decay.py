@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def xpos_decay(growth: Array) -> Parameters | None:
-    """gamma and scale_base from the growth [P] of the logarithms of the amplitudes of queries; None for other
-    decays."""
+    """gamma and scale_base from the growth [P] of the logarithms of queries' amplitudes; None for other decays."""
     pairs = len(growth)
     if pairs < 2 or not (growth < 0).all():
         return None

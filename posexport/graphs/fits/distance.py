@@ -95,8 +95,10 @@ def _t5(behind: Array, ahead: Array, tables: Sequence[int]) -> Parameters | None
 
 
 def _exact_edges(side: int, distance: int) -> set[int]:
-    """Distances whose bucket number is an integer before it is rounded down. If it is computed with a logarithm,
-    rounding errors decide it."""
+    """Distances whose bucket number is an integer before it is rounded down.
+
+    Computed with a logarithm, it depends on rounding errors.
+    """
     exact = side // 2
     wide = side - exact
     return {

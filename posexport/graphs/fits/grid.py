@@ -49,8 +49,10 @@ class GridTurning:
 
 
 def grid_turning(turns: Turns, most_prefix: int) -> GridTurning | None:
-    """The grid whose cells have the rotations [S, P], in rows, after at most `most_prefix` other tokens; None if there
-    is none. The squarest grid is tried first."""
+    """The grid whose cells have the rotations [S, P], in rows; None if there is none.
+
+    At most `most_prefix` tokens come before it. The squarest grid is tried first.
+    """
     for prefix in range(most_prefix + 1):
         cells = turns[prefix:]
         for rows, columns in _shapes(len(cells)):

@@ -19,8 +19,10 @@ USUAL_THETA = 10_000.0
 """The theta of frequencies that form no progression: factors then divide the frequencies of this theta."""
 
 Fit = Callable[[Array, float], Iterator[Parameters]]
-"""Takes (frequencies, slack) and gives parameters that may have these frequencies. `slack` is the possible error in
-radians per position."""
+"""Takes (frequencies, slack) and gives parameters that may have these frequencies.
+
+`slack` is the possible error in radians per position.
+"""
 
 
 def shortest(number: float, tolerance: float) -> float:

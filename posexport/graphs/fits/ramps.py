@@ -97,8 +97,7 @@ def _plain(theta: float, pairs: int) -> Array:
 
 
 def _thetas(frequencies: Array, slack: float) -> Iterator[float]:
-    """The thetas of the longest run of plain pairs at the beginning and of the longest run at the end, then usual
-    ones."""
+    """The thetas of the longest plain run at the beginning and of the longest run at the end, then usual ones."""
     pairs = len(frequencies)
     thetas: list[float] = []
     for count in range(pairs, 1, -1):

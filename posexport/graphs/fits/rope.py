@@ -59,7 +59,7 @@ def static_parameters(frequencies: Array, amplitude: float, slack: float) -> Par
 
 
 def _ramp_rounding(parameters: Parameters, pairs: int) -> Array:
-    """What float32 may leave of a part r_i that is nearly 0, times the frequency that it is a part of."""
+    """The float32 error of an r_i near 0, times the frequency v_i; 0 for scalings without a ramp."""
     ramp = parameters["scaling"] in ("yarn", "llama3")
     return np.asarray((2e-7 if ramp else 0.0) * parameters["theta"] ** (-np.arange(pairs) / pairs))
 
@@ -78,8 +78,10 @@ def _with_amplitude(parameters: Parameters, amplitude: float, slack: float) -> P
 
 
 def nearest_theta(frequencies: Array) -> tuple[float, float] | None:
-    """The theta whose frequencies these are within rounding to bfloat16, and the largest relative difference; None if
-    they are far from those of any theta."""
+    """The theta whose frequencies these are within rounding to bfloat16, and the largest relative difference.
+
+    None if they are far from those of any theta.
+    """
     pairs = len(frequencies)
     if pairs < 3 or frequencies.min() <= 0:
         return None

@@ -143,8 +143,10 @@ def unpacked(packed: Tensor, bits: int) -> Tensor:
 def gather_block_quantized(
     call: Call, data: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None = None
 ) -> Tensor:
-    """Slices of dequantised weights, with a scale and a zero point for each block of an axis. Bytes are packed as in
-    MatMulNBits."""
+    """Slices of dequantised weights, with a scale and a zero point for each block of an axis.
+
+    Bytes are packed as in MatMulNBits.
+    """
     along, block = call.get("gather_axis", 0) % data.dim(), call.get("block_size", 128)
     axis = call.get("quantize_axis", 1) % data.dim()
     flat = indexing.positive(indices, data.shape[along]).flatten()

@@ -73,8 +73,10 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
 
 @attrs.frozen(kw_only=True)
 class _Pooling:
-    """The windows of a pooling over spatial dimensions. `pads` are the file's, `more` those that ceil_mode adds after
-    them."""
+    """The windows of a pooling over spatial dimensions.
+
+    `pads` are the file's, `more` those that ceil_mode adds after them.
+    """
 
     shape: list[int]
     strides: list[int]

@@ -67,8 +67,10 @@ def _lengths(call: Call, old: list[int], scales: Tensor | None, sizes: Tensor | 
 
 
 def _places(mode: str, old: int, new: int, factor: float, ends: tuple[float, float], narrow: bool) -> Tensor:
-    """The place in the input of each place of the output. With `narrow`, it is computed in float32, as runtimes do to
-    find the nearest place."""
+    """The place in the input of each place of the output.
+
+    With `narrow`, it is computed in float32, as runtimes do to find the nearest place.
+    """
     at = torch.arange(new, dtype=torch.float32 if narrow else torch.float64)
     if mode == "align_corners":
         return at * (old - 1) / (new - 1) if new > 1 else torch.zeros_like(at)

@@ -26,7 +26,7 @@ Functions = Collection[tuple[str, str, str]]
 
 
 def reason_to_leave(node: ir.Node, refused: Mapping[ir.Node, str], functions: Functions) -> Reason | None:
-    """Why an operator that stands for attention, or a softmax whose weights are quantised, is left as it is."""
+    """Why an operator that computes attention, or a softmax whose weights are quantised, is left as it is."""
     if _is_left(node, functions):
         return operator_reason(node, refused)
     name = shown(node.name or node.outputs[0].name or "")
@@ -36,7 +36,7 @@ def reason_to_leave(node: ir.Node, refused: Mapping[ir.Node, str], functions: Fu
 
 
 def may_hold_attention(model: ir.Model) -> bool:
-    """Whether any graph of a model contains a softmax before a product, or an operator that stands for attention.
+    """Whether any graph of a model contains a softmax before a product, or an operator that computes attention.
 
     If not, nothing needs to be known about its inputs.
     """
@@ -124,7 +124,7 @@ def _may_be_attention(node: ir.Node, functions: Functions) -> bool:
 
 
 def _is_left(node: ir.Node, functions: Functions) -> bool:
-    """Whether a node is an operator that stands for attention, or for the softmax of an attention."""
+    """Whether a node is an operator that computes attention, or the softmax of an attention."""
     if node.op_identifier() in functions:
         return False
     return is_operator(node) or (is_other_softmax(node) and leads_to_product(node.outputs[0]))

@@ -108,10 +108,10 @@ def _named(measure: Measure, added: ir.Value, axis: int) -> dict[str, Any]:
 
 
 def _table_rows(value: ir.Value) -> int | None:
-    """The rows of the table that a value is looked up in; None if it has none of the shapes below.
+    """The number of rows of the table that a value is looked up in; None if no such table is found.
 
-    The shapes are [rows, features], [1, rows, features] and [rows, 1, features]. The first inputs of nodes are
-    followed.
+    The table is [rows, features], [1, rows, features] or [rows, 1, features]. It is looked for above the first input of
+    each node.
     """
     for _ in range(8):
         node = value.producer()

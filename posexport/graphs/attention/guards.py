@@ -1,4 +1,6 @@
-"""Whether a guard ever gives zeros for queries that see no key. If no logits are all minus infinity, it doesn't.
+"""Whether a guard ever gives zeros to queries that see no key.
+
+It doesn't if the logits of a query are never all minus infinity.
 
 Where(seen, 0, -3.4e38)    never gives infinity
 Where(seen, 0, -inf)       may give infinity

@@ -1,10 +1,10 @@
 """Factors of zero and one whose zeros are only where a mask hides the key anyway.
 
 Some graphs multiply scores by a mask that they also add, or set the weights of hidden keys to zero once more. Attention
-may leave this out only if each zero implies a hidden key on all inputs. The operators between them show that the truth
-value of a zero hides a key. Random truth values show that the zero and the hidden key are in the same place. Zeros for
-a whole query must depend on all of its keys: on the largest of their truth values, or on whether all of its logits are
-minus infinity.
+may leave this out only if each zero implies a hidden key on all inputs. The operators between a truth value and the
+mask show that the truth value of a zero hides a key. Random truth values show that the zero and the hidden key are in
+the same place. Zeros for a whole query must depend on all of its keys: on the largest of their truth values, or on
+whether all of its logits are minus infinity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posexport.graphs.attention.truths import FALSE, HIDES, LARGE, TRUE, Given, 
 from posexport.graphs.attention.uniform import number_of
 
 _DRAWS = 16
-"""How often truth values are drawn. A mask may be a single value, which a few draws may not vary."""
+"""How often truth values are drawn. A mask may be a single value, which may be the same in a few draws."""
 
 _TRUTHS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
 """Operators that compute truth values from other numbers."""
@@ -115,7 +115,7 @@ def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
 
 
 def _keeps_truths(probe: Probe, node: ir.Node, truth: bool) -> bool:
-    """Whether one `truth` of a node's result implies the truth of everything that the node reads.
+    """Whether a result with this `truth` decides the truth of everything that the node reads.
 
     If the largest number of a row is false, all are false. If the least is true, all are true.
     """

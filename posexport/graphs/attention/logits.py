@@ -29,7 +29,7 @@ HIDDEN = -9e3
 class Logits:
     """`seen` bool and `bias` are [rows, N or 1, S or 1, T]. The bias of a hidden key is 0. Queries begin at `past`.
 
-    `keys` bool [batch, T] are the keys that the drawn masks let queries see; None if T is the length of no input.
+    `keys` bool [batch, T] are the keys that the drawn masks let queries see; None if no input has T keys.
     """
 
     seen: Array

@@ -125,7 +125,7 @@ class Measure:
         return [results[name] for name in names], drawn
 
     def _sized(self, roles: Mapping[str, Role]) -> dict[str, Role]:
-        """The roles; if they have no cache, one of the graph is added as a small input, so that something is cached."""
+        """The roles, with a small input for a cache of the graph if they have none: otherwise nothing is cached."""
         caches = [role for role in self._view.roles.values() if role.kind in CACHED]
         if not caches or any(role.kind in CACHED for role in roles.values()):
             return dict(roles)

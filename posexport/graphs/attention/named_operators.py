@@ -1,4 +1,4 @@
-"""Operators whose names say that they stand for attention, whether they can be evaluated here or not."""
+"""Operators whose names say that they compute attention, whether they can be evaluated here or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posexport.graphs.kernels import KERNELS
 
 
 def is_operator(node: ir.Node) -> bool:
-    """Whether an operator of any domain, such as that of a plugin, stands for attention with a softmax.
+    """Whether an operator of any domain, such as that of a plugin, computes attention with a softmax.
 
     Operators for linear attention, masks and biases don't count.
     """
@@ -26,7 +26,7 @@ def is_other_softmax(node: ir.Node) -> bool:
 
 
 def is_unread(node: ir.Node) -> bool:
-    """Whether an operator that stands for attention can't be evaluated here.
+    """Whether an operator that computes attention can't be evaluated here.
 
     Examples are ONNX Runtime's operators on integers (QAttention) or on packed rows.
     """
@@ -34,7 +34,7 @@ def is_unread(node: ir.Node) -> bool:
 
 
 def operator_reason(node: ir.Node, refused: Mapping[ir.Node, str]) -> Reason:
-    """Why an operator that stands for attention is left as it is. `refused` are those that could not be expanded."""
+    """Why an operator that computes attention is left as it is. `refused` are those that could not be expanded."""
     name = shown(node.name or node.outputs[0].name or "")
     left = "one of its outputs is not known" if kind_of(node) in EXPANSIONS else "the operator is not read"
     return Reason("operator", f"{node.op_type} {name} is not understood: {refused.get(node, left)}")

@@ -56,10 +56,10 @@ def _heads(
 def _carriers(
     flow: Dataflow, probe: Probe, source: ir.Value, sizes: Sizes, results: Mapping[ir.Value, Source]
 ) -> dict[ir.Value, int] | None:
-    """The farthest values above `source` that have its tokens, with their axis of tokens; None if one of them may hold
-    positions.
+    """The farthest values above `source` that have its tokens, with their axis of tokens.
 
-    Values without tokens, such as a time that is the same for all tokens, are not replaced.
+    None if one of them may hold positions. Values without tokens, such as a time that is the same for all tokens, are
+    not replaced.
     """
     above = _above(flow, source, results)
     if any(node is not None and node.op_type in _WITH_POSITIONS for node in (value.producer() for value in above)):

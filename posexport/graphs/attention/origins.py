@@ -32,8 +32,7 @@ class Origin:
 
 @attrs.frozen(kw_only=True)
 class CallSites:
-    """The calls of functions of a graph before inlining, by the names of their outputs, and all nodes of the graph
-    then.
+    """The calls of functions in a graph before inlining, by the names of their outputs, and all nodes of that graph.
 
     The nodes are kept so that no new node is mistaken for one of them.
     """

@@ -32,8 +32,7 @@ _MOST_COLUMNS = 4096
 def other_angles(
     flow: Dataflow, probe: Probe, nodes: Sequence[ir.Node]
 ) -> tuple[dict[ir.Value, torch.Tensor], set[ir.Node]] | None:
-    """Random numbers by value, for the values that the nodes' inputs beside content are computed from, and the nodes
-    that compute the inputs from these values.
+    """Random numbers for the values that the nodes' inputs besides content are computed from, and the nodes in between.
 
     None if a node is not a linear operator on features, or adds something that is not fixed.
     """

@@ -1,7 +1,7 @@
 """Random numbers in the middle of a graph: what a value becomes if random features replace another value.
 
 One run on drawn inputs gives every value that depends on them. A probe then runs only the nodes between two values.
-Rotations, layouts, repeated heads and scales are read off such probes in float64 (posexport.graphs.evaluate).
+Rotations, layouts, repeated heads and scales are found with such probes in float64 (posexport.graphs.evaluate).
 
 In graphs of fixed sizes, the scores of every layer may take hundreds of megabytes. So only shapes and dtypes of large
 content are kept. Numbers that are not kept are computed again when they are needed.

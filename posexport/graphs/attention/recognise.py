@@ -58,7 +58,7 @@ def recognise(flow: Dataflow, probe: Probe, batch: int, refused: Mapping[ir.Node
 def _ended_by(
     flow: Dataflow, probe: Probe, node: ir.Node, batch: int, refused: Mapping[ir.Node, str], layer: int
 ) -> list[Found]:
-    """The attentions whose softmax ends in a node, or the operator that the node is. The first has this `layer`."""
+    """The attentions whose softmax ends in a node, or that it computes as an operator. The first has this `layer`."""
     name = node.name or node.outputs[0].name or ""
     reason = reason_to_leave(node, refused, flow.functions)
     softmax = None if reason is not None else softmax_of(node)
@@ -141,7 +141,7 @@ def _is_of_attention(flow: Dataflow, softmax: Softmax, has_products: bool) -> bo
 
 
 def _weighted(flow: Dataflow, softmax: Softmax) -> list[tuple[Product, list[ir.Node]]]:
-    """The products of a softmax with values, each with the nodes before it; none if the softmax is no attention."""
+    """The products of a softmax with values, each with the nodes before it; none if it is not an attention."""
     value, passed = softmax.node.outputs[0], list[ir.Node]()
     if softmax.product is not None:
         between = flow.between(value, softmax.product.left)
@@ -227,7 +227,7 @@ def _attention(
 
 
 def _with_zeros(zeroed: Zeroed, scores: Scores, axes: ScoreAxes, name: str) -> Scores:
-    """The scores, with the keys hidden whose exponentials are set to zero."""
+    """The scores with those keys hidden whose exponentials are set to zero."""
     if axes != USUAL:
         raise Declined("softmax-form", f"{shown(name)} makes exponentials zero, whose keys are on another axis")
     hides = Term(value=zeroed.condition, level=zeroed.result, seen_if=zeroed.seen_if, fill=-math.inf)

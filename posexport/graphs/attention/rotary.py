@@ -59,8 +59,8 @@ class AngleSource:
 
     `batch` and `tokens` are its other axes. `batch` is None if the value is the same for all rows. `sign` is -1 if it
     holds the negative numbers. The first `prefix` tokens have no angles in it: they are not rotated. If several values
-    hold the angles, `rest` has those of the following pairs. `corner` are places on the last axes, if these are a
-    matrix of each angle.
+    hold the angles, `rest` has those of the following pairs. If the last axes hold a matrix for each angle, `corner` is
+    the place in it.
     """
 
     value: ir.Value
@@ -215,7 +215,7 @@ def _turns_always(flow: Dataflow, probe: Probe, rotary: Rotary, layout: Layout, 
 def _solve(
     still: list[torch.Tensor], moved: list[torch.Tensor], pairs: Pairs
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cosines and sines [B, S, P] that rotate `still` to `moved`, both [B, H, S, D] per probe; None without any."""
+    """Cosines and sines [B, S, P] that rotate `still` to `moved`, both [B, H, S, D] per probe; None if none do."""
     sources, results = pairs.indices(), pairs.results()
     norm = cos = sin = torch.zeros(())
     for before, after in zip(still, moved, strict=True):

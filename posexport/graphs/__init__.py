@@ -1,1 +1,1 @@
-"""What any ONNX graph holds: its inputs by role, its attention, its values in float64."""
+"""Reads any ONNX graph: its inputs by role, its attention, and its values in float64."""

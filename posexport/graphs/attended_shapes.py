@@ -1,5 +1,7 @@
-"""The shapes that operators of attention, of quantised weights and of embeddings give, as polynomials of the dimensions
-of a graph's inputs."""
+"""The output shapes of operators of attention, of quantised weights and of embeddings.
+
+Lengths are polynomials of the dimensions of the graph's inputs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def attended_by_heads(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def attended_by_groups(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """com.microsoft GroupQueryAttention: queries [B, S, N*D], or with keys and values in them [B, S, (N + 2 K)*D]."""
+    """com.microsoft GroupQueryAttention: queries [B, S, N*D], or queries, keys and values together [B, S, (N + 2 K)*D]."""
     q, k = shapes.of_input(node, 0), shapes.of_input(node, 1)
     if not q or len(q) != 3 or k is not None:
         return q
@@ -69,7 +71,7 @@ def multiplied_by_bits(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def multiplied_by_scales(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """QLinearMatMul: [..., M, K] times weights [K, N], which stand behind the first scale and zero point."""
+    """QLinearMatMul: [..., M, K] times weights [K, N], which come after the first scale and zero point."""
     x, weights = shapes.of_input(node, 0), shapes.of_input(node, 3)
     return None if not x or not weights or len(weights) != 2 else (*x[:-1], weights[-1])
 

@@ -1,4 +1,4 @@
-"""What expansions (posexport.graphs.expansions) are written with: heads, scores, masks and padding.
+"""The parts that expansions (posexport.graphs.expansions) are made of: heads, scores, masks and padding.
 
 Shapes: B rows, N query heads, K key heads, S queries, P cached keys, T keys, D features of a head.
 """
@@ -14,11 +14,12 @@ import onnx_ir as ir
 from posexport.graphs.operators import HIDDEN, Call, Unexpanded
 
 LEAST_FILTER = -10000.0
-"""ONNX Runtime's own `mask_filter_value`, which is added to scores of padding: a larger one leaves them visible."""
+"""ONNX Runtime's default `mask_filter_value`, which is added to scores of padding. A larger value leaves padding
+visible."""
 
 
 def split_heads(call: Call, value: ir.Value, heads: int) -> ir.Value:
-    """[B, S, heads*D] as [B, heads, S, D]; a value of four axes has that shape already."""
+    """[B, S, heads*D] as [B, heads, S, D]. A value with four axes already has that shape."""
     if len(call.shape(value)) == 4:
         return value
     if not heads:
@@ -55,7 +56,7 @@ def repeated(call: Call, value: ir.Value, group: int, heads: int, size: int) -> 
 
 
 def times(call: Call, scores: ir.Value, scale: float, dtype: ir.DataType) -> ir.Value:
-    """Scores times a float32 number, which operators multiply by in float32, whatever the dtype of the scores."""
+    """Scores times a float32 number. Operators multiply by it in float32, whatever the dtype of the scores."""
     wide = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
     product = call.nodes.one("Mul", call.nodes.cast(scores, wide), call.nodes.constant(scale, wide))
     return call.nodes.cast(product, dtype)
@@ -80,8 +81,10 @@ def weighted(
     sinks: ir.Value | None = None,
     zeros: bool = False,
 ) -> ir.Value:
-    """softmax(softcap(scale q k^T) + bias, hidden where not seen) v, from [B, N, S, D] and [B, K, T, D]; with `zeros`
-    zeros where no key is seen."""
+    """softmax(softcap(scale q k^T) + bias, hidden where not seen) v, from [B, N, S, D] and [B, K, T, D].
+
+    With `zeros`, queries that see no key get zeros.
+    """
     nodes, dtype = call.nodes, q.dtype or ir.DataType.FLOAT
     heads, kv_heads = call.shapes["q"][1], call.shapes["k"][1]
     k = repeated(call, k, heads // kv_heads, heads, call.shapes["k"][3])
@@ -118,7 +121,10 @@ def joined(call: Call, out: ir.Value, flat: bool, width: int) -> ir.Value:
 
 
 def causal(call: Call, queries: ir.Value, keys: ir.Value, first: ir.Value, window: int = 0) -> list[ir.Value]:
-    """Which keys a query sees, query i standing at first + i: [S, T], or [B, 1, S, T] for a first place of each row."""
+    """Which keys each query sees, [S, T]; query i is at position first + i.
+
+    The result is [B, 1, S, T] if each row has a first position of its own.
+    """
     nodes = call.nodes
     places = nodes.one(
         "Add", first, nodes.one("Unsqueeze", counted(call, nodes.constant(0), queries), nodes.constant([1]))
@@ -137,9 +143,10 @@ def sized(call: Call, heads: int, kv_heads: int, size: int, value_size: int) -> 
 
 
 def padded(call: Call, padding: ir.Value, rows: ir.Value, keys: ir.Value) -> list[ir.Value]:
-    """Which keys [B, N, T, D] the padding of an operator of ONNX Runtime's lets be seen, [B, 1, S or 1, T].
+    """Which keys [B, N, T, D] are not padding for an operator of ONNX Runtime, [B, 1, S or 1, T].
 
-    It has zeros and ones [B, T] or [B, S, T], or numbers of tokens [B], or ends and then starts [2*B]; `rows` [B, ...].
+    `padding` contains zeros and ones [B, T] or [B, S, T], or numbers of tokens [B], or ends and then starts [2*B].
+    `rows` is any value with B rows, [B, ...].
     """
     nodes, shape, batch = call.nodes, call.shape(padding), call.shape(rows)[0]
     if len(shape) in (2, 3):

@@ -1,10 +1,10 @@
-"""The meaning of each axis of a graph's inputs: rows, new tokens, cached ones, keys in all, tokens of an encoder.
+"""The meaning of each axis of a graph's inputs: rows, new tokens, cached tokens, all keys, tokens of an encoder.
 
-Roles say what an axis usually is, with rows before tokens. Where the names of dimensions say that tokens come first, as
-in `[seq, batch, 64]`, or those of other inputs do, they count (`_told`, `_told_by_others`). Dimensions that the file
-gives one name are one dimension: then the role that comes first in ORDER decides, so a mask whose length has the name
-of the tokens' is as long as they are. Some exporters give all dimensions one name, such as `unk`: such a name is none
-(`reused_names`).
+Roles say what an axis usually is, with rows before tokens. Tokens come first if the names of dimensions say so, as in
+`[seq, batch, 64]`, or if those of other inputs do (`_told`, `_told_by_others`). Dimensions with the same name are one
+dimension. Its meaning is then that of the role that comes first in ORDER: a mask whose length has the name of the
+tokens' axis is as long as the tokens. Some exporters give all dimensions one name, such as `unk`. Such names are
+ignored (`reused_names`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from posexport.spec.contract import Shape
 from posexport.spec.input_roles import is_state
 
 BATCH, SEQ, PAST, TOTAL, SLOTS, ENCODER = "batch", "seq", "past", "total", "slots", "encoder"
-"""`total` is past + seq. A cache of `slots` places is written into (`past` of them are full)."""
+"""`total` is past + seq. A cache with `slots` places is written into; `past` of them are full."""
 
 HEIGHT, WIDTH, FRAMES, AXES, KEPT = "height", "width", "frames", "axes", "kept"
-"""`kept` are the last tokens, which alone get logits."""
+"""`kept` are the last tokens: only these get logits."""
 
 Axes = tuple["str | int", ...]
-"""For each axis its meaning, or its size where it has none; `dim NAME` where it is dynamic and has none, and `4*batch`
-where the file says that it is so many times as long as one with a meaning (`multiple_of`)."""
+"""The meaning of each axis, or its size if it has no meaning.
+
+A dynamic axis without a meaning is `dim NAME`. `4*batch` is four times as long as an axis with a meaning, if the file
+says so (`multiple_of`).
+"""
 
 _Layout = tuple["str | None", ...]
 
@@ -73,35 +76,37 @@ CACHED = ("past", "state", "past_length", "write_indices", "cache_position")
 """Roles of inputs without which there are no tokens before the given ones."""
 
 MASKS = ("attention_mask", "encoder_attention_mask", "padding_mask")
-"""Roles of masks, which may be of tokens and keys."""
+"""Roles of masks, which may have axes of tokens and keys."""
 
 ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "position_ids", "images", "audio")
-"""The roles whose names of dimensions count before those of others."""
+"""The roles whose names of dimensions count before those of other roles."""
 
 
 _NO_NAME = re.compile(r"unk(nown)?(_*\d+)?|none|null|any|dyn(amic)?|[?*]|-1", re.IGNORECASE)
-"""Names that exporters write where they know none."""
+"""Names that exporters write if they don't know a name."""
 
 _MULTIPLE = re.compile(r"(?P<factor>[0-9]{1,9})\s*\*\s*(?P<name>\w+)")
-"""A name of a dimension as torch writes that of rows and heads on one axis: `4*s77`."""
+"""A name that torch gives to a dimension of rows and heads together: `4*s77`."""
 
 _ROW_WORD = re.compile(r"batch.*|bsz?|b|rows?")
 _TOKEN_WORD = re.compile(r"(seq|tok|len|time|pos|past|mem|src|tgt|key|quer|frame|total|encoder|context).*|[tsl]")
 _OF_AN_INPUT = re.compile(r".*_(dynamic_axes|dim|axis)_?\d+", re.IGNORECASE)
-"""Words in names of dimensions for rows and for tokens; a name that is made of an input's name and a number says
-nothing."""
+"""Words in names of dimensions for rows and for tokens. A name made of an input's name and a number says nothing."""
 
 _BY_TOKEN = (SEQ, TOTAL, ENCODER)
-"""Meanings of axes of tokens that may stand before that of rows."""
+"""Meanings of axes of tokens that may come before the axis of rows."""
 
 _TELLING = ("token_ids", "encoder_token_ids", "token_type_ids", "position_ids", "past", "encoder_past", "images")
 _TELLING_IN_SPACE = ("features", "encoder_features")
-"""Roles whose axes have different lengths: of two axes and more, and of three and more."""
+"""Roles whose axes have different lengths: with two or more axes, and with three or more."""
 
 
 def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: Collection[str] = ()) -> set[str]:
-    """The names of dimensions that stand for several lengths, or for none that is known: one input has it as that of
-    its rows and of its tokens, or a cache that grows (one of `joined`) as that of what is cached and something else."""
+    """The names of dimensions that stand for several lengths, or for none that is known.
+
+    Such a name is that of the rows and of the tokens of one input. Or it is that of the cached tokens and of something
+    else, if a cache grows (is one of `joined`).
+    """
     found = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and _NO_NAME.fullmatch(dim)}
     meanings: dict[str, set[str]] = {}
     for name, shape in shapes.items():
@@ -122,12 +127,12 @@ def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: 
 
 
 def without_names(shape: Shape, names: Collection[str]) -> Shape:
-    """A shape with `?` in the place of these names."""
+    """A shape with `?` in place of these names."""
     return tuple("?" if dim in names else dim for dim in shape)
 
 
 def said_by(dim: str | int) -> str | None:
-    """What the name of a dimension says: BATCH for rows, SEQ for tokens of any kind, None for neither and for both."""
+    """What the name of a dimension says: BATCH for rows, SEQ for tokens of any kind, None for neither or both."""
     if isinstance(dim, int) or _OF_AN_INPUT.fullmatch(dim):
         return None
     words = [word for word in re.split(r"[^a-z0-9]+", dim.lower()) if word]
@@ -137,7 +142,8 @@ def said_by(dim: str | int) -> str | None:
 
 
 def multiple_of(dim: str | int) -> tuple[int, str] | None:
-    """The factor and the other name or meaning of a dimension that is a multiple of another one; None elsewhere."""
+    """The factor and the other name or meaning of a dimension that is a multiple of another one; None for other
+    dimensions."""
     found = _MULTIPLE.fullmatch(dim) if isinstance(dim, str) else None
     return (int(found["factor"]), found["name"]) if found else None
 
@@ -148,8 +154,10 @@ def is_token_first(axes: Axes | _Layout) -> bool:
 
 
 def has_untold_order(kind: str, shape: Shape, axes: Axes) -> bool:
-    """Whether an input whose `axes` were taken to be rows and then tokens may have them in the other order: its
-    dimensions vary, and no name says which they are."""
+    """Whether an input whose `axes` were taken to be rows and then tokens may have tokens first.
+
+    This is so if its dimensions vary and no name says which they are.
+    """
     usual = axes[:2] in ((BATCH, SEQ), (BATCH, ENCODER)) and kind not in MASKS
     dims = shape[:2]
     apart = usual and (dims[0] != dims[1] or dims[0] == "?")
@@ -157,7 +165,7 @@ def has_untold_order(kind: str, shape: Shape, axes: Axes) -> bool:
 
 
 def has_untold_rows(kind: str, shape: Shape, axes: Axes) -> bool:
-    """Whether features of two axes, which were taken to be rows, may be tokens: no name says which they are."""
+    """Whether features with two axes, of which the first was taken to be rows, may have tokens instead: no name tells."""
     rows = kind == "features" and len(axes) == 2 and axes[0] == BATCH and isinstance(axes[1], int)
     return rows and isinstance(shape[0], str) and said_by(shape[0]) is None
 
@@ -170,12 +178,12 @@ def axes_of(
     scored: Collection[str] = (),
     token_first: Collection[str] = (),
 ) -> dict[str, Axes | None]:
-    """The meaning of the axes of each input, None for a rank that its role doesn't have.
+    """The meaning of the axes of each input; None if its role can't have its rank.
 
-    `kinds` and `shapes` are by the inputs' names, `outputs` are shapes of outputs: a cache that comes out as long as it
-    went in is one that is written into. `joined` are inputs that a node joins with others: such a cache grows. `scored`
-    are inputs that meet a product as they are: a mask of two dimensions is then one of tokens and keys. Inputs that are
-    known to have tokens before rows are `token_first`.
+    `kinds` and `shapes` are by the inputs' names. `outputs` are the shapes of outputs: a cache whose output is as long
+    as its input is written into. `joined` are inputs that a node concatenates with others: such a cache grows. `scored`
+    are inputs that go to a product unchanged: a mask with two dimensions is then one of tokens and keys. `token_first`
+    are inputs that are known to have tokens before rows.
     """
     layouts = {name: _layout(kinds[name], shapes[name]) for name in kinds}
     layouts |= {
@@ -217,12 +225,12 @@ def _free(shape: Shape, axes: Axes) -> set[int | str]:
 
 
 def _without_queries(shape: Shape, axes: Axes) -> Axes:
-    """The axes of a mask: where it is the same for all queries, that doesn't say that there is one."""
+    """The axes of a mask without a meaning for a queries' axis of length 1: the mask is the same for all queries."""
     return tuple(1 if dim == 1 and axis == SEQ else axis for dim, axis in zip(shape, axes, strict=True))
 
 
 def _meaning(place: str, dim: str | int, usual: str | None, names: Mapping[str, str]) -> str | int:
-    """The meaning of one axis; `place` names it where the file doesn't."""
+    """The meaning of one axis. `place` names the axis if the file doesn't."""
     if isinstance(dim, int):
         return dim if usual is None else usual
     named = usual if dim == "?" else names.get(dim, usual)
@@ -230,7 +238,7 @@ def _meaning(place: str, dim: str | int, usual: str | None, names: Mapping[str, 
 
 
 def _tokens_first(layout: _Layout | None) -> _Layout | None:
-    """The axes with that of tokens first, or with tokens in place of rows where there are none."""
+    """The axes with tokens first. If the layout has no tokens, its rows become tokens."""
     if _has_two_orders(layout):
         return _swapped(layout)
     return (SEQ, *layout[1:]) if layout is not None and layout[:1] == (BATCH,) and not _tokens_in(layout) else layout
@@ -242,7 +250,7 @@ def _swapped(layout: _Layout | None) -> _Layout | None:
 
 
 def _has_two_orders(layout: _Layout | None) -> bool:
-    """Whether the rows of a layout come before its only tokens: others write it with the tokens first."""
+    """Whether a layout has rows and then its only tokens: others write it with the tokens first."""
     return layout is not None and layout[:1] == (BATCH,) and layout[1:2] != () and _tokens_in(layout) == [1]
 
 
@@ -251,15 +259,18 @@ def _tokens_in(layout: _Layout) -> list[int]:
 
 
 def _layout(kind: str, shape: Shape) -> _Layout | None:
-    """The axes of a role: the usual ones, in the order that the names of dimensions say."""
+    """The axes of a role, in the order that the names of dimensions say."""
     layout = _usual_layout(kind, shape)
     return None if layout is None else _told(kind, layout, shape)
 
 
 def _told(kind: str, layout: _Layout, shape: Shape) -> _Layout:
-    """The axes with tokens first where the names of dimensions say so: the second is one of rows and the first isn't,
-    or the first is one of tokens and nothing is said of the second, which in a mask may be its keys. Where there is one
-    axis for rows and none for tokens, its name decides too."""
+    """The axes with tokens first if the names of dimensions say so.
+
+    The names say so if the second axis is one of rows and the first isn't. They also say so if the first is one of
+    tokens and the second says nothing, except in a mask, where the second may be its keys. If there is one axis for
+    rows and none for tokens, its name decides too.
+    """
     said = [*map(said_by, shape)]
     if _has_two_orders(layout):
         first, second = said[:2]
@@ -274,10 +285,10 @@ def _told(kind: str, layout: _Layout, shape: Shape) -> _Layout:
 def _told_by_others(
     kinds: Mapping[str, str], shapes: Mapping[str, Shape], layouts: Mapping[str, _Layout | None]
 ) -> list[str]:
-    """The inputs of features whose own names don't tell their order, and that have tokens first.
+    """The inputs of features that have tokens first, although their own names don't tell their order.
 
-    Their second dimension is the rows of another input, such as a mask [rows, keys], and their first isn't; or two of
-    them share the second dimension and no other.
+    The second dimension is the rows of another input, such as a mask [rows, keys], and the first isn't. Or two such
+    inputs share the second dimension and no other.
     """
     rows = {
         shapes[name][layout.index(BATCH)]
@@ -298,15 +309,15 @@ def _told_by_others(
 
 
 def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
-    """The usual axes of a role; which of them are tokens is told by what is fixed."""
+    """The usual axes of a role. The fixed dimensions tell which axes are tokens."""
     layout = KNOWN_AXES[kind].get(len(shape))
     if layout is None:
         return None
     dynamic = [at for at, dim in enumerate(shape) if isinstance(dim, str)]
     if kind == "position_ids" and len(shape) < 3 and shape[-1:] == (1,):
-        return (*layout[:-1], None)  # the first position of each row; where all have one token, it is the same
+        return (*layout[:-1], None)  # the first position of each row; it is the same with one token for each row
     if kind in ("past", "encoder_past") and len(shape) in (3, 4):
-        # [batch, heads, tokens, size] or [batch, tokens, size] but where only another axis may vary
+        # [batch, heads, tokens, size] or [batch, tokens, size], unless only another axis may vary
         free, meaning = [at for at in dynamic if at], next(axis for axis in layout if axis in (PAST, ENCODER))
         tokens = free[0] if len(free) == 1 else layout.index(meaning)
         return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(len(shape)))
@@ -319,7 +330,7 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
         and isinstance(shape[1], str)
         and shape[2] in (2, 3)
     ):
-        return (None, SEQ, AXES)  # those of all rows
+        return (None, SEQ, AXES)  # shared by all rows
     if kind == "position_ids" and len(shape) == 3 and all(isinstance(dim, int) for dim in shape):
         return (AXES, BATCH, SEQ) if int(shape[0]) <= 4 < int(shape[2]) else (BATCH, SEQ, AXES)
     if kind == "features" and len(shape) == 2 and not isinstance(shape[1], int):
@@ -333,8 +344,11 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
 
 
 def _is_written_into(kinds: Mapping[str, str], shapes: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> bool:
-    """Whether caches have slots that are written into: their outputs have the same length, or a mask has that of the
-    whole cache, or something says where to write."""
+    """Whether caches have slots that are written into.
+
+    They do if their outputs have the same length, if a mask is as long as the whole cache, or if an input says where to
+    write.
+    """
     caches = [name for name, kind in kinds.items() if kind == "past" and len(shapes[name]) == 4]
     if not caches:
         return False

@@ -1,7 +1,7 @@
-"""Sizes that a graph fixes although its inputs say that they vary: those with which it may have been traced.
+"""Sizes that a graph fixes although its inputs say that they vary: those it may have been traced with.
 
-Exporters that trace write sizes of their example into Reshape and Expand: such a graph takes these alone. Its constants
-tell which they may be; posexport.graphs.settled finds out which they are.
+Exporters that trace write sizes of their example into Reshape and Expand. Such a graph takes only these sizes. Its
+constants tell which sizes are possible; posexport.graphs.settled finds out which ones work.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from posexport.graphs.sizes import is_dynamic, step_of
 from posexport.spec.contract import Shape, Values
 
 TRIES = 300
-"""Sizes that are tried at most."""
+"""The most sizes that are tried."""
 
 SIDES_TRIED = 512
-"""Pixels on a side that are tried at most, where sides are multiples of a number in the graph."""
+"""The most pixels on a side that are tried, for sides that are multiples of a number in the graph."""
 
 SIDES = (224, 384, 336, 518, 256, 512, 32, 28)
-"""Pixels on a side of images that models are made for."""
+"""Pixels on a side of images that models are usually made for."""
 
 _ROWS = (1, 2, 3, 4, 6, 8)
-"""Rows of an example."""
+"""Likely numbers of rows of an example."""
 
 _LONGEST = 4096
-"""Tokens of an example at most."""
+"""The most tokens of an example."""
 
 
 def pinned(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> dict[str, Role]:
-    """The roles, with axes that vary fixed to these sizes by meaning."""
+    """The roles, with varying axes fixed to these sizes, given by meaning."""
 
     def fixed(role: Role) -> Role:
         shape = (
@@ -47,7 +47,7 @@ def pinned(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> dict[str, Rol
 
 
 def baked_sizes(model: ir.Model, roles: Mapping[str, Role]) -> Iterator[dict[str, int]]:
-    """The sizes by meaning that the graph may have been traced with, likely ones first; TRIES at most."""
+    """The sizes by meaning that the graph may have been traced with, likely ones first; at most TRIES."""
     return itertools.islice(_sizes(model, roles), TRIES)
 
 
@@ -70,7 +70,7 @@ def _sizes(model: ir.Model, roles: Mapping[str, Role]) -> Iterator[dict[str, int
         yield from tried
         yield from ({BATCH: count, **sizes} for sizes in tried for count in rows)
     yield from ({BATCH: count} for count in rows)
-    if len(maps) == 2:  # a map that is higher than wide, or wider
+    if len(maps) == 2:  # a map whose height and width differ
         yield from (dict(zip(maps, sizes, strict=True)) for sizes in itertools.permutations(lengths, 2))
 
 
@@ -81,7 +81,7 @@ def _varying(roles: Mapping[str, Role]) -> list[str]:
 
 
 def _lengths(model: ir.Model) -> set[int]:
-    """The numbers in shapes that the graph holds as constants, and the products of two of one shape."""
+    """The constants of the graph that may be lengths in shapes, and the products of two from one tensor."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     constants = (node.attributes for node in model.graph if node.op_type == "Constant")
     tensors += [attributes["value"].as_tensor() for attributes in constants if "value" in attributes]
@@ -96,11 +96,11 @@ def _lengths(model: ir.Model) -> set[int]:
 
 
 def agree(inputs: Values, outputs: Values, given: Mapping[str, Shape], made: Mapping[str, Shape]) -> bool:
-    """Whether the axes of outputs that are named as axes of inputs have their sizes.
+    """Whether axes of outputs that share a name with axes of inputs have the same size.
 
-    A graph that is given other sizes than its own may mix rows and tokens without an error.
+    A graph that gets other sizes than its own may mix rows and tokens without an error.
     """
-    sizes: dict[str | int, set[int | str]] = {}  # several of a name that the file gives to several lengths
+    sizes: dict[str | int, set[int | str]] = {}  # a file may give one name to several lengths
     for name, shape in given.items():
         for dim, size in zip(inputs[name][0], shape, strict=False):
             sizes.setdefault(dim, set()).add(size)

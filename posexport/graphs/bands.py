@@ -1,7 +1,7 @@
-"""Corners of many sizes for a graph of tokens, so that a fault which shows in a band of sizes alone meets one of them.
+"""Corners of many sizes for a graph with tokens, so that an error in a narrow range of sizes is found.
 
-Of prompts, steps and chunks, of one row and of several, of rows, and of an encoder's tokens, sizes form a ladder: any
-band whose end is RATIO times its beginning or more holds a rung. Where the rungs lie is drawn.
+Prompts, steps and chunks, with one row and with several, rows, and tokens of an encoder each get a ladder of sizes.
+Every range whose end is at least RATIO times its beginning contains a rung of the ladder. The rungs are drawn.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from posexport.graphs.roles import Role
 from posexport.graphs.sizes import is_dynamic, tokens_of_row
 
 RATIO = 1.5
-"""The end of the narrowest band that is met for sure, over its beginning."""
+"""End / beginning of the narrowest range that always contains a rung."""
 
 LONGEST, MOST_ROWS = 600, 40
-"""The last rungs of tokens and of rows, where the graph and its cost allow them."""
+"""The last rungs of tokens and of rows, if the graph and its cost allow them."""
 
 POWERS = (64, 128, 256, 512)
-"""Keys of which kernels make whole blocks: each is the number of a step's keys by one seed, and one less by another."""
+"""Numbers of keys that are whole blocks of kernels. A step has such a number of keys or one less, by seed."""
 
 SHORTEST = 40
-"""The last rung of tokens whatever they cost."""
+"""The last rung of tokens is at least this, whatever it costs."""
 
 _OF_ALL = 18
-"""About how many times the longest length all lengths are together, with their rows."""
+"""The sum of all lengths with their rows, about, as a multiple of the longest length."""
 
 FEWEST_ROWS, _OF_ALL_ROWS = 6, 3
-"""The last rung of rows whatever they cost, and how many times the most rows all of a ladder are together."""
+"""The last rung of rows is at least the first number; the second is the sum of a ladder as a multiple of its last rung.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """What all sets of inputs together may take: new tokens, and cached ones, of all rows; `longest` is how many both
-    may be in a row. None: any number."""
+    """The most new tokens and cached tokens of all rows of all sets of inputs together.
+
+    `longest` is the most new and cached tokens in one row; None: any number.
+    """
 
     tokens: float = math.inf
     cached: float = math.inf
@@ -53,10 +56,10 @@ class Cost:
 
 
 def ladder(first: int, last: int, rng: np.random.Generator) -> list[int]:
-    """Whole numbers from `first` to `last`, none as far from the one before that a band of RATIO fits between."""
+    """Whole numbers from `first` to `last`, so close that no range with the ratio RATIO fits between two of them."""
     rungs = [first] if first <= last else []
     while rungs and rungs[-1] < last:
-        high = math.ceil(RATIO * (rungs[-1] + 1))  # the band begins behind a rung and ends before the next
+        high = math.ceil(RATIO * (rungs[-1] + 1))  # the range begins after a rung and ends before the next
         low = max(rungs[-1] + 1, math.ceil(0.9 * high))
         rungs.append(min(int(rng.integers(low, high + 1)), last))
     return rungs
@@ -94,7 +97,7 @@ def _sizes(
     for seq in ladder(1, max(new // 2, min(new, SHORTEST)), rng):
         yield Corner(label="band of rows of prompts", batch=next(rows), seq=seq)
     for number, batch in enumerate(ladder(5, MOST_ROWS, rng)):
-        seq = int(rng.integers(1, 10)) if number else batch  # where rows and tokens are as many, mixed-up axes pass
+        seq = int(rng.integers(1, 10)) if number else batch  # with as many rows as tokens, mixed-up axes cause no error
         yield Corner(label="band of many rows", batch=batch, seq=seq)
     if not _grows(roles):
         return
@@ -117,7 +120,7 @@ def _sizes(
 def _sizes_beside(
     roles: Mapping[str, Role], rng: np.random.Generator, rows: Iterator[int], tokens: float, old: int
 ) -> Iterator[Corner]:
-    """Rows, and cached tokens, of a graph whose number of tokens is fixed, or that takes pictures."""
+    """Rows and cached tokens of a graph that has a fixed number of tokens, or that takes pictures."""
     seq = tokens_of_row(roles)
     if is_dynamic(roles, BATCH):
         last = min(MOST_ROWS, max(FEWEST_ROWS, tokens / (_OF_ALL_ROWS * seq)))
@@ -130,7 +133,7 @@ def _sizes_beside(
 
 
 def _grows(roles: Mapping[str, Role]) -> bool:
-    """Whether tokens may be cached, as many as one likes."""
+    """Whether any number of tokens may be cached."""
     return any(role.kind in ("past", "write_indices") for role in roles.values()) and (
         is_dynamic(roles, PAST) or is_dynamic(roles, SLOTS)
     )

@@ -1,7 +1,7 @@
-"""Graphs that are one choice between two bodies, as optimum's merged decoders: each body as a graph of its own.
+"""Graphs that are one choice between two bodies, like optimum's merged decoders: each body as its own graph.
 
-There `use_cache_branch` chooses between a body for prompts, without caches, and one that goes on behind them. Both read
-the weights of the graph around them.
+In such a graph, `use_cache_branch` chooses between a body for prompts, without caches, and a body that continues from
+caches. Both read the weights of the graph around them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BRANCHES = ("then_branch", "else_branch")
 
 
 def branches_of(model: ir.Model) -> dict[str, ir.Model]:
-    """Each body of a graph that is one choice as a model with the inputs that the body reads; none of other graphs."""
+    """Each body of a graph that is one choice, as a model with the inputs that the body reads; empty for other graphs."""
     return {} if _choice(model) is None else {name: branch_of(model, name) for name in BRANCHES}
 
 
@@ -24,9 +24,11 @@ def has_branches(model: ir.Model) -> bool:
 
 
 def with_few_queries(model: ir.Model) -> None:
-    """Put the way of few queries in place of each choice of an artifact for ONNX Runtime alone, which has attention in
-    both of its bodies: many queries go one head, or one block, after the other there, in a Scan
-    (posexport.custom_ops.by_head, attention_by_queries)."""
+    """Replace each choice by its body for few queries, in an artifact that is for ONNX Runtime only.
+
+    Such a choice has attention in both bodies. With many queries, a Scan computes one head or one block after the other
+    (posexport.custom_ops.by_head, attention_by_queries).
+    """
     if model.metadata_props.get("posexport.target") != "ort":
         return
     for node in _choices_of_queries(model):
@@ -41,7 +43,7 @@ def with_few_queries(model: ir.Model) -> None:
 
 
 def most_of_few(*models: ir.Model) -> int | None:
-    """The most queries that go the way of few ones in any of these choices; None where there is none."""
+    """The most queries that take the body for few queries in any of these choices; None if there is no choice."""
     conditions = [node.inputs[0] for model in models for node in _choices_of_queries(model)]
     producers = [None if value is None else value.producer() for value in conditions]
     bounds = [node.inputs[1] for node in producers if node is not None and node.op_type == "LessOrEqual"]
@@ -59,12 +61,15 @@ def _has_softmax(graph: ir.Graph) -> bool:
 
 
 def of_branch(given: Mapping[str, str], branch: ir.Model) -> dict[str, str]:
-    """Of roles by name, those of the inputs that a body reads."""
+    """The given roles by name, only those of inputs that a body reads."""
     return {name: role for name, role in given.items() if name in {value.name for value in branch.graph.inputs}}
 
 
 def _choice(model: ir.Model) -> ir.Node | None:
-    """The If that a graph is. Its bodies compute each of their outputs, the outputs of the graph, by a node."""
+    """The If that is the whole graph; None for other graphs.
+
+    A node of each body computes each of the body's outputs, which are the outputs of the graph.
+    """
     nodes: list[ir.Node] = [*model.graph]
     if len(nodes) != 1 or (nodes[0].domain, nodes[0].op_type) != ("", "If"):
         return None
@@ -83,8 +88,10 @@ def body_of(node: ir.Node, name: str) -> ir.Graph:
 
 
 def branch_of(model: ir.Model, name: str) -> ir.Model:
-    """The body `name` of the choice that a graph is, with the weights around it. Its outputs have the names of the
-    graph's, where no other value of the body has them."""
+    """The body `name` of a graph that is one choice, with the weights around it.
+
+    Its outputs have the names of the graph's outputs, unless another value of the body has that name.
+    """
     copy = model.clone()
     graph, node = copy.graph, _choice(copy)
     assert node is not None
@@ -111,9 +118,9 @@ def branch_of(model: ir.Model, name: str) -> ir.Model:
 
 
 def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
-    """A copy of a graph that is one choice, with another body `name`, as `branch_of` gives it and as it was changed.
+    """A copy of a graph that is one choice, with `branch` as its body `name`: what `branch_of` gave, after changes.
 
-    Weights of the graph stay outside of the body, and those that nothing reads any more go.
+    Weights of the graph stay outside the body. Weights that nothing reads any more are removed.
     """
     copy, part = model.clone(), branch.clone()
     node = _choice(copy)
@@ -146,7 +153,7 @@ def with_branch(model: ir.Model, name: str, branch: ir.Model) -> ir.Model:
 
 
 def emptied(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node], list[ir.Value]]:
-    """The outputs, nodes and weights of a graph that gives them to another one."""
+    """The outputs, nodes and weights of a graph, removed from it so that another graph can take them."""
     outputs, nodes, weights = [*graph.outputs], [*graph], [*graph.initializers.values()]
     graph.outputs.clear()
     graph.remove(nodes)
@@ -155,7 +162,7 @@ def emptied(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Node], list[ir.Val
 
 
 def detach(graph: ir.Graph) -> None:
-    """Let the nodes of a body that goes read nothing."""
+    """Remove all inputs of the nodes of a body that is dropped."""
     for node in [*graph.all_nodes()]:
         for at in range(len(node.inputs)):
             node.replace_input_with(at, None)

@@ -1,9 +1,9 @@
-"""Sets of inputs for a graph that anyone wrote, each for one corner in which graphs go wrong.
+"""Sets of inputs for any graph, each for a corner case in which graphs go wrong.
 
 The corners are those that artifacts of posexport are verified in: one row and several, one token, prompts, steps and
-chunks over a cache, padding on either side and between, masks that add biases or minus infinity, positions out of
-order and far out, quiet and large numbers, the first and the last token. What a graph fixes restricts them; those that
-become alike are drawn once.
+chunks with a cache, padding on either side and between, masks that add biases or minus infinity, positions out of order
+and far out, small and large numbers, the first and the last token. Sizes that a graph fixes restrict them. Corners that
+become equal are drawn once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, shape_of, side_of, step_of
 
 LEAST = 4
-"""Cases that there are at least: of a graph that fixes every size, with other numbers in each."""
+"""The fewest cases: a graph that fixes every size gets different numbers in each."""
 
 
 @attrs.frozen(kw_only=True)
 class Corner:
-    """A case before it is drawn: rows, new tokens, cached ones, tokens of an encoder (None: by turns), the size of axes
-    of no known meaning, and its kinds."""
+    """A case before it is drawn: rows, new tokens, cached tokens, tokens of an encoder, and its kinds.
+
+    `encoder` None takes the next of several lengths. `free` is the size of axes without a known meaning.
+    """
 
     label: str
     batch: int = 2
@@ -72,7 +74,7 @@ _APART = (
     Corner(label="steps of rows apart", batch=4, seq=1, past=29, kinds=Kinds(apart=True)),
     Corner(label="chunks of rows apart", batch=3, seq=6, past=17, kinds=Kinds(apart=True)),
 )
-"""Where each row of a buffer has a place of its own for new tokens."""
+"""Each row of a buffer has its own place for new tokens."""
 
 _SCORES = (
     Corner(label="biases in the mask", batch=3, seq=12, kinds=Kinds(scores="biased")),
@@ -93,16 +95,16 @@ _MANY_ROWS = (
     Corner(label="rows that may be tokens", batch=37, seq=3),
     Corner(label="many rows that may be tokens", batch=131, seq=2),
 )
-"""Where no name says which axis is that of tokens, rows are as many as tokens are elsewhere."""
+"""For graphs in which no name says which axis is that of tokens: as many rows as there are tokens in other corners."""
 
 _LONG_AXES = (Corner(label="longer axes", batch=1, seq=5, free=37), Corner(label="long axes", batch=2, seq=3, free=131))
-"""Where axes have no known meaning."""
+"""For axes without a known meaning."""
 
 MOST_NUMBERS = 2**22
-"""Numbers in a set of inputs with many rows or long axes."""
+"""The most numbers in a set of inputs with many rows or long axes."""
 
 _ENCODER_LENGTHS = (11, 5, 16, 1, 7, 23)
-"""Tokens of an encoder, one after the other."""
+"""The numbers of tokens of an encoder, used in turn."""
 
 _UNSEEN = Corner(
     label="a row of an encoder that is all padding",
@@ -111,7 +113,7 @@ _UNSEEN = Corner(
     encoder=6,
     kinds=Kinds(unseen=True, scores="infinite"),
 )
-"""Real tokens that see no key there: what they get is for the graph to say."""
+"""Here real tokens see no key. Their outputs are up to the graph."""
 
 _PICTURES = (
     Corner(label="one", batch=1, seq=8),
@@ -121,13 +123,13 @@ _PICTURES = (
     Corner(label="zeros", batch=1, seq=12, kinds=Kinds(values="zeros")),
     Corner(label="one large column", batch=1, seq=13, kinds=Kinds(values="outlier")),
 )
-"""Of graphs that take pictures or sound alone, which cost more than tokens."""
+"""For graphs that take only pictures or sound, which cost more than tokens."""
 
 _ALIKE_VALUES = ("large numbers", "small numbers", "zeros", "one large feature")
-"""Corners that say nothing of a graph without numbers among its inputs."""
+"""Corners that are left out for a graph without numbers among its inputs."""
 
 _SIDES = ((1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.5, 0.5))
-"""Parts of the height and the width that images of any size have in turn."""
+"""The height and the width of images of any size, as multiples of the model's own, used in turn."""
 
 
 def cases_of(
@@ -139,11 +141,13 @@ def cases_of(
     own: Sequence[Corner] = (),
     longest: int | None = None,
 ) -> list[DrawnInputs]:
-    """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes, and its
-    `own` corners. None has more than `longest` tokens in a row, but for those of `reach`.
+    """The cases for a graph with these roles, the same for the same seed.
 
-    Between about 4, where a graph fixes its sizes, and 27. Lengths stay below 200 keys, unless `reach` asks for `seq`
-    keys or `batch` rows, or the graph's own corners do.
+    `more` is the number of further cases with drawn sizes. `own` are further corners of the graph. No case has more
+    than `longest` tokens in a row, except those of `reach`.
+
+    There are between about 4 cases, for a graph that fixes its sizes, and 27. Lengths stay below 200 keys, unless
+    `reach` asks for `seq` keys or `batch` rows, or the graph's own corners are longer.
     """
     seen: set[object] = set()
     drawn: list[DrawnInputs] = []
@@ -173,20 +177,22 @@ def cases_of(
             continue
         seen.add(key)
         rng = np.random.default_rng((seed, number))
-        kinds = attrs.evolve(corner.kinds, marks=number > 0)  # the first one is of tokens that mean nothing
+        kinds = attrs.evolve(corner.kinds, marks=number > 0)  # the first case has no special tokens
         case = draw_inputs(roles, sizes, rng, kinds, corner.label, tokens)
         drawn.append(attrs.evolve(case, label=f"{corner.label} {_sizes_text(roles, case)}"))
     return drawn
 
 
 def without_keys(roles: Mapping[str, Role]) -> tuple[Corner, ...]:
-    """The corners in which real tokens see no key, where an input may say so; one graph alone need not give numbers
-    there."""
+    """The corners in which real tokens see no key, if an input may cause this.
+
+    There, even one graph need not give numbers.
+    """
     return (_UNSEEN,) if pads_encoder(roles) else ()
 
 
 def of_more_queries(few: int | None) -> tuple[Corner, ...]:
-    """Prompts that go another way than those of `few` tokens at most; None: there is no other."""
+    """A corner with more than `few` queries, which a graph computes in another way; none if `few` is None."""
     return () if few is None else (Corner(label="many queries", seq=few + few // 2),)
 
 
@@ -215,7 +221,7 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[Corner]:
 
 
 def _rows_may_be_tokens(roles: Mapping[str, Role]) -> bool:
-    """Whether the number of rows may vary, and no name of a dimension says which axis is that of rows or of tokens."""
+    """Whether the number of rows may vary, and no name of a dimension tells rows from tokens."""
     axes = [pair for role in roles.values() for pair in zip(role.stated, role.axes, strict=True)]
     told = any(
         said_by(dim) == (BATCH if axis == BATCH else SEQ) for dim, axis in axes if axis in (BATCH, SEQ, TOTAL, ENCODER)
@@ -231,12 +237,12 @@ def _free_axes(roles: Mapping[str, Role]) -> list[str]:
 
 
 def _numbers(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> int:
-    """How many numbers a set of inputs holds."""
+    """The number of elements of a set of inputs."""
     return sum(math.prod(shape_of(role, sizes)) for role in roles.values())
 
 
 def _reaching(reach: Mapping[str, int]) -> Iterator[Corner]:
-    """Corners of the sizes that were asked for."""
+    """Corners of the sizes that the user asked for."""
     if "seq" in reach:
         yield Corner(label="as long as asked", batch=1, seq=reach["seq"])
         yield Corner(label="step behind as many", batch=1, seq=1, past=reach["seq"] - 1)
@@ -260,14 +266,15 @@ def _further(seed: int, count: int) -> Iterator[Corner]:
 
 
 def _for_grouped(corner: Corner) -> Corner:
-    """GroupQueryAttention counts keys from the left and takes several tokens after others for one row only."""
+    """The corner for GroupQueryAttention, which counts keys from the left and takes chunks after a cache for only one
+    row."""
     padding = "none" if corner.past or corner.kinds.padding == "none" else "right"
     batch = 1 if corner.past and corner.seq > 1 else corner.batch
     return attrs.evolve(corner, batch=batch, kinds=attrs.evolve(corner.kinds, padding=padding))
 
 
 def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> object:
-    """What makes a case another than those before it."""
+    """What makes a case different from others."""
     have = {role.kind for role in roles.values()}
     axes = {axis for role in roles.values() for axis in role.axes} | ({PAST} if SLOTS in sizes else set())
     padded = any(map(takes_padding, roles.values()))
@@ -283,12 +290,12 @@ def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> o
 
 
 def _pictures(roles: Mapping[str, Role]) -> list[str]:
-    """Those of height and width that may vary."""
+    """Height and width, if they may vary."""
     return [axis for axis in (HEIGHT, WIDTH) if is_dynamic(roles, axis)]
 
 
 def _sides(roles: Mapping[str, Role], number: int, axes: list[str]) -> dict[str, int]:
-    """Sizes of images: by turns as the graph's own table has it, and others that are whole patches."""
+    """Sizes of images: in turn that of the graph's own table, and others that are whole patches."""
     sizes, parts = {}, _SIDES[number % len(_SIDES)]
     for axis, part in zip((HEIGHT, WIDTH), parts, strict=True):
         if axis in axes:
@@ -299,7 +306,7 @@ def _sides(roles: Mapping[str, Role], number: int, axes: list[str]) -> dict[str,
 
 
 def _sizes_text(roles: Mapping[str, Role], case: DrawnInputs) -> str:
-    """The sizes of a case for its name: `[2, 9] past=3`."""
+    """The sizes of a case for its label: `[2, 9] past=3`."""
     axes = dict.fromkeys(axis for role in roles.values() for axis in role.axes if isinstance(axis, str))
     first = [str(case.sizes[axis]) for axis in (BATCH, SEQ) if axis in axes]
     rest = [f"{axis}={case.sizes[axis]}" for axis in (PAST, ENCODER, HEIGHT, WIDTH) if axis in axes]

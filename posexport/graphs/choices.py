@@ -1,10 +1,10 @@
-"""Choices among the nodes of a graph: an If whose bodies hold attention, each body as a graph of its own.
+"""An If among other nodes of a graph whose bodies contain attention: each body as its own graph.
 
     z = If(condition) { then: attention of x and y | else: x }        x, y: features of the graph around it
 
-`lifted` has the nodes of one body in the place of the If, so that they are read, tried and changed as any others.
-`put_back` takes what became of them into the body again: all that its outputs are computed from, up to values that the
-graph around it has. A graph that is one choice and nothing else is read by posexport.graphs.branches.
+`lifted` puts the nodes of one body in place of the If, so that they are read, tried and changed like other nodes.
+`put_back` puts the changed nodes back into the body: all nodes that its outputs are computed from, up to values that
+the graph around it has. posexport.graphs.branches reads graphs that are one choice and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Body:
 
 
 def bodies_with(model: ir.Model, holds: Callable[[ir.Node], bool]) -> Iterator[Body]:
-    """The bodies of each If of the main graph in which a node is such a one; their own nodes give their outputs."""
+    """The bodies of each If of the main graph with a node for which `holds` is true, and whose own nodes give their
+    outputs."""
     for node in model.graph:
         if (node.domain, node.op_type) != ("", "If") or not node.outputs[0].name:
             continue
@@ -41,8 +42,10 @@ def bodies_with(model: ir.Model, holds: Callable[[ir.Node], bool]) -> Iterator[B
 
 
 def lifted(model: ir.Model, body: Body) -> ir.Model:
-    """A copy of the model with the nodes of a body in the place of its If; what the body gives are outputs too, behind
-    those that there are."""
+    """A copy of the model with the nodes of a body in place of its If.
+
+    The outputs of the body become outputs of the model too, after the existing ones.
+    """
     copy = model.clone()
     graph, node = copy.graph, _choice(copy, body)
     for each in BRANCHES:
@@ -68,7 +71,7 @@ def lifted(model: ir.Model, body: Body) -> ir.Model:
 
 
 def put_back(model: ir.Model, body: Body, changed: ir.Model) -> ir.Model:
-    """A copy of the model in which the body is what became of its nodes in `changed`, which was made of `lifted`."""
+    """A copy of the model whose body has the nodes of `changed`, which was made from the result of `lifted`."""
     copy, part = model.clone(), changed.clone()
     node = _choice(copy, body)
     around = {value.name: value for value in copy.graph.initializers.values()}
@@ -106,7 +109,7 @@ def put_back(model: ir.Model, body: Body, changed: ir.Model) -> ir.Model:
         if name not in {each.name for one in nodes for each in one.outputs}:
             value.name = name
     for value in (value for one in nodes for value in one.outputs if value.name in around):
-        value.name = f"{value.name}/{body.branch}"  # no name of the graph around may have another meaning
+        value.name = f"{value.name}/{body.branch}"  # a name of the graph around must not have another meaning
     detach(old)
     graph = ir.Graph([], outputs, nodes=nodes, initializers=list(own.values()), name=old.name)
     node.attributes[body.branch] = ir.AttrGraph(body.branch, graph)

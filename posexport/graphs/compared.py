@@ -1,9 +1,9 @@
-"""Ids that a graph compares its tokens with, such as that of padding: masks and positions may follow from them.
+"""Ids that a graph compares its tokens with, such as that of padding: masks and positions may depend on them.
 
 Equal(ids, 1), ids > 0, Cast(ids, bool), Sign(ids)
 
-Ids that decide how many values there are, or where others go, as those that stand for the parts of a picture, are left
-out: random places of them fit no picture.
+Some ids decide how many values there are, or where others go, such as those for the parts of a picture. They are left
+out: at random places, they fit no picture.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import onnx_ir as ir
 from posexport.graphs.node_arguments import input_of
 
 _SAME = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Transpose", "Slice", "Gather"}
-"""Operators whose output has the numbers of their first input, or some of them."""
+"""Operators whose output contains all or some of the numbers of their first input."""
 
 _ORDERED = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 
 _DECIDED = {*_SAME, "Not", "And", "Or", "Xor", "Where", "Mul", "Add", "Sub", "CumSum", "ReduceSum", "Tile", "Concat"}
 _DECIDED |= {"GatherElements", "GatherND", "Equal", *_ORDERED, "Neg", "Div", "Max", "Min", "Clip", "CastLike"}
-"""Operators through which truths about tokens are followed."""
+"""Operators through which booleans about tokens are followed."""
 
 _LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 
@@ -29,11 +29,11 @@ _PLACING = {"NonZero", "Compress", "ScatterND", "ScatterElements", "ArgMax", "Ar
 _PLACING |= {"TopK", "If", "Loop", "Scan", "Range", "Pad", "SequenceInsert", "Resize"}
 
 _STEPS = 200
-"""Values that are followed at most."""
+"""The most values that are followed."""
 
 
 def compared_ids(tokens: ir.Value, rows: int | None) -> tuple[int, ...]:
-    """The ids that an input with `rows` ids is compared with, rising."""
+    """The ids that an input of tokens is compared with, in rising order. `rows` is the size of the vocabulary."""
     found: set[int] = set()
     pending, seen = [(tokens, 0)], {tokens}
     while pending and len(seen) <= _STEPS:
@@ -52,7 +52,7 @@ def compared_ids(tokens: ir.Value, rows: int | None) -> tuple[int, ...]:
 
 
 def _compared(node: ir.Node, place: int) -> Iterator[int]:
-    """What a node compares the numbers at this place with, and for an order the numbers beside."""
+    """The numbers that a node compares its input at this place with; for an order, also their neighbours."""
     if node.op_type == "Sign" or _makes_truths(node):
         yield 0
     elif node.op_type in ("Equal", *_ORDERED) and len(node.inputs) == 2:
@@ -62,12 +62,12 @@ def _compared(node: ir.Node, place: int) -> Iterator[int]:
 
 
 def _makes_truths(node: ir.Node) -> bool:
-    """Whether a node makes truths of numbers: 0 is the false one."""
+    """Whether a node casts numbers to booleans, so that it compares with 0."""
     return node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
 
 
 def _moved(node: ir.Node, place: int) -> int | None:
-    """What a node adds to its numbers at this place; None where its output has others."""
+    """What a node adds to the numbers at this place; None if its output has other numbers."""
     if node.op_type in _SAME and place == 0:
         return 0
     if node.op_type in ("Add", "Sub") and len(node.inputs) == 2 and not (node.op_type == "Sub" and place == 1):
@@ -77,7 +77,7 @@ def _moved(node: ir.Node, place: int) -> int | None:
 
 
 def _number(value: ir.Value | None) -> int | None:
-    """The whole number that a constant is in all places, also where it is made as long as something else."""
+    """The integer that all elements of a constant have. The constant may be expanded to another shape."""
     for _ in range(8):
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
         node = None if value is None else value.producer()
@@ -97,7 +97,7 @@ def _number(value: ir.Value | None) -> int | None:
 
 
 def _places(start: ir.Value) -> bool:
-    """Whether truths about tokens decide how many values there are, or where others go."""
+    """Whether booleans about tokens decide how many values there are, or where others go."""
     pending, seen = [start], {start}
     while pending and len(seen) <= _STEPS:
         for node, place in pending.pop().uses():
@@ -112,7 +112,7 @@ def _places(start: ir.Value) -> bool:
 
 
 def _is_stored(table: ir.Value | None) -> bool:
-    """Whether a table is a constant, or one that is given another shape."""
+    """Whether a table is a constant, or a constant in another shape."""
     while table is not None:
         if table.is_initializer() or ir.convenience.get_const_tensor(table) is not None:
             return True

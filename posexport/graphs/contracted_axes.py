@@ -1,8 +1,8 @@
-"""Which axis of features or ids is that of tokens, where names of dimensions don't tell: by the products of attention.
+"""Finds the axis of tokens in features or ids by the products of attention, if names of dimensions don't tell.
 
-The scores of attention have queries and keys as their last two axes, and values are summed over keys; rows are among
-the axes before them. So a dimension of an input that decides how many queries or keys there are is one of tokens, and
-one that decides how many products there are is one of rows.
+The last two axes of attention scores are queries and keys, and values are summed over keys; rows are among the axes
+before them. So a dimension of an input that decides the number of queries or keys is one of tokens. A dimension that
+decides the number of products is one of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posexport.graphs.symbolic_sizes import Size
 
 
 def untold(roles: Mapping[str, Role]) -> list[str]:
-    """The inputs that may have rows or tokens first, or one of them alone, by all that names say."""
+    """The inputs that may have rows or tokens first, or only one of them: names don't tell."""
     return [
         name
         for name, role in roles.items()
@@ -29,8 +29,10 @@ def untold(roles: Mapping[str, Role]) -> list[str]:
 
 
 def token_first(model: ir.Model, probe: Probe, roles: Mapping[str, Role]) -> list[str]:
-    """Those of the `untold` inputs whose first axis attention contracts over, while the second is fixed, or counts its
-    products."""
+    """The `untold` inputs whose first axis is that of queries or keys in attention.
+
+    Their second axis is fixed, or is an axis of rows, which come before the last two axes.
+    """
     values = {value.name or "": value for value in model.graph.inputs}
     symbols, tokens, rows = probe.shapes.symbols, set[int](), set[int]()
     for _, before, _ in around_softmaxes(model.graph):
@@ -48,6 +50,6 @@ def token_first(model: ir.Model, probe: Probe, roles: Mapping[str, Role]) -> lis
 
 
 def _shape(probe: Probe, product: Product) -> tuple[Size, ...]:
-    """The lengths of scores with queries and keys last; none where they have other axes."""
+    """The lengths of scores whose last axes are queries and keys; empty if they have other axes."""
     shape = probe.shapes.of(product.result)
     return shape if len(shape) in (3, 4) and product.axes[2][-2:] in ("st", "ts") else ()

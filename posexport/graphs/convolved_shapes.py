@@ -1,4 +1,4 @@
-"""The shapes that convolutions, poolings and Resize give, as polynomials of the dimensions of a graph's inputs."""
+"""The output shapes of convolutions, poolings and Resize, as polynomials of the dimensions of a graph's inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONVOLUTIONS = (
 
 
 def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """A row for a row, a channel for each filter; what is left of the other axes follows from their lengths."""
+    """The shape of the output: the rows of the input, a channel for each filter, and the lengths of the other axes."""
     shape, weights = shapes.of_input(node, 0), shapes.of_input(node, 1)
     here = shapes.tensor(node.outputs[0])
     if not shape or here is None or len(shape) != here.dim():
@@ -34,7 +34,7 @@ def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length: int) -> Size:
-    """What a convolution, a pooling or Resize leaves of an axis, which is `length` here."""
+    """The output length of an axis of a convolution, a pooling or Resize; it is `length` in the probe."""
     if node.op_type in ("Resize", "Upsample"):
         return shapes.symbols.other(node.op_type, at, size, node.outputs[0].name)
     if size.is_fixed:
@@ -51,6 +51,6 @@ def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length:
             reach = dilation * (kernel.number - 1) + 1
             left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
             taken = shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
-            shapes.symbols.assume(taken, 1)  # else the filter doesn't fit
+            shapes.symbols.assume(taken, 1)  # otherwise the filter doesn't fit
             return taken
     return shapes.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)

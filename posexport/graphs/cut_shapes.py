@@ -1,5 +1,7 @@
-"""The shapes of parts of values, by Slice, Split and from sequences, as polynomials of the dimensions of a graph's
-inputs."""
+"""The shapes of parts of values, by Slice, Split and from sequences.
+
+Lengths are polynomials of the dimensions of a graph's inputs.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
     from posexport.graphs.symbolic_shapes import SymbolicShapes
 
 WHOLE = 2**31 - 1
-"""An end from which on a Slice takes all that there is."""
+"""A Slice with an end of at least this takes all up to the end of the axis."""
 
 
 def of_sequence(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """A part of an axis of fixed length that SplitToSequence cuts into parts of one length."""
+    """An element of a sequence from SplitToSequence, which splits an axis of fixed length into parts of one length."""
     split = None if node.inputs[0] is None else node.inputs[0].producer()
     place = shapes.whole_numbers(node.inputs[1])
     if split is None or split.op_type != "SplitToSequence" or place is None:
@@ -80,7 +82,7 @@ def _taken(shapes: SymbolicShapes, size: Size, bounds: tuple[Size, Size, int]) -
 
 
 def _place(shapes: SymbolicShapes, bound: Size, size: Size) -> Size | None:
-    """Where a bound of a Slice lies on an axis; None where it may lie outside."""
+    """The place of a Slice's bound on an axis; None if it may lie outside."""
     if bound == size or (bound.is_fixed and bound.number >= WHOLE):
         return size
     least = shapes.symbols.least(size)

@@ -165,7 +165,7 @@ def has_untold_order(kind: str, shape: Shape, axes: Axes) -> bool:
 
 
 def has_untold_rows(kind: str, shape: Shape, axes: Axes) -> bool:
-    """Whether features with two axes, of which the first was taken to be rows, may have tokens instead: no name tells."""
+    """Whether features with two axes, taken to be rows and features, may be tokens and features: no name tells."""
     rows = kind == "features" and len(axes) == 2 and axes[0] == BATCH and isinstance(axes[1], int)
     return rows and isinstance(shape[0], str) and said_by(shape[0]) is None
 

@@ -1,6 +1,6 @@
-"""Inputs of a graph, drawn by role, that agree with each other: masks are as long as the keys, positions follow them.
+"""Inputs of a graph, drawn by role so that they agree: masks are as long as the keys, positions follow them.
 
-Which kinds meet in one set of inputs is said by posexport.graphs.cases.
+posexport.graphs.cases decides which kinds are combined in one set of inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posexport.spec.input_roles import chooses_tokens
 Array = np.ndarray[Any, Any]
 
 VOCABULARY = 100
-"""Tokens of a vocabulary whose table was not found."""
+"""The tokens of a vocabulary whose table was not found."""
 
 VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0}
 """Kinds of numbers, with their standard deviation."""
@@ -38,20 +38,27 @@ SCORES: Mapping[str, tuple[float, float]] = {
     "biased": (BIASES, -1.0),
     "infinite": (0.0, -math.inf),
 }
-"""What a mask of floating point adds: the standard deviation where a key is seen, and what hides one, in parts of the
-largest number of its dtype."""
+"""What a floating-point mask adds to scores, by kind.
+
+The first number is the standard deviation for visible keys. The second hides a key, as a multiple of the largest number
+of the mask's dtype.
+"""
 
 HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
-"""In half precision "loud" has less; one feature of the kind "outlier" is so much larger than the others."""
+"""The first is the standard deviation of "loud" in half precision. The others are how much larger one feature of the
+kind "outlier" is than the rest, also in half precision."""
 
 
 @attrs.frozen(kw_only=True)
 class Kinds:
-    """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES, `scores` of
-    SCORES; with `ends` the first and the last token of the vocabulary are among the tokens, and with positions `every`
-    all tokens are, if there are enough places. With `apart`, rows of a buffer hold more tokens or fewer: one holds
-    none. With `marks`, ids that the graph compares tokens with are among them, a quarter of each row at most, but
-    where rows have one token or two. With `unseen` all tokens of an encoder's last row are padding."""
+    """The kinds of one set of inputs.
+
+    `positions` is one of POSITIONS, `padding` one of PADDING or "mixed", `values` one of VALUES, `scores` one of
+    SCORES. With `ends`, the first and the last token of the vocabulary are among the tokens. With positions `every`,
+    all tokens are, if there are enough places. With `apart`, rows of a buffer contain different numbers of tokens, and
+    one row contains none. With `marks`, ids that the graph compares tokens with are among the tokens: at most a quarter
+    of each row, except in rows with one or two tokens. With `unseen`, all tokens of the encoder's last row are padding.
+    """
 
     positions: str = "consecutive"
     padding: str = "none"
@@ -65,10 +72,10 @@ class Kinds:
 
 @attrs.frozen(kw_only=True)
 class DrawnInputs:
-    """One set of inputs by the graph's names, what it is for, and its sizes by meaning (posexport.graphs.axes).
+    """One set of inputs by the graph's names, its label, and its sizes by meaning (posexport.graphs.axes).
 
-    `keys` bool [batch, total] says which keys of a row are seen, `encoder_keys` [batch, encoder] which of an encoder's;
-    the `seq` keys from `begins` [batch] on are the new tokens'.
+    `keys` bool [batch, total] says which keys of a row are seen, `encoder_keys` [batch, encoder] which keys of an
+    encoder. The `seq` keys from `begins` [batch] on are those of the new tokens.
     """
 
     label: str
@@ -81,12 +88,12 @@ class DrawnInputs:
 
     @property
     def tokens(self) -> Array:
-        """bool [batch, seq]: which of the new tokens are no padding."""
+        """bool [batch, seq]: which new tokens are not padding."""
         return np.take_along_axis(self.keys, places_of(self.begins, self.sizes), 1)
 
     @property
     def slots(self) -> Array:
-        """bool [batch, slots]: the places of a buffer with keys that are seen."""
+        """bool [batch, slots]: the places of a buffer whose keys are seen."""
         free = max(self.sizes.get(SLOTS, 0) - self.keys.shape[1], 0)
         return np.pad(self.keys, ((0, 0), (0, free)))
 
@@ -108,7 +115,7 @@ class _Draw:
 
 
 def every_token(role: Role, *seed: int) -> Iterator[int]:
-    """Tokens of an input's vocabulary without end, each of them before one comes again."""
+    """Endless tokens of an input's vocabulary; each token comes once before any comes again."""
     rng = np.random.default_rng(seed)
     while True:
         yield from rng.permutation(role.rows or VOCABULARY).tolist()
@@ -131,9 +138,12 @@ def _ids(draw: _Draw) -> Array:
 
 
 def _mark(ids: Array, marks: Sequence[int], rng: np.random.Generator, first: int) -> None:
-    """Put ids that the graph compares tokens with between the first token of each row and the last, as many in all; in
-    rows of one token or two in place of the last one of about every other row, if it is none before the token `first`:
-    a query must see a key that is no padding."""
+    """Replace tokens by ids that the graph compares tokens with.
+
+    They go to random places between the first and the last token of each row; the number of places is the same in each
+    row. In rows with one or two tokens, the last token of about every other row is replaced, unless its index is below
+    `first`: a query must see a key that is not padding.
+    """
     length = ids.shape[-1]
     places, count = length - 2, max(length // 4, 1)
     for number, row in enumerate(ids.reshape(-1, length)):
@@ -149,8 +159,11 @@ def _types(draw: _Draw) -> Array:
 
 
 def _positions(draw: _Draw) -> Array:
-    """Places are counted as pipelines do, padding left out: of the new tokens, or of the first of them alone, or of an
-    encoder's tokens or all keys where the axes are theirs."""
+    """Positions, counted without padding as pipelines do.
+
+    They are those of the new tokens, or only of the first new token, or of an encoder's tokens or all keys, depending
+    on the axes.
+    """
     limit = draw.role.rows or (FARTHEST if draw.kinds.positions == "farthest" else FAR)
     keys = draw.encoder_keys if ENCODER in draw.role.axes else draw.keys
     places = np.maximum(keys.cumsum(1) - 1, 0)
@@ -163,18 +176,21 @@ def _positions(draw: _Draw) -> Array:
         made = make(draw.rng, places, limit)
         return made if len(draw.shape) == 2 else made[0]
     at = draw.role.axes.index(AXES)
-    if BATCH not in draw.role.axes:  # those of all rows are those of the first
+    if BATCH not in draw.role.axes:  # all rows share the positions of the first
         places = places[:1]
-    if draw.kinds.positions == "consecutive":  # a picture among text stands on a grid
+    if draw.kinds.positions == "consecutive":  # a picture among text has positions on a grid
         grid = [places, *(places // (2 + axis) for axis in range(1, draw.shape[at]))]
         return np.stack([axis % limit for axis in grid], at if at == 0 else -1)
     return np.stack([make(draw.rng, places, limit) for _ in range(draw.shape[at])], at if at == 0 else -1)
 
 
 def _mask(draw: _Draw) -> Array:
-    """Of rows and keys ones and zeros; of tokens and keys True where a token sees a key and False elsewhere, or what is
-    added to scores (SCORES). For a file with a cache only keys before it are seen. Each token sees itself. A mask for
-    all rows is that of the first."""
+    """A mask of rows and keys has ones and zeros. A mask of tokens and keys is True if a token sees a key, or is what
+    is added to scores (SCORES).
+
+    In a mask of tokens and keys, a token of a graph with a cache sees only keys up to its own. Each token sees itself.
+    A mask for all rows is that of the first row.
+    """
     encoder = draw.role.kind.startswith("encoder") or ENCODER in draw.role.axes
     keys = draw.encoder_keys if encoder else draw.keys
     rank, width = len(draw.shape), draw.shape[-1]
@@ -197,7 +213,7 @@ def _mask(draw: _Draw) -> Array:
 
 
 def _shown(draw: _Draw, seen: Array) -> Array:
-    """Which keys are seen as truth values, or what is added to scores."""
+    """The visible keys as booleans, or as what is added to scores."""
     if draw.dtype.kind in "bi":
         return np.asarray(seen)
     deviation, hidden = SCORES[draw.kinds.scores]
@@ -206,15 +222,17 @@ def _shown(draw: _Draw, seen: Array) -> Array:
 
 
 def _widened(keys: Array, width: int) -> Array:
-    """Keys [batch, width]: the last of them, or those and as many that are not seen behind."""
+    """Keys [batch, width]: the last ones, or all of them with invisible keys after them."""
     if keys.shape[1] >= width:
         return keys[:, keys.shape[1] - width :]
     return np.pad(keys, ((0, 0), (0, width - keys.shape[1])))
 
 
 def _floats(draw: _Draw) -> Array:
-    """Unit normal numbers, by the kind of values. A cache that is written into has numbers behind what is in it too, as
-    where it was used before, but zeros where the kind is "zeros"."""
+    """Normally distributed numbers, scaled by the kind of values.
+
+    A cache that is written into has numbers in its free places too, as after earlier use, unless the kind is "zeros".
+    """
     kind, half = draw.kinds.values, draw.dtype.itemsize == 2
     factor = HALF_LOUD if kind == "loud" and half else VALUES[kind]
     values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
@@ -231,7 +249,7 @@ def _floats(draw: _Draw) -> Array:
 
 
 def _cached(draw: _Draw) -> Array:
-    """What is cached; whole numbers, which stand for features until they are scaled, are any of their dtype."""
+    """What is cached. Integers, which stand for features until they are scaled, are any of their dtype."""
     if draw.dtype.kind not in "iu":
         return _floats(draw)
     limits = np.iinfo(draw.dtype)
@@ -239,7 +257,7 @@ def _cached(draw: _Draw) -> Array:
 
 
 def _boxes(draw: _Draw) -> Array:
-    """Corners with the first no farther than the second, along both axes."""
+    """Boxes by two corners; the first corner is not farther than the second along either axis."""
     corners = draw.rng.integers(0, min(draw.role.rows or 1000, 1000), draw.shape)
     half = draw.shape[-1] // 2
     return np.concatenate(
@@ -256,13 +274,13 @@ def _number(value: Callable[[Mapping[str, int]], int]) -> Callable[[_Draw], Arra
 
 
 def _begins(draw: _Draw) -> Array:
-    """Of rows, or of the first of them where one number is for all."""
+    """The begin of each row, or of the first row if one number is for all."""
     begins = draw.begins.reshape(-1, *[1] * (len(draw.shape) - 1))
     return begins if draw.shape and draw.shape[0] == len(begins) else np.full(draw.shape, draw.begins[0])
 
 
 def _picture_mask(draw: _Draw) -> Array:
-    """Each picture in the corner of its place, half as high and as wide at least; the first fills it."""
+    """Each picture fills a corner of its area, at least half as high and as wide; the first picture fills all of it."""
     height, width = draw.shape[-2:]
     count = math.prod(draw.shape[:-2])
     sides = [draw.rng.integers((size + 1) // 2, size + 1, count) for size in (height, width)]
@@ -315,10 +333,10 @@ def draw_inputs(
     label: str = "drawn",
     tokens: Mapping[str, Iterator[int]] | None = None,
 ) -> DrawnInputs:
-    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted);
-    RequestError where it allows none.
+    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted).
 
-    `tokens` gives those of inputs by name, so that several sets share a vocabulary (`every_token`).
+    `tokens` gives the tokens of inputs by name, so that several sets share a vocabulary (`every_token`).
+    RequestError if nothing can be drawn with the sizes that the graph allows, or if an input's axes don't fit its role.
     """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
@@ -327,7 +345,7 @@ def draw_inputs(
         sizes[KEPT] = int(rng.choice([1, sizes[SEQ], int(rng.integers(1, sizes[SEQ] + 1))]))
     if not any(map(takes_padding, roles.values())):
         kinds = attrs.evolve(kinds, padding="none")
-    # what all rows share is drawn for the first, which has no padding then
+    # what all rows share is drawn for the first row, which then has no padding
     for_all = any(BATCH not in role.axes and {SEQ, TOTAL, SLOTS, ENCODER} & {*role.axes} for role in roles.values())
     whole = 0 if for_all else None
     keys = keys_of(kinds.padding, rng, sizes, whole)
@@ -364,8 +382,10 @@ def draw_inputs(
 
 
 def _made(draw: _Draw) -> Array:
-    """The array of an input; makers have rows first, so one with tokens first is turned. RequestError where the axes
-    of the input are none that its role has."""
+    """The array of an input. Makers have rows first, so an input with tokens first is transposed.
+
+    RequestError if the input has axes that its role can't have.
+    """
     if is_token_first(draw.role.axes):
         role, (first, second, *rest) = draw.role, draw.shape
         axes, stated = ((each[1], each[0], *each[2:]) for each in (role.axes, role.shape))
@@ -384,13 +404,13 @@ def _made(draw: _Draw) -> Array:
 
 
 PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
-"""Sizes of the probe's inputs: all different, so that no two axes are mistaken for one another."""
+"""Sizes of the probe's inputs: all different, so that no axis is mistaken for another."""
 
 
 def probe_inputs(roles: Mapping[str, Role], seed: int) -> DrawnInputs:
     """The set of inputs on which a graph is probed.
 
-    Where the graph takes some sizes only, it is the second of them: the first may be one block of tokens, in which
+    If the graph takes only some sizes, it has the second of them. The first may be one block of tokens, in which
     attention looks as if it saw all of them.
     """
     second = {axis: next((size for size in sizes if size > 1), 1) + 1 for axis, sizes in taken_sizes(roles).items()}

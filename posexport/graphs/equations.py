@@ -1,4 +1,4 @@
-"""The equation of an Einsum by the letters of its axes, those that an ellipsis stands for too."""
+"""The equation of an Einsum, with a letter for each axis, also for the axes of an ellipsis."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ ELLIPSIS = "..."
 
 
 def equation_of(node: ir.Node) -> str:
-    """The equation without spaces; empty where there is none."""
+    """The equation without spaces; empty if there is none."""
     return node.attributes.get_string("equation", "").replace(" ", "")
 
 
 def letters_of(node: ir.Node, ranks: Sequence[int]) -> tuple[list[str], str] | None:
-    """The axes of the operands, which have these ranks, and of the result, a letter each; None where the equation
-    leaves its result out, or fits no operands of these ranks."""
+    """The letters of the axes of the operands, which have these ranks, and of the result.
+
+    None if the equation leaves its result out, or doesn't fit operands of these ranks.
+    """
     operands, arrow, result = equation_of(node).partition("->")
     parts = operands.split(",")
     if not arrow or len(parts) != len(ranks):

@@ -1,4 +1,4 @@
-"""Evaluates any ONNX graph with torch, in float64 or in the file's own dtypes, and lets values be replaced."""
+"""Evaluates any ONNX graph with torch, in float64 or in the file's own dtypes, and can replace values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from posexport.runtimes.lockstep import GetWeight, make_each
 class Evaluator:
     """Evaluates an onnx_ir model with torch.
 
-    By default every floating-point value is float64, whatever dtype the graph says: constants keep their stored,
-    already rounded values; Cast to a floating-point dtype does nothing; Cast to whole numbers truncates. A graph that
-    relies on overflow in its own dtype (finfo.min + finfo.min = -inf) therefore gives other values. With `wide=False`
-    dtypes are those of the file.
+    By default every floating-point value is float64, whatever dtype the graph says. Constants keep their stored,
+    already rounded values. Cast to a floating-point dtype does nothing; Cast to integers truncates. So a graph that
+    relies on overflow in its own dtype (finfo.min + finfo.min = -inf) gives other values. With `wide=False`, dtypes are
+    those of the file.
 
-    The model stays as it is: the order of its nodes, and its small weights, are kept from run to run.
+    The model must not change: the order of its nodes and its small weights are kept from run to run.
     """
 
     def __init__(self, model: ir.Model, *, wide: bool = True) -> None:
@@ -41,13 +41,14 @@ class Evaluator:
         get_weight: GetWeight = make_each,
         see: Callable[[str, Value], None] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Values by name, of the graph's outputs by default; only what they need is evaluated.
+        """Values by name, by default the graph's outputs. Only what they need is evaluated.
 
-        `outputs` and `overrides` name any values of the main graph. An override gets the evaluated tensor and gives
-        the one of the same shape that all readers see instead. `get_weight` gives the large weights. With `see`,
-        nothing is returned: it gets each of the values as soon as it is known, which is freed where nothing else reads
-        it. RequestError where the graph, an operator or an input is wrong; UnknownOperatorError (one of those) where
-        an operator has no kernel.
+        `outputs` and `overrides` name any values of the main graph. An override gets the evaluated tensor and returns a
+        tensor of the same shape, which all readers see instead. `get_weight` gives the large weights. With `see`,
+        nothing is returned: `see` gets each of the values as soon as it is known, and the value is freed if nothing
+        else reads it.
+        RequestError if the graph, an operator or an input is wrong; UnknownOperatorError (a RequestError) if an
+        operator has no kernel.
         """
         graph = self._model.graph
         names = self._names
@@ -70,7 +71,7 @@ class Evaluator:
         return {} if see else {str(value.name): result for value, result in zip(wanted, results, strict=True)}
 
     def _given(self, value: ir.Value, tensor: torch.Tensor) -> torch.Tensor:
-        """An input, checked against what the graph says of it, in the dtype that stands for the graph's."""
+        """An input, checked against the graph, in the dtype that it is evaluated in."""
         what = f"input {shown(value.name)} of the graph"
         if not isinstance(tensor, torch.Tensor):  # a sequence
             return tensor

@@ -1,10 +1,10 @@
-"""Operators that already stand for attention or a rotation, written out in standard operators.
+"""Writes operators that stand for attention or a rotation out in standard operators.
 
-Attention-23 and 24 of ONNX, Attention, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft
-become the products, masks and rotations that they stand for. Attention is then recognised in one way, whoever wrote it,
-and any form can become any other. An operator with an input or attribute that its expansion doesn't know stays.
+Attention-23 and 24 of ONNX, and Attention, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft
+become products, masks and rotations. Attention is then recognised in one way, whoever wrote it, and any form can become
+any other. An operator with an input or attribute that its expansion doesn't know stays.
 
-The names of an operator's outputs stay. Its new nodes are known by `Expanded`.
+The names of an operator's outputs stay. `Expanded` has the names of its new nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Kind = tuple[str, str]
 
 @attrs.frozen(kw_only=True)
 class Expanded:
-    """An operator that was written out: `node` as it was, its inputs, and the names of its outputs and new nodes."""
+    """An operator that was written out: the old `node`, its inputs, and the names of its outputs and new nodes."""
 
     name: str
     node: ir.Node
@@ -37,7 +37,7 @@ class Expanded:
 
 
 def domain_of(node: ir.Node) -> str:
-    """The domain of an operator, empty for ONNX's own."""
+    """The domain of an operator; empty for ONNX's own operators."""
     return "" if node.domain == "ai.onnx" else node.domain
 
 
@@ -47,7 +47,7 @@ def kind_of(node: ir.Node) -> Kind:
 
 
 def expandable(model: ir.Model) -> list[ir.Node]:
-    """The nodes of the main graph for which there is an expansion, but for products with folded heads."""
+    """The nodes of the main graph that have an expansion, without products with folded heads."""
     around = around_softmaxes(model.graph)
     pairs = ((node, scores) for scores, before, behind in around for node in (*before, *behind))
     products = {node for node, scores in pairs if may_be_written_out(node, scores)}
@@ -72,11 +72,11 @@ def expand(
     refused: dict[ir.Node, str] | None = None,
     left: Mapping[Kind, str] | None = None,
 ) -> list[Expanded]:
-    """Write operators out, those with these `names` or all that can be; `refused` gets the others, with what they have,
-    and those of the kinds `left` the reason of their kind.
+    """Write operators out: those with these `names`, or all that have an expansion.
 
-    The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name, and `varying`
-    the axes that are not as long on all inputs, by name and number.
+    The name of an operator is that of its first output. `shapes` has the shapes of their inputs by name; `varying` are
+    the axes (name, number) whose length is not the same on all inputs. `refused` gets the operators that stay, with the
+    reasons. Operators of the kinds `left` stay, for the reason given there.
     """
     found: list[Expanded] = []
     refused = {} if refused is None else refused
@@ -119,7 +119,7 @@ def expand(
 
 
 def _replace(pairs: Iterable[tuple[ir.Value, ir.Value | None]]) -> None:
-    """Let new values stand in for old ones, under their names."""
+    """Put new values in place of old ones, under the old names."""
     for old, new in pairs:
         if new is not None and old.name:
             name, new.shape, new.type = old.name, old.shape, old.type or new.type

@@ -64,13 +64,13 @@ def attention(call: Call) -> Results:
         seen += causal(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
     scale = call.number("scale") or default_scale(size)
     softcap = call.number("softcap")
-    zeros = mask is not None  # which alone may hide all keys
+    zeros = mask is not None  # only a mask may hide all keys
     out = weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen, zeros=zeros)
     return [joined(call, out, flat, heads * value_size), key, value]
 
 
 def multi_head_attention(call: Call) -> Results:
-    """com.microsoft MultiHeadAttention with queries [B, S, N*D], and keys of three axes, or [B, N, T, D]."""
+    """com.microsoft MultiHeadAttention with queries [B, S, N*D], and keys with three axes, or [B, N, T, D]."""
     call.check(("num_heads", "scale", "unidirectional", "mask_filter_value"), 8)
     q, k, v, added, padding, bias, past_key, past_value = (call.input(index) for index in range(8))
     if q is None or k is None or v is None or len(call.shape(q)) != 3 or len(call.shape(k)) not in (3, 4):
@@ -81,7 +81,7 @@ def multi_head_attention(call: Call) -> Results:
         widths = nodes.constant([heads * size, heads * size, heads * value_size])
         parts = nodes.op("Split", [added, widths], {"axis": 0}, outputs=3, dtype=added.dtype)
         q = nodes.one("Add", q, parts[0])
-        if len(call.shape(k)) == 3:  # those of a cache have had theirs
+        if len(call.shape(k)) == 3:  # a cache already has its bias
             k, v = (nodes.one("Add", value, part) for value, part in zip((k, v), parts[1:], strict=True))
         call = attrs.evolve(call, shapes={**call.shapes, **_same(call, (q, k, v))})
     q_heads, key, value = (split_heads(call, one, heads) for one in (q, k, v))
@@ -113,10 +113,10 @@ def _same(call: Call, values: Sequence[ir.Value]) -> dict[str, tuple[int, ...]]:
 
 
 def group_query_attention(call: Call) -> Results:
-    """com.microsoft GroupQueryAttention, causal or not, with its rotation where it has one.
+    """com.microsoft GroupQueryAttention, causal or not, with its rotation if it has one.
 
-    Row b has seqlens_k[b] + 1 keys, the last S of them new: they stand behind the cached ones of that row. Caches have
-    the length of the buffer that was given, or of all keys where that is more.
+    Row b has seqlens_k[b] + 1 keys; the last S are new and come after the row's cached keys. Output caches are as long
+    as the given buffer, or as all keys if these are more.
     """
     known = ("num_heads", "kv_num_heads", "scale", "local_window_size", "softcap", "causal", "smooth_softmax")
     call.check((*known, "do_rotary", "rotary_interleaved"), 12)
@@ -177,7 +177,7 @@ def group_query_attention(call: Call) -> Results:
 
 
 def _unpacked(call: Call, packed: ir.Value, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Queries, keys and values of one value [B, S, (N + 2K)*D]."""
+    """Queries, keys and values from one value [B, S, (N + 2K)*D]."""
     size = call.size(packed, -1) // (heads + 2 * kv_heads)
     widths = call.nodes.constant([heads * size, kv_heads * size, kv_heads * size])
     q, k, v = call.nodes.op("Split", [packed, widths], {"axis": 2}, outputs=3, dtype=packed.dtype)
@@ -216,7 +216,7 @@ def _written(
 
 
 def rotary_embedding(call: Call) -> Results:
-    """ONNX RotaryEmbedding-23: x, cos, sin, and positions where cos and sin are tables."""
+    """ONNX RotaryEmbedding-23: x, cos, sin, and positions if cos and sin are tables."""
     call.check(("interleaved", "num_heads", "rotary_embedding_dim"), 4)
     x, cos, sin, positions = (call.input(index) for index in range(4))
     if x is None or cos is None or sin is None:
@@ -289,4 +289,4 @@ EXPANSIONS: dict[tuple[str, str], Expansion] = {
     ("com.microsoft", "GroupQueryAttention"): group_query_attention,
     ("com.microsoft", "RotaryEmbedding"): microsoft_rotary_embedding,
 }
-"""The expansion of each operator; products only around a softmax."""
+"""The expansion of each operator; of products, only those around a softmax."""

@@ -1,10 +1,10 @@
-"""Query heads that are folded into the axis of tokens beside one key head, written with an axis of their own.
+"""Multi-query attention whose query heads are folded into the axis of tokens: gives the heads an axis of their own.
 
     scores [B, N*S, T] = queries [B, N*S, D] keys [B, D, T],   or [B, S*N, T], and with an axis of 1 for the key head
 
-Exporters write multi-query attention so, such as that of GPTBigCode. Its two products become products of four axes
-between reshapes; attention is then recognised in one way. The Reshape that splits features [..., N*D] tells the number
-of heads, and the numbers that arrive at the product tell their order.
+Exporters write multi-query attention in this way, for example that of GPTBigCode. Its two products become products with
+four axes between reshapes, so that attention is recognised in one way. The Reshape that splits features [..., N*D]
+tells the number of heads. The order of the numbers in the product's operand tells the order of heads and tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 
 _COPIES = {"Cast", "Identity", "Dropout", "RotaryEmbedding", "Mul", "Div", "Add"}
 _MOVES = {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose"}
-"""Operators between the features of queries and their product: those that keep each number in its place, or of a
-rotation do so with one of their operands, and those that don't."""
+"""Operators between the features of queries and their product.
+
+_COPIES keep each number in its place (a rotation in one of its operands); _MOVES don't.
+"""
 
 _MOST_VALUES = 40
 
 Products = Sequence[tuple[Sequence[ir.Node], Sequence[ir.Node]]]
-"""For each softmax the products before it and behind it."""
+"""For each softmax, the products before it and after it."""
 
 
 def values_above(products: Products) -> list[ir.Value]:
@@ -54,7 +56,7 @@ def folds_of(products: Products, shapes: Shapes) -> dict[ir.Node, Fold]:
 
 
 def matmul(call: Call, fold: Fold) -> list[ir.Value]:
-    """One of the two products, of queries with keys or of weights with values."""
+    """The product of queries with keys or of weights with values, with an axis for the heads."""
     left, right = call.input(0), call.input(1)
     if left is None or right is None:
         raise Unexpanded("it has one operand")
@@ -82,7 +84,7 @@ def _has_one_key_head(node: ir.Node, shapes: Shapes) -> bool:
 
 
 def _fold(node: ir.Node, shapes: Shapes) -> Fold | None:
-    """How heads are folded in the queries of a product; None where they are not."""
+    """How heads are folded in the queries of a product; None if they are not."""
     queries = node.inputs[0]
     if queries is None or not _has_one_key_head(node, shapes):
         return None
@@ -104,7 +106,7 @@ def _fold(node: ir.Node, shapes: Shapes) -> Fold | None:
 
 
 def _above(value: ir.Value | None) -> dict[ir.Value, tuple[ir.Node, ...]]:
-    """The values above one, each with the nodes between, the first of which reads it."""
+    """The values above a value, each with the nodes in between; the first of these reads it."""
     found: dict[ir.Value, tuple[ir.Node, ...]] = {}
     pending: list[tuple[ir.Value | None, tuple[ir.Node, ...]]] = [(value, ())]
     while pending and len(found) < _MOST_VALUES:
@@ -120,7 +122,7 @@ def _above(value: ir.Value | None) -> dict[ir.Value, tuple[ir.Node, ...]]:
 
 
 def _moved(numbers: Array, nodes: Iterable[ir.Node], shapes: Shapes) -> Array | None:
-    """Numbers where these nodes bring them; None where a node is not known to keep their places."""
+    """The numbers after these nodes move them; None if a node is not known to keep all numbers."""
     for node in nodes:
         shape = shapes.get(node.outputs[0].name or "")
         if shape is None or math.prod(shape) != numbers.size:

@@ -1,13 +1,12 @@
-"""Dimensions of inputs that can only be one number, although the file says that they vary: what its operators and its
-outputs say of them.
+"""Dimensions of inputs that can have only one size, although the file says that they vary.
 
-A graph was seen to take one size alone (posexport.graphs.baked). That it can't take another one follows from
+A graph was found to take only one size (posexport.graphs.baked). Each of these shows that no other size is possible:
 
-- a Reshape to as many elements as a constant says,
-- axes that meet, of which none can be 1,
-- an axis of an output that is always a number, and by its name as long as one of an input.
+- a Reshape to a number of elements that a constant says,
+- axes that are broadcast together, none of which can be 1,
+- an axis of an output that always has one length, and whose name is that of a dimension of an input.
 
-Sizes for which nothing of this holds are not known to be fixed: a graph may take all squares, and only one was tried.
+Otherwise a size is not known to be fixed: for example, a graph may take all squares of which only one was tried.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
 def forced(
     shapes: SymbolicShapes, outputs: Collection[ir.Value], taken: Mapping[Size, int], above_one: Collection[Size]
 ) -> dict[Size, int]:
-    """Those of the dimensions that must be the number that was taken. `above_one` are those that were seen not to be 1
-    where nothing else is changed."""
+    """The dimensions that must have the size that was taken.
+
+    `above_one` are dimensions that can't be 1: the graph was seen to fail if only such a dimension is 1.
+    """
     found: dict[Size, int] = {}
     for one, other in _equal(shapes, outputs, above_one):
         solution = shapes.symbols.solution(one, other)
@@ -40,7 +41,7 @@ def forced(
 def _equal(
     shapes: SymbolicShapes, outputs: Collection[ir.Value], above_one: Collection[Size]
 ) -> Iterator[tuple[Size, Size]]:
-    """Lengths that are equal on all inputs which the graph takes."""
+    """Lengths that are equal on all inputs that the graph takes."""
     yield from shapes.equal
     for sizes in shapes.met:
         largest = [size for size in sizes if size in above_one or shapes.symbols.is_above_one(size)]

@@ -1,4 +1,4 @@
-"""One graph, body or function call while it is evaluated: its values, and the steps that make them."""
+"""One graph, body or function call during its evaluation: its values, and the steps that compute them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from posexport.graphs.kernels.registry import Call, Value
 from posexport.runtimes.lockstep import GetWeight, make_each
 
 _DEEPEST = 60
-"""Bodies and functions within each other: enough for any graph, and far from Python's limit."""
+"""The deepest nesting of bodies and functions: enough for any graph, and far from Python's limit."""
 
 _LARGE = 1 << 20
-"""Elements of a table from which Gather's rows are converted, not the whole table."""
+"""From this number of elements of a table on, Gather converts only the rows that it needs."""
 
 Override = Callable[[torch.Tensor], torch.Tensor]
 
 SMALL = 4096
-"""Elements of a weight or constant that is kept once it was read; others take their memory for nothing."""
+"""The most elements of a weight or constant that is kept after it was read. Keeping larger ones would waste memory."""
 
 Plan = tuple[list[tuple[ir.Node, list[ir.Value]]], dict[ir.Value, int]]
-"""Nodes in the order in which they run, each with what it reads, and how often each value is read."""
+"""Nodes in the order in which they run, each with what it reads, and the number of readers of each value."""
 
 
 class NodeError(RequestError):
-    """A node that can't be evaluated on what it is given."""
+    """A node can't be evaluated on its inputs."""
 
     def __init__(self, node: ir.Node, text: str) -> None:
         super().__init__(text)
@@ -40,7 +40,11 @@ class NodeError(RequestError):
 
 @attrs.define(kw_only=True, eq=False)
 class Frame:
-    """`nodes`: the graph or function. `outer`: values of the graphs around a body. `references`: of a function."""
+    """The evaluation of one graph, body or function.
+
+    `nodes` are those of the graph or function. `outer` are values of the graphs around a body. `references` are the
+    attributes of a function call.
+    """
 
     model: ir.Model
     wide: bool
@@ -52,19 +56,19 @@ class Frame:
     depth: int = 0
     values: dict[ir.Value, Value] = attrs.field(factory=dict)
     plans: dict[object, Plan] = attrs.field(factory=dict)
-    """Of what ran before."""
+    """Plans of earlier runs."""
     weights: dict[ir.Value, torch.Tensor] = attrs.field(factory=dict)
     """Small weights that were read before."""
     get_weight: GetWeight = make_each
-    """Gives the others."""
+    """Gives large weights."""
     watch: Mapping[ir.Value, Callable[[Value], None]] = attrs.field(factory=dict)
-    """What gets values as soon as they are known, in place of whoever asked for them."""
+    """Functions that get values as soon as these are known. `run` doesn't return these values."""
 
     def run(self, given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value], key: object) -> list[Value]:
-        """Evaluate what the wanted values need, free what is no longer read, and give the wanted values that nobody
-        watches.
+        """Evaluate what the wanted values need, and return those without a watcher. Values are freed after their last
+        reader.
 
-        `key` stands for a graph with these given and wanted values.
+        `key` identifies a graph with these given and wanted values.
         """
         plan = self.plans.get(key)
         if plan is None:
@@ -89,7 +93,7 @@ class Frame:
         return [self._read(value) for value in wanted if value not in self.watch]
 
     def _hand_over(self, value: ir.Value, uses: dict[ir.Value, int]) -> None:
-        """Give a value to what watches it, which may be the last that reads it."""
+        """Give a value to its watcher, which may be its last reader."""
         self.watch[value](self._read(value))
         uses[value] -= 1
 
@@ -140,7 +144,7 @@ class Frame:
     def _step(
         self, node: ir.Node, reads: Sequence[ir.Value], uses: Mapping[ir.Value, int], given: Container[ir.Value]
     ) -> None:
-        """Run one node and bind its outputs, but for those that were given."""
+        """Run one node and bind its outputs, except those that were given."""
         inputs: list[Value] = []
         try:
             for value in reads[len(node.inputs) - node.inputs.count(None) :]:
@@ -200,7 +204,7 @@ class Frame:
         return self._weight(table, stored, self._read(indices))
 
     def _attributes(self, node: ir.Node) -> dict[str, ir.Attr]:
-        """The node's attributes; a reference to one that the function was not given is left out."""
+        """The node's attributes. A reference to an attribute that the function did not get is left out."""
         found: dict[str, ir.Attr] = {}
         for name, attribute in node.attributes.items():
             if not attribute.is_ref():
@@ -211,7 +215,7 @@ class Frame:
         return found
 
     def _body(self, graph: ir.Graph, inputs: Sequence[Value]) -> list[Value]:
-        """Run the body of If, Loop or Scan, which reads the values around it."""
+        """Run the body of If, Loop or Scan, which may read the values around it."""
         if len(inputs) != len(graph.inputs):
             raise ValueError(f"its body takes {len(graph.inputs)} inputs, and {len(inputs)} are there")
         outer = ChainMap(self.values, self.outer)
@@ -244,7 +248,7 @@ class Frame:
 
 
 def _plan(nodes: Iterable[ir.Node], given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value]) -> Plan:
-    """The nodes that the wanted values need, each behind those that it needs."""
+    """The nodes that the wanted values need, each after those that it needs."""
     ours = set(nodes)
     order: list[tuple[ir.Node, list[ir.Value]]] = []
     reads: dict[ir.Node, list[ir.Value]] = {}

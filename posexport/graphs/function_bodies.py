@@ -1,4 +1,5 @@
-"""The bodies of posexport's operators as model-local ONNX functions, built for each call's attributes and dtypes."""
+"""The bodies of posexport's operators as model-local ONNX functions, built for the attributes and dtypes of each
+call."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ DOMAIN = "posexport"
 
 @attrs.frozen
 class Call:
-    """What a function was built for: inputs have a name, a dtype and a shape, and are None where absent."""
+    """What a function was built for. Inputs have a name, a dtype and a shape; absent inputs are None."""
 
     operator: Operator[..., Any]
     inputs: list[ir.Value | None]
     attributes: dict[str, Any]
 
     def by_name(self, node: ir.Node) -> dict[str, ir.Value | None]:
-        """The inputs of a node of the function by the names that they have in the operator."""
+        """The inputs of a node of the function, by the operator's names of them."""
         given = iter(node.inputs)
         names = zip(self.operator.inputs, self.inputs, strict=True)
         return {name: None if absent is None else next(given) for name, absent in names}
@@ -37,11 +38,11 @@ class Call:
 class Functions:
     """The function bodies that one export needs, specialised for attributes, dtypes and ranks.
 
-    `for_target_only` becomes true with the first body that differs from the one for all targets.
+    `for_target_only` becomes true with the first body that differs from the body for all targets.
     """
 
     def __init__(self, opset: int, form: str, target: str, taken: Collection[str] = ()) -> None:
-        """`taken` are names of functions that the model has already."""
+        """`taken` are names of functions that the model already has."""
         self.opset, self.form, self.target, self._taken = opset, form, target, set(taken)
         self.for_target_only = False
         self._calls: dict[tuple[object, ...], ir.Function] = {}
@@ -66,7 +67,7 @@ class Functions:
     def function(
         self, operator: Operator[..., Any], inputs: tuple[Any, ...], attributes: dict[str, Any]
     ) -> ir.Function:
-        """The body of a call: `inputs` are anything with a dtype and a shape, None where absent."""
+        """The body of a call. `inputs` are anything with a dtype and a shape; None if absent."""
         shapes = _shapes(inputs)
         key = (operator.function, *shapes, *(v.dtype if v is not None else None for v in inputs), *attributes.items())
         if key not in self._calls:
@@ -88,8 +89,10 @@ class Functions:
         return self._built_for.get(node.op_type) if node.domain == DOMAIN else None
 
     def joined(self, attention: Call, logits: Call) -> ir.Function | None:
-        """One function for attention and the logits that are its bias: its inputs are those of the logits, then those
-        of attention but for the bias. None where they can't be one."""
+        """One function for attention and the logits that are its bias; None if they can't be one function.
+
+        Its inputs are those of the logits, then those of attention without the bias.
+        """
         count, at = len(logits.inputs), attention.operator.inputs.index("bias")
         divided, join = logits.operator.logits_body, attention.operator.joined_body
         if divided is None or join is None:
@@ -114,7 +117,7 @@ class Functions:
         return self._kept(function)
 
     def _kept(self, function: ir.Function) -> ir.Function:
-        """The function, or an equal one that is there already: queries and keys of different widths may share one."""
+        """The function, or an equal one that exists already: queries and keys of different widths may share one."""
         body = (function.name, ir.to_proto(function).SerializeToString(deterministic=True))
         if body not in self._bodies:
             function.name = self._name(function.name)
@@ -122,7 +125,7 @@ class Functions:
         return self._bodies[body]
 
     def _name(self, name: str) -> str:
-        """The name, or with a number from 2 on where it is taken."""
+        """The name, with a number from 2 on if it is taken."""
         return free_name(name, self._taken, 2)
 
     def _build(
@@ -167,8 +170,10 @@ def names_in(model: ir.Model) -> list[str]:
 
 
 def _name_inner_values(function: ir.Function) -> None:
-    """Give values in branches and loops names that no other value of the function has, those behind them included:
-    ONNX Runtime writes functions out in the graph, where a name stands for one value."""
+    """Give values in branches and loops names that no other value of the function has, not even a later one.
+
+    ONNX Runtime writes functions out in the graph, where a name stands for one value.
+    """
     outer = {*function}
     taken = {str(value.name) for value in (*function.inputs, *(value for node in outer for value in node.outputs))}
     inner = [node for node in function.all_nodes() if node not in outer]
@@ -179,7 +184,7 @@ def _name_inner_values(function: ir.Function) -> None:
 
 
 def free_name(name: str, taken: set[str], first: int) -> str:
-    """The name, or with a number from `first` on where it is `taken`, to which it is added."""
+    """The name, with a number from `first` on if it is in `taken`. The result is added to `taken`."""
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(first)))
     free = next(one for one in names if one not in taken)
     taken.add(free)
@@ -187,7 +192,7 @@ def free_name(name: str, taken: set[str], first: int) -> str:
 
 
 def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
-    """Whether a body differs from the one that `other` builds, or that one can't be built."""
+    """Whether a body differs from the one that `other` builds, or `other` can't build one."""
     try:
         second = other()
     except RequestError:
@@ -197,7 +202,7 @@ def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
 
 
 def _shapes(values: tuple[Any, ...]) -> list[tuple[int | str, ...] | None]:
-    """The shapes of values, None for an absent one; equal dynamic dimensions get equal names."""
+    """The shapes of values, None for an absent one. Equal dynamic dimensions get equal names."""
     names: dict[str, str] = {}
     return [
         None

@@ -1,11 +1,11 @@
-"""Products of attention with two axes of heads, those of keys and the query heads that share each, written with one.
+"""Products of attention with two axes of heads (key heads, and query heads that share one), written with one such axis.
 
     scores [B, K, G, S, T] = queries [B, K, G, S, D] keys [B, K, 1, D, T],   heads of query k*G + g
 
-MatMul with five axes, and Einsum whose result has five, become a product of four axes between two reshapes. Attention
-is then recognised in one way. Windows of an image that stand before the heads are folded into them likewise, and into
-rows where lengths say how many there are, as in the triangles of AlphaFold, [B, R, N, S, T]. Einsum of four axes whose
-keys or values are one head for all queries, without an axis for it, becomes MatMul:
+MatMul with five axes, and Einsum whose result has five, become a product with four axes between two reshapes. Attention
+is then recognised in one way. Windows of an image before the heads are folded into the heads in the same way. If the
+inputs' lengths determine their number, as in the triangles of AlphaFold, [B, R, N, S, T], they are folded into rows.
+Einsum with four axes becomes MatMul if its keys or values have one head for all queries, without an axis for it:
 
     scores [B, N, S, T] = queries [B, N, S, D] keys [B, T, D]
 """
@@ -32,7 +32,7 @@ _DEPTH = 12
 
 
 def around_softmaxes(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node], list[ir.Node]]]:
-    """The scores of each softmax, and the products before it and behind it."""
+    """The scores of each softmax, and the products before it and after it."""
     for node in graph:
         softmax = softmax_of(node)
         if softmax is not None:
@@ -40,12 +40,12 @@ def around_softmaxes(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node],
 
 
 def may_have_five(scores: ir.Value) -> bool:
-    """Whether scores may have five axes; flattened ones may, for Softmax had two before opset 13."""
+    """Whether scores may have five axes. Flattened scores may: Softmax had two axes before opset 13."""
     return scores.shape is None or len(scores.shape) not in (3, 4)
 
 
 def may_be_written_out(node: ir.Node, scores: ir.Value) -> bool:
-    """Whether a product around these scores may have heads in two axes, keys and values of one head without an axis, or
+    """Whether a product around these scores may have two axes of heads, keys and values of one head without an axis, or
     axes without letters."""
     if node.op_type != "Einsum" or may_have_five(scores):
         return may_have_five(scores)
@@ -54,7 +54,7 @@ def may_be_written_out(node: ir.Node, scores: ir.Value) -> bool:
 
 
 def _before(scores: ir.Value) -> list[ir.Node]:
-    """The products that scores come from, the nearest first."""
+    """The products that scores come from, nearest first."""
 
     def onward(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
@@ -66,12 +66,12 @@ def _before(scores: ir.Value) -> list[ir.Node]:
 
 
 def _behind(weights: ir.Value) -> list[ir.Node]:
-    """The products that read weights, the nearest first."""
+    """The products that read weights, nearest first."""
 
     graph = weights.graph
 
     def readers(value: ir.Value) -> list[ir.Node]:
-        return [use.node for use in value.uses() if use.node.graph is graph]  # none in a branch
+        return [use.node for use in value.uses() if use.node.graph is graph]  # not in a branch
 
     def onward(value: ir.Value) -> list[ir.Value]:
         return [node.outputs[0] for node in readers(value) if node.op_type in _AROUND - {"Softmax"}]
@@ -81,7 +81,7 @@ def _behind(weights: ir.Value) -> list[ir.Node]:
 
 
 def matmul(call: Call) -> Sequence[ir.Value]:
-    """MatMul of five axes, or with heads that are folded into tokens."""
+    """MatMul with five axes, or with heads that are folded into tokens."""
     if call.fold is not None:
         return folded_heads.matmul(call, call.fold)
     left, right = call.input(0), call.input(1)
@@ -95,8 +95,11 @@ def matmul(call: Call) -> Sequence[ir.Value]:
 
 
 def einsum(call: Call) -> Sequence[ir.Value]:
-    """Einsum of two operands whose result has five axes: rows, heads, groups, and those of the product; or four, the
-    second of which one operand lacks. Others get letters in place of an ellipsis."""
+    """Einsum of two operands whose result has five axes (rows, heads, groups and those of the product), or four axes of
+    which one operand lacks the second.
+
+    Other equations get letters in place of an ellipsis.
+    """
     values = [value for value in call.node.inputs if value is not None]
     letters = letters_of(call.node, [len(call.shape(value)) for value in values])
     if letters is None or len(values) != 2:
@@ -140,8 +143,11 @@ def einsum(call: Call) -> Sequence[ir.Value]:
 
 
 def _group(own: Sequence[str], sizes: Mapping[str, int], others: Sequence[str], fixed: Collection[str]) -> str:
-    """Of the two axes that only queries have, that of the heads that share keys: the one whose length is `fixed`, or
-    tokens are as many as keys, or stand next to the last axis."""
+    """Which of the two axes that only queries have is that of the query heads that share a key head.
+
+    It is the axis whose length is `fixed`. Otherwise the axis of tokens is the one that is as long as the keys or, if
+    that doesn't tell, the second of the two.
+    """
     alike = [letter for letter in own if letter in fixed]
     if len(alike) == 1:
         return alike[0]
@@ -152,7 +158,7 @@ def _group(own: Sequence[str], sizes: Mapping[str, int], others: Sequence[str], 
 def _turned(
     call: Call, value: ir.Value, part: str, order: Sequence[str], sizes: Mapping[str, int]
 ) -> tuple[ir.Value, list[int]]:
-    """An operand with its axes in this order, those that it lacks of size 1; and its shape."""
+    """An operand with its axes in this order, and its shape. Missing axes get the size 1."""
     perm = [part.index(letter) for letter in order if letter in part]
     value = value if perm == sorted(perm) else call.nodes.one("Transpose", value, perm=perm)
     missing = [axis for axis, letter in enumerate(order) if letter not in part]
@@ -162,7 +168,7 @@ def _turned(
 
 
 def _product(call: Call, left: tuple[ir.Value, Sequence[int]], right: tuple[ir.Value, Sequence[int]]) -> ir.Value:
-    """The product of operands of five axes, the second and third of which are one in it."""
+    """The product of operands with five axes, with the second and third axis joined."""
     nodes = call.nodes
     heads = [max(sizes) for sizes in zip(left[1][1:3], right[1][1:3], strict=True)]
     if left[1][0] != right[1][0]:
@@ -172,8 +178,10 @@ def _product(call: Call, left: tuple[ir.Value, Sequence[int]], right: tuple[ir.V
 
 
 def _of_more_rows(call: Call, left: ir.Value, right: ir.Value) -> ir.Value:
-    """The product of operands [B, R, N, ...] whose second axis is as long as inputs say: rows of a table, or blocks of
-    tokens, which are rows as those of the first one."""
+    """The product of operands [B, R, N, ...] whose second axis has a length that depends on inputs.
+
+    The second axis contains rows of a table or blocks of tokens. It becomes part of the first axis.
+    """
     nodes, shapes = call.nodes, (call.shape(left), call.shape(right))
     if shapes[0][:3] != shapes[1][:3]:
         raise Unexpanded("its operands have different rows")
@@ -195,7 +203,7 @@ def _folded(call: Call, value: ir.Value, shape: Sequence[int], heads: Sequence[i
 
 
 def _reshaped(call: Call, value: ir.Value, middle: Sequence[int], last: int) -> ir.Value:
-    """The value with other axes between the first and those from `last` on."""
+    """The value with other axes between the first axis and the axes from `last` on."""
     nodes = call.nodes
     first = nodes.length(value, 0)
     behind = nodes.length(value, last, last + 2)

@@ -1,4 +1,4 @@
-"""What inputs of these roles say: which tokens are padding, where new tokens go, what is added to scores."""
+"""What roles of inputs tell: which tokens are padding, where new tokens go, what is added to scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posexport.graphs.roles import Role
 from posexport.runtimes.tensors import NUMPY_DTYPES
 
 COUNTING = {"lengths", "last_key"}
-"""Roles of inputs that count the keys of a row, so that its padding is on the right."""
+"""Roles of inputs that count the keys of a row, so that padding is on the right."""
 
 
 def dtype_of(role: Role) -> np.dtype[Any]:
@@ -21,17 +21,17 @@ def dtype_of(role: Role) -> np.dtype[Any]:
 
 
 def is_of_tokens(role: Role) -> bool:
-    """Whether a mask has an axis of tokens, beside that of keys: it says for each query which keys it sees."""
+    """Whether a mask has an axis of tokens and one of keys: it says for each query which keys it sees."""
     return _has_axes_of_scores(role) and role.axes[-2] != 1
 
 
 def _has_axes_of_scores(role: Role) -> bool:
-    """Whether a mask has the axes of scores, of which that of tokens may be 1."""
+    """Whether a mask has the axes of scores. The length of the axis of tokens may be 1."""
     return len(role.axes) > 2 or (len(role.axes) == 2 and BATCH not in role.axes)
 
 
 def takes_padding(role: Role) -> bool:
-    """Whether an input says which keys of each row are padding; a mask of tokens and keys alone is for all rows."""
+    """Whether an input says which keys of each row are padding. A mask with only tokens and keys is for all rows."""
     kinds = {"attention_mask", "padding_mask"} | COUNTING
     return role.kind in kinds and not (is_of_tokens(role) and role.axes[0] == SEQ) and ENCODER not in role.axes
 
@@ -42,7 +42,7 @@ def pads_encoder(roles: Mapping[str, Role]) -> bool:
 
 
 def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
-    """Whether each row of a buffer has a place of its own for its new tokens."""
+    """Whether each row of a buffer has its own place for its new tokens."""
     kinds = {role.kind for role in roles.values()}
     slots = any(SLOTS in role.axes for role in roles.values())
     return (
@@ -53,5 +53,5 @@ def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
 
 
 def takes_scores(role: Role) -> bool:
-    """Whether an input is a mask that is added to scores, which may hold any numbers."""
+    """Whether an input is a mask that is added to scores and may contain any numbers."""
     return role.kind.endswith("attention_mask") and _has_axes_of_scores(role) and dtype_of(role).kind == "f"

@@ -1,8 +1,8 @@
-"""What any ONNX file holds beside its operators: what its inputs are for, and its attention.
+"""What any ONNX file contains besides its operators: the roles of its inputs, and its attention.
 
-A damaged or hostile file can end the process that evaluates it, take all memory or no end of time. So that is done in
-a child process, `python -P -m posexport.graphs.inspection`, and whatever happens to it is a reason why attention was
-not looked for. A request is {path, sha256, roles}, its answer an Inspection. This module loads no engine by itself.
+A damaged or hostile file can end the process that evaluates it, use all memory or never end. So a child process does
+this, `python -P -m posexport.graphs.inspection`. Whatever happens to it becomes the reason why attention was not looked
+for. A request is {path, sha256, roles}, the answer an Inspection. This module loads no engine by itself.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from posexport.graphs.attention.recognise import Found
 
 LONGEST_STEP, LONGEST = 300.0, 900.0
-"""Seconds that one step may take, and after which no further attention is looked at."""
+"""The seconds that one step may take, and the seconds after which no further attention is described."""
 
 ROLES, NOT_EVALUATED, TIME, FAILED = "roles-unknown", "not-evaluated", "time", "failed"
-"""Codes of reasons why attention was not looked for or not described, beside those of posexport.processes."""
+"""Codes of reasons why attention was not looked for or not described, in addition to those of posexport.processes."""
 
 
 NOT_STARTED = "not-started"
@@ -42,12 +42,12 @@ NOT_STARTED = "not-started"
 
 @attrs.frozen(kw_only=True)
 class Inspection:
-    """The role of each input by name, None where it can't be guessed, and the attentions as data (docs/reference/
-    attentions.md); `reason` says why attention was not looked for.
+    """The role of each input by name, None if it can't be guessed, and the attentions as data
+    (docs/reference/attentions.md).
 
-    Where all roles are known, `shapes` are those of the inputs with all sizes that the graph needs, `axes` the meanings
-    of their axes (posexport.graphs.axes), `positions` the rows of the smallest table of positions, and `sides` the
-    usual height and width of images.
+    `reason` says why attention was not looked for. If all roles are known, `shapes` are those of the inputs with all
+    sizes that the graph needs, `axes` the meanings of their axes (posexport.graphs.axes), `positions` the rows of the
+    smallest table of positions, and `sides` the usual height and width of images.
     """
 
     roles: Mapping[str, str | None]
@@ -62,7 +62,7 @@ class Inspection:
 def inspect_graph(
     graph: GraphFile, roles: Mapping[str, str] | None = None, progress: Progress = silent, *, attention: bool = True
 ) -> Inspection:
-    """What a file holds, found out in another process; `roles` of inputs by name are those that the user knows.
+    """What a file contains, found by another process. `roles` of inputs by name are those that the user knows.
 
     Without `attention`, only inputs are looked at. RequestError for roles that the inputs can't have.
     """
@@ -135,7 +135,7 @@ def inspected(
     progress("looking for attention")
     branches = branches_of(model)
     if not branches:
-        untouched = model.clone() if _has_choices(model) else None  # what is described is put in order
+        untouched = model.clone() if _has_choices(model) else None  # describing a model changes it
         described = _described(model, given, found, progress)
         return described if untouched is None else _in_choices(untouched, given, described, progress)
     attentions: list[Mapping[str, Any]] = []
@@ -166,7 +166,7 @@ def _has_choices(model: ir.Model) -> bool:
 
 
 def _in_choices(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:
-    """What was found, with the attention in the bodies of If described as that of graphs of their own."""
+    """The Inspection with attention in the bodies of If described as that of separate graphs."""
     from posexport.graphs.attention.candidates import CONTROL_FLOW, may_be_attention
     from posexport.graphs.choices import bodies_with, lifted
     from posexport.graphs.load import live

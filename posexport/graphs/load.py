@@ -1,4 +1,4 @@
-"""Any ONNX file as a model that is analysed and changed; weights in external data are mapped, not read."""
+"""Loads any ONNX file as a model to analyse and change. Weights in external data are mapped, not read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posexport.graphs.sequences import without_sequences
 
 
 class InvalidGraphError(RequestError):
-    """A file whose graph is none, as one in which two nodes give one name."""
+    """The file's graph is not valid, for example because two nodes give the same name."""
 
 
 def load_model(path: Path) -> ir.Model:
@@ -28,9 +28,9 @@ def load_model(path: Path) -> ir.Model:
 
 
 def model_of(graph: GraphFile) -> ir.Model:
-    """The model of a file that was read. It shares the weights with `graph`, those in external data stay on the disk.
+    """The model of a file that was read. It shares the weights with `graph`; those in external data stay on the disk.
 
-    RequestError for external data with several names: a link may lead out of the file's folder.
+    RequestError for external data with several names (hard links): a link may lead out of the file's folder.
     """
     for name in graph.external_files():
         if graph.path.with_name(name).stat().st_nlink > 1:
@@ -46,7 +46,7 @@ def model_of(graph: GraphFile) -> ir.Model:
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """No warnings of onnx_ir's about a damaged graph: what reads it says what is wrong."""
+    """Silence onnx_ir's warnings about a damaged graph: whatever reads the graph says what is wrong."""
     logger = logging.getLogger("onnx_ir")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -57,11 +57,12 @@ def without_warnings() -> Iterator[None]:
 
 
 def ir_of(graph: GraphFile) -> ir.Model:
-    """The graph as onnx_ir has it, its external data in the file's folder; InvalidGraphError where it is none."""
+    """The graph as an onnx_ir model, with its external data in the file's folder; InvalidGraphError if it isn't
+    valid."""
     try:
         with without_warnings():
             model = ir.from_proto(graph.model)
-    except Exception as error:  # one for each level of the graph; the innermost says what is wrong
+    except Exception as error:  # one error for each level of the graph; the innermost says what is wrong
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -79,7 +80,7 @@ def ir_of(graph: GraphFile) -> ir.Model:
 
 
 def _without_source(model: ir.Model) -> Iterator[ir.Value]:
-    """Values that are read and that nothing gives."""
+    """Values that are read although nothing gives them."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         read = (value for node in graph.all_nodes() for value in node.inputs if value is not None)
         for value in (*read, *graph.outputs):
@@ -88,8 +89,11 @@ def _without_source(model: ir.Model) -> Iterator[ir.Value]:
 
 
 def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
-    """The model itself, the bodies of its functions now in place of their calls, but for those of the domain `kept`,
-    and those that only a call can stand for (`_only_called`). InvalidGraphError where calls are wrong."""
+    """The same model, with calls of its functions replaced by their bodies.
+
+    Functions of the domain `kept` stay, and so do those that can't be inlined (`_only_called`). InvalidGraphError if
+    calls are wrong.
+    """
     if model.functions:
         left = _only_called(model)
         try:
@@ -102,10 +106,11 @@ def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
 
 
 def _only_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """The functions whose bodies can't take the place of their calls: those in which an operator means something else
-    than in the graph, which has another opset, those that are given graphs, and what these call.
+    """The functions whose bodies can't replace their calls.
 
-    A function whose operators are the same in the opset of the graph gets that opset.
+    These are functions in which an operator means something else than in the graph, because of another opset, functions
+    that get graphs, and functions that these call. A function whose operators are the same in the opset of the graph
+    gets that opset.
     """
     opsets = {_settled(domain): version for domain, version in model.opset_imports.items()}
     pending: list[ir.OperatorIdentifier] = []
@@ -128,24 +133,26 @@ def _only_called(model: ir.Model) -> set[ir.OperatorIdentifier]:
 
 
 def _settled(domain: str) -> str:
-    """The name of a domain, empty for the standard's."""
+    """The name of a domain, empty for the standard domain."""
     return "" if domain == "ai.onnx" else domain
 
 
 def _called(model: ir.Model, node: ir.Node) -> ir.OperatorIdentifier | None:
-    """The function that a node calls."""
+    """The function that a node calls; None if it calls none."""
     name = node.op_identifier()
     return name if name in model.functions else None
 
 
 def _has_graphs(one: ir.Node | ir.Function) -> bool:
-    """Whether an attribute of a node, or one that a function has by default, is a graph."""
+    """Whether an attribute of a node, or a default of a function's attribute, is a graph."""
     return any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in one.attributes.values())
 
 
 def _fits(model: ir.Model, function: ir.Function, domain: str, opsets: dict[str, int]) -> bool:
-    """Whether the operators of a domain are the same in a function and in graphs of these opsets, which get what they
-    lack."""
+    """Whether the operators of a domain are the same in a function and in graphs with these opsets.
+
+    `opsets` gets the domain if it lacks it.
+    """
     name, own = _settled(domain), function.opset_imports[domain]
     other = opsets.setdefault(name, own)
     nodes = (node for node in function.all_nodes() if _settled(node.domain) == name and not _called(model, node))
@@ -153,8 +160,11 @@ def _fits(model: ir.Model, function: ir.Function, domain: str, opsets: dict[str,
 
 
 def live(model: ir.Model, kept: str | None = None) -> ir.Model:
-    """`inlined`, with parts for sequences (posexport.graphs.sequences), and without the nodes of the main graph that
-    nothing reads: no output of the graph is computed from them. Weights stay."""
+    """`inlined`, with sequences replaced by parts (posexport.graphs.sequences), and without unused nodes of the main
+    graph.
+
+    A node is unused if no output of the graph is computed from it. Weights stay.
+    """
     graph = inlined(model, kept).graph
     without_sequences(graph)
     pending = [*graph]
@@ -169,8 +179,11 @@ def live(model: ir.Model, kept: str | None = None) -> ir.Model:
 
 
 def _sort(graph: GraphFile, model: ir.Model) -> None:
-    """Nodes in an order in which each stands behind those that it reads: ONNX asks for it, some converters to float16
-    don't keep to it, and ONNX Runtime takes the file all the same. InvalidGraphError where there is no such order."""
+    """Sort nodes so that each comes after those that it reads, as ONNX requires.
+
+    Some converters to float16 don't keep this order, and ONNX Runtime takes the file all the same. InvalidGraphError if
+    there is no such order.
+    """
     try:
         model.graph.sort()
         for function in model.functions.values():
@@ -182,7 +195,7 @@ def _sort(graph: GraphFile, model: ir.Model) -> None:
 
 
 def _settle_names(model: ir.Model) -> None:
-    """One name of the standard's domain, and names of nodes that are no other's, as ONNX asks for."""
+    """Give the standard domain one name, and nodes unique names, as ONNX requires."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for node in graph.all_nodes():
             node.domain = "" if node.domain == "ai.onnx" else node.domain
@@ -201,7 +214,7 @@ _kept: dict[tuple[str, int, int], ir.Model] = {}
 
 
 def model_at(path: Path) -> ir.Model:
-    """The model of a file with its functions inlined and external data left on the disk until it is read."""
+    """The model of a file with its functions inlined. External data stays on the disk until it is read."""
     status = path.stat()
     key = (str(path), status.st_mtime_ns, status.st_size)
     if key not in _kept:

@@ -1,7 +1,6 @@
-"""Whether truth values that are given hide keys where they are true, as the masks of torch's MultiheadAttention and of
-BLOOM do, and not where they are false.
+"""Whether a boolean mask hides keys where it is true, as in torch's MultiheadAttention and BLOOM.
 
-    Where(mask, -inf, scores)        Where(mask, -inf, 0)        Where(Not(mask), scores, -inf)
+Where(mask, -inf, scores)        Where(mask, -inf, 0)        Where(Not(mask), scores, -inf)
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ import onnx_ir as ir
 from posexport.graphs.attention.dataflow import constant_of
 
 _LAYS_OUT = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Tile", "Cast"}
-"""Operators behind which truth values are the same."""
+"""Operators that keep booleans the same."""
 
 _LOW = -1e3
-"""What is below, in the place of a score, is there to hide a key."""
+"""A number of at most this in place of a score hides a key."""
 
 
 def hides_where_true(mask: ir.Value) -> bool:
-    """Whether a number that hides keys takes the place of scores wherever a truth value is true, and none where it is
-    false."""
+    """Whether a number that hides keys replaces scores wherever a boolean is true, and never where it is false."""
     pending, seen = [(mask, True)], {mask}
     found = set[bool]()
     while pending:
@@ -38,7 +36,7 @@ def hides_where_true(mask: ir.Value) -> bool:
 
 
 def _is_low(value: ir.Value | None) -> bool:
-    """Whether a value is one low number, also where it is laid out."""
+    """Whether a value is one low number, possibly expanded or reshaped."""
     while value is not None and constant_of(value) is None:
         node = value.producer()
         if node is None or node.op_type not in {*_LAYS_OUT, "ConstantOfShape"}:

@@ -1,4 +1,4 @@
-"""What is reached in a graph in a few steps, each thing once: the number of paths to it may be exponential."""
+"""What can be reached in a graph in a few steps, each thing once: the number of paths may be exponential."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Thing = TypeVar("Thing", bound=Hashable)
 
 
 def nearest_first(start: Thing, onward: Callable[[Thing], Iterable[Thing]], levels: int) -> Iterator[Thing]:
-    """The start, what `onward` leads to from there, what that leads to, and so on for so many levels in all."""
+    """The start, then what `onward` leads to from there, and so on, `levels` levels in all."""
     level, seen = [start], {start}
     for _ in range(levels):
         yield from level

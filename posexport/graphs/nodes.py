@@ -1,4 +1,4 @@
-"""New nodes of a graph, written one after the other: the same one is never written twice, and layouts of heads."""
+"""New nodes of a graph, and conversions between layouts of heads. The same node is never written twice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import onnx_ir as ir
 from posexport.graphs.attention.layouts import Layout
 
 PREFIX = "posexport"
-"""What the names of new values and nodes begin with."""
+"""The start of the names of new values and nodes."""
 
 
 class Nodes:
-    """Nodes to be added to a graph, whose names begin with `prefix`. A node like an earlier one is that one."""
+    """Nodes to be added to a graph, with names that begin with `prefix`. An equal node is made only once."""
 
     def __init__(self, taken: set[str], prefix: str = PREFIX) -> None:
         self.nodes: list[ir.Node] = []
@@ -33,7 +33,7 @@ class Nodes:
         dtype: ir.DataType | None = None,
         key: object = None,
     ) -> tuple[ir.Value, ...]:
-        """The outputs of a node; all have the `dtype` where it is given."""
+        """The outputs of a node; all have the `dtype` if it is given."""
         attributes = dict(attributes or {})
         known = (op_type, domain, tuple(inputs), repr(sorted(attributes.items())) if key is None else key, outputs)
         if known not in self._known:
@@ -51,7 +51,7 @@ class Nodes:
     def one(
         self, op_type: str, *inputs: ir.Value | None, dtype: ir.DataType | None = None, **attributes: Any
     ) -> ir.Value:
-        """The only output of a node; its dtype is that of its first input, if not given, and of Where of its second."""
+        """The only output of a node. Its default dtype is that of the first input; for Where, that of the second."""
         first = inputs[op_type == "Where"] if inputs else None
         return self.op(op_type, inputs, attributes, dtype=dtype or (None if first is None else first.dtype))[0]
 
@@ -69,11 +69,11 @@ class Nodes:
         return name
 
     def length(self, value: ir.Value, axis: int, end: int | None = None) -> ir.Value:
-        """The length [1] of an axis, or the lengths of those to before `end`."""
+        """The length [1] of an axis, or the lengths of the axes up to `end` (exclusive)."""
         return self.one("Shape", value, dtype=ir.DataType.INT64, start=axis, end=axis + 1 if end is None else end)
 
     def shaped(self, value: ir.Value, *shape: int) -> ir.Value:
-        """A Reshape; 0 keeps an axis, -1 is what is left."""
+        """A Reshape; 0 keeps an axis, -1 is the rest."""
         return self.one("Reshape", value, self.constant(list(shape)))
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -92,7 +92,7 @@ def to_tokens(nodes: Nodes, value: ir.Value, layout: Layout, heads: int, dim: in
             groups[at : at + 1] = ["h", "d"]
             break
         if group == "bh":
-            # 0 keeps an axis of the same place, so the new axis is made first
+            # 0 keeps the axis at the same place, so the new axis is made first
             value = nodes.one("Unsqueeze", value, nodes.constant([at + 1]))
             value = nodes.shaped(value, *[0] * at, -1, heads, *[0] * (len(groups) - at - 1))
             groups[at : at + 1] = ["b", "h"]

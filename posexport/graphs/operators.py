@@ -11,19 +11,19 @@ import onnx_ir as ir
 from posexport.graphs.nodes import Nodes
 
 HIDDEN = -3.4028234663852886e38
-"""What hides a key: the lowest float32, which is finite, so that a row without keys is no NaN."""
+"""The score that hides a key: the lowest float32. It is finite, so that a row without visible keys doesn't give NaN."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""The shape of values on the probe's inputs, by name."""
+"""The shapes of values on the probe's inputs, by name."""
 
 
 class Unexpanded(Exception):
-    """An operator that stays as it is, with the reason."""
+    """An operator can't be expanded and stays as it is, with the reason."""
 
 
 @attrs.frozen(kw_only=True)
 class Fold:
-    """Query heads in the axis of tokens: their number, and whether those of one head stand together."""
+    """Query heads in the axis of tokens: their number, and whether the tokens of one head are contiguous."""
 
     heads: int
     heads_first: bool
@@ -31,8 +31,11 @@ class Fold:
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One operator of a graph, with what its expansion needs: `shapes` of its inputs on the probe's, and those of their
-    axes that are `varying`, by name and number; `fold` where heads are folded into tokens."""
+    """One operator of a graph, with what its expansion needs.
+
+    `shapes` are those of its inputs on the probe's inputs. `varying` are the axes (name, number) whose length varies.
+    `fold` is set if heads are folded into tokens.
+    """
 
     node: ir.Node
     nodes: Nodes
@@ -41,7 +44,7 @@ class Call:
     fold: Fold | None = None
 
     def input(self, index: int) -> ir.Value | None:
-        """An input, None where it is absent."""
+        """An input; None if it is absent."""
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
@@ -49,12 +52,12 @@ class Call:
         return self.shapes[value.name or ""]
 
     def size(self, value: ir.Value, axis: int) -> int:
-        """The length of an axis that is written as a number; Unexpanded where it isn't the same on all inputs."""
+        """The length of an axis, as a number; Unexpanded if it isn't the same on all inputs."""
         self.check_fixed(value, axis)
         return self.shape(value)[axis]
 
     def check_fixed(self, value: ir.Value, *axes: int) -> None:
-        """Raise Unexpanded where the length of one of these axes isn't the same on all inputs."""
+        """Raise Unexpanded if the length of one of these axes isn't the same on all inputs."""
         rank = len(self.shape(value))
         if any(self.varies(value, axis % rank) for axis in axes):
             raise Unexpanded("its heads or their size vary")
@@ -64,12 +67,12 @@ class Call:
         return (value.name or "", axis) in self.varying
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An attribute that is a whole number."""
+        """An integer attribute."""
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.as_int()
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """An attribute that is a float32 number."""
+        """A float32 attribute."""
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.as_float()
 
@@ -82,9 +85,9 @@ class Call:
 
 
 Expansion = Callable[[Call], Sequence["ir.Value | None"]]
-"""Makes the outputs of an operator, None for one that it doesn't make."""
+"""Makes the outputs of an operator; None for an output that it doesn't make."""
 
 
 def default_scale(size: int) -> float:
-    """1 / sqrt(size) as a float32, as an attribute would hold it."""
+    """1 / sqrt(size) as a float32, as an attribute would store it."""
     return float(ir.tensor(1.0 / math.sqrt(size), dtype=ir.DataType.FLOAT).numpy())

@@ -1,8 +1,9 @@
-"""Whether an operator of the standard means the same in two opsets, so that its node may stand in a graph of either.
+"""Whether an operator of the standard domain means the same in two opsets, so that its node may be in a graph of
+either.
 
-Most new versions of an operator add something: dtypes, an input, an attribute whose default is what was done before. A
-node fits where it has nothing that the other version lacks, and where none of its defaults is another one there. What
-else changed in meaning is listed.
+Most new versions of an operator add something: dtypes, an input, or an attribute whose default is the old behaviour. A
+node means the same if it uses nothing that the other version lacks, and if its defaults are the same in both.
+`_CHANGED` lists the operators that changed in another way.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import onnx.defs
 import onnx_ir as ir
 
 _CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "Split": 18, "GroupNormalization": 21}
-"""The opset from which on an operator means something else: over one axis and not all behind it, a number of outputs
-that must be stated, a scale of each channel."""
+"""The opset from which on an operator means something else.
+
+Softmax and others: over one axis, instead of all axes from there on. Split: an explicit number of outputs.
+GroupNormalization: a scale for each channel.
+"""
 
 
 def means_the_same(node: ir.Node, one: int, other: int) -> bool:
@@ -38,7 +42,7 @@ def means_the_same(node: ir.Node, one: int, other: int) -> bool:
 
 
 def _states_its_parts(node: ir.Node) -> bool:
-    """Whether a Split is told how long each part is."""
+    """Whether a Split has an input with the length of each part."""
     return node.op_type == "Split" and len(node.inputs) > 1 and node.inputs[1] is not None
 
 

@@ -31,7 +31,7 @@ _KNOWN = (
 
 
 def packed_attention(call: Call) -> Sequence[ir.Value | None]:
-    """Its projection, attention and cache in standard operators."""
+    """The projection, attention and cache of the operator in standard operators."""
     call.check(_KNOWN, 6)
     x, weights, bias, mask, past, added = (call.input(index) for index in range(6))
     heads = call.integer("num_heads")
@@ -74,8 +74,11 @@ def packed_attention(call: Call) -> Sequence[ir.Value | None]:
 
 
 def _less(call: Call, seen: Sequence[ir.Value], dtype: ir.DataType) -> ir.Value:
-    """What is added to the scores of padding. Where no key is seen at all, as with the lengths 0 that the optimizer
-    writes for no mask, it is added to all, which changes no weight."""
+    """What is added to the scores of padding.
+
+    If no key is visible, as with the lengths 0 that the optimizer writes for no mask, it is added to all scores, which
+    changes no weight.
+    """
     nodes, (whole, *others) = call.nodes, seen
     for one in others:
         whole = nodes.one("And", whole, one, dtype=ir.DataType.BOOL)
@@ -84,7 +87,7 @@ def _less(call: Call, seen: Sequence[ir.Value], dtype: ir.DataType) -> ir.Value:
 
 
 def _part_of_all_places(call: Call, mask: ir.Value, first: ir.Value, queries: ir.Value, keys: ir.Value) -> ir.Value:
-    """Of a mask [B, 1, M, M] for all places, as Megatron has it, the part [B, 1, S, T] of these queries and keys."""
+    """The part [B, 1, S, T] for these queries and keys, of a mask [B, 1, M, M] for all places, as Megatron has it."""
     nodes, zero = call.nodes, call.nodes.constant([0])
     starts = nodes.one("Concat", nodes.shaped(first, 1), zero, axis=0)
     ends = nodes.one("Concat", nodes.shaped(nodes.one("Add", first, queries), 1), nodes.shaped(keys, 1), axis=0)

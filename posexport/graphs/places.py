@@ -1,4 +1,4 @@
-"""Which keys of each row are seen, where its new tokens stand among them, and what positions tokens have."""
+"""Which keys of each row are seen, where its new tokens are among them, and which positions tokens have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from posexport.graphs.axes import BATCH, PAST, SEQ
 Array = np.ndarray[Any, Any]
 
 FAR, FARTHEST = 2**15, 2**20
-"""Where positions, and the farthest ones, end where no table ends earlier."""
+"""The limits of far and of the farthest positions, unless a table ends earlier."""
 
 OFFSET = 300
-"""Rows whose positions don't begin at 0 begin below this one."""
+"""The limit of the first position of rows whose positions don't begin at 0."""
 
 
 def places_of(begins: Array, sizes: Mapping[str, int]) -> Array:
@@ -28,7 +28,8 @@ def _mask_left(rng: np.random.Generator, total: int, past: int) -> Array:
 
 
 def _mask_right(rng: np.random.Generator, total: int, past: int) -> Array:
-    """At the end of what is cached, as where prompts were padded so, or of the row where nothing is."""
+    """Padding at the end of the cached tokens, as after prompts with padding on the right, or of the row if nothing is
+    cached."""
     end, index = past or total, np.arange(total)
     return (index < end - rng.integers(1, max(end * 2 // 3, 2))) | (index >= end)
 
@@ -43,18 +44,21 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "right": _mask_right,
     "holes": _mask_holes,
 }
-"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. With "mixed", rows take turns
-with these kinds."""
+"""(generator, keys of a row, cached keys among them) to bool [keys], False for padding.
+
+With "mixed", rows use these kinds in turn.
+"""
 
 
 ALIKE = 0.15
-"""The part of padded batches whose rows all have the same padding, as the beams of one prompt do."""
+"""The share of padded batches whose rows all have the same padding, as the beams of one prompt do."""
 
 
 def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int], whole: int | None = None) -> Array:
-    """bool [batch, past + seq], which keys are seen: in every row the last, and with padding on the right the first.
+    """bool [batch, past + seq]: which keys are seen. Each row has at least one visible key among its new tokens.
 
-    In a batch one row has no padding beside those with it, `whole` or any; or all have some, or all have the same.
+    In a batch with padding, there are three cases. One row has no padding: the row `whole` or any. Or all rows may have
+    padding. Or all rows have the same padding.
     """
     past, total, batch = sizes[PAST], sizes[PAST] + sizes[SEQ], sizes[BATCH]
     kinds = [kind] if kind != "mixed" else list(PADDING)
@@ -85,10 +89,10 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
     "farthest": lambda rng, places, limit: np.sort(_far(rng, places, limit), axis=1),
     "every": lambda rng, places, limit: np.arange(places.size).reshape(places.shape) % limit,
 }
-"""(generator, places [batch, seq] of the tokens among those that are seen, limit) to positions below the limit."""
+"""(generator, places [batch, seq] of the tokens among the visible ones, limit) to positions below the limit."""
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Anywhere up to the limit, each power of two as likely; the last position is the limit's."""
+    """Random positions up to the limit; each power of two is equally likely. The last position is the limit's."""
     far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
     return np.hstack((far[:, :-1], np.full((len(far), 1), limit - 1)))

@@ -1,7 +1,7 @@
-"""What each input of a graph is for, by the names that optimum, torch, onnxruntime-genai and Hugging Face use.
+"""The role of each input of a graph, by the names that optimum, torch, onnxruntime-genai and Hugging Face use.
 
-Where a name says nothing, dtype and shape do: numbers are features or images, integers that are looked up in a table
-are tokens. Whatever remains is asked for (`--input name=role`).
+If a name says nothing, dtype and shape decide: floats are features or images, integers that are looked up in a table
+are tokens. The user must give the roles that remain (`--input name=role`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ TOKEN_IDS = ("token_ids", "encoder_token_ids")
 
 
 class GivenRoleError(RequestError):
-    """A role that the user gave is wrong: its input isn't there, nobody knows it, or its input can't have it."""
+    """A role that the user gave is wrong: its input doesn't exist, the role is unknown, or the input can't have it."""
 
 
 @attrs.frozen(kw_only=True)
 class Role:
-    """What one input is for: `kind` is one of ROLES, `axes` the meaning of each axis (posexport.graphs.axes), a number
-    where it has none and is fixed.
+    """What one input is for.
 
-    Integers lie below `rows`, where a table says so; tokens are compared with the ids `marks`. Images are made of
-    patches: `strides` and `patches` on each side, where known. Sound has `frames` for one token, and from it to the
-    next. `taken` are sizes that the graph was seen to take, rising, of axes by meaning of which it doesn't take all
-    (posexport.graphs.baked). `stated` is the shape as the file states it, `?` where a dimension has no name, or one
-    that stands for other lengths too. `grouped` says that the graph has GroupQueryAttention: it takes no padding on the
-    left, and several tokens after others for one row only.
+    `kind` is one of ROLES. `axes` is the meaning of each axis (posexport.graphs.axes), or its size if it has no meaning
+    and is fixed. Integers are below `rows`, if a table says so. Tokens are compared with the ids `marks`. `strides` and
+    `patches` of images, if known, are the steps of the patches and their number on each side. `frames` are the frames
+    of sound for one token, and from one token to the next. `taken` has sizes that the graph was seen to take, in rising
+    order, for axes by meaning that don't take all sizes (posexport.graphs.baked). `stated` is the shape in the file,
+    with `?` for a dimension without a name, or with a name that stands for other lengths too. `grouped` is true if the
+    graph has GroupQueryAttention: it takes no padding on the left, and takes chunks after a cache for only one row.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Role:
 
     @property
     def is_first_position(self) -> bool:
-        """Whether it is the position of each row's first new token alone, which the others follow."""
+        """Whether the input has only the position of each row's first new token, which the others follow."""
         return self.kind == "position_ids" and self.axes[-1:] == (1,)
 
 
 def roles_of(
     graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None, token_first: Collection[str] = ()
 ) -> dict[str, Role]:
-    """The role of each input of a graph, in its order; `given` are roles by name that the user knows, `token_first`
-    inputs that are known to have tokens before rows.
+    """The role of each input of a graph, in the graph's order.
 
-    RequestError for an input whose role can't be guessed, and where `given` names an input that isn't there, an unknown
-    role, or one that an input of this shape can't have.
+    `given` are roles by name that the user knows. `token_first` are inputs that are known to have tokens before rows.
+    RequestError for an input whose role can't be guessed, and if `given` names an input that doesn't exist, an unknown
+    role, or a role that an input of this shape can't have.
     """
     try:
         return _roles_of(graph, dict(given or {}), token_first)
@@ -136,8 +136,10 @@ def _roles_of(graph: GraphFile | ir.Model, given: dict[str, str], token_first: C
 
 
 def check_drawable(values: Iterable[ir.Value]) -> None:
-    """RequestError for an input that is no tensor of numbers, and for one of which not even the number of dimensions is
-    known: no role helps there."""
+    """RequestError for an input that is not a tensor of numbers, or whose number of dimensions is not known.
+
+    A role doesn't help with such an input.
+    """
     for value in values:
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             raise _undrawable(value, "no tensor")
@@ -150,8 +152,10 @@ def check_drawable(values: Iterable[ir.Value]) -> None:
 
 
 def values_of_model(values: Iterable[ir.Value]) -> Values:
-    """Inputs or outputs of a graph: name to (shape, dtype), a dimension by name where it is dynamic; an empty dtype
-    where the file states none, or one of texts."""
+    """Inputs or outputs of a graph: name to (shape, dtype), with the names of dynamic dimensions.
+
+    The dtype is empty if the file states none, or strings.
+    """
     known = (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
     return {
         str(value.name): (shape_of_value(value), "" if value.dtype in known else dtype_of_value(value))
@@ -160,7 +164,7 @@ def values_of_model(values: Iterable[ir.Value]) -> Values:
 
 
 def check_given(given: Mapping[str, str], values: Collection[str]) -> None:
-    """GivenRoleError for a role of an input that isn't there, and for one that nobody knows."""
+    """GivenRoleError for a role of an input that doesn't exist, and for an unknown role."""
     try:
         for name, role in given.items():
             check_input(name, role, values)
@@ -170,9 +174,9 @@ def check_given(given: Mapping[str, str], values: Collection[str]) -> None:
 
 
 def guessed_roles(model: ir.Model, given: Mapping[str, str] | None = None) -> dict[str, str | None]:
-    """The role of each input as far as it can be guessed, None where it can't; `given` are roles that the user knows.
+    """The role of each input, None if it can't be guessed; `given` are roles that the user knows.
 
-    GivenRoleError where these are wrong by themselves.
+    GivenRoleError if these are wrong by themselves.
     """
     values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
     check_given(given or {}, values)
@@ -195,7 +199,7 @@ def _guesses(
 
 
 def _is_joined(value: ir.Value) -> bool:
-    """Whether something stands behind an input in a Concat, as new keys behind cached ones."""
+    """Whether an input is the first value of a Concat, like cached keys before new keys."""
     nodes = [use.node for use in value.uses()]
     return any(
         _is_joined(node.outputs[0])
@@ -210,8 +214,7 @@ _BY_ELEMENTS |= {"GreaterOrEqual", "LessOrEqual", "Identity", "Clip", "Tanh"}
 
 
 def _meets_a_product(mask: ir.Value) -> bool:
-    """Whether operators on elements alone are between an input and a product of matrices that it is added to, or
-    decides over."""
+    """Whether an input goes through only elementwise operators and is then combined with a product of matrices."""
     pending, seen = [mask], {mask}
     while pending:
         value = pending.pop()
@@ -227,7 +230,7 @@ def _meets_a_product(mask: ir.Value) -> bool:
 
 
 def _is_product(value: ir.Value) -> bool:
-    """Whether a value is a product of matrices behind operators on elements."""
+    """Whether a value is a product of matrices, possibly after elementwise operators."""
     pending, seen = [value], {value}
     while pending:
         node = pending.pop().producer()
@@ -243,7 +246,7 @@ def _is_product(value: ir.Value) -> bool:
 
 
 def shape_of_value(value: ir.Value) -> Shape:
-    """The shape, a dimension by name where it is dynamic, "?" where it has no name; some files name a number "16"."""
+    """The shape, with the names of dynamic dimensions, "?" if they have none. Some files name a number "16"."""
     if value.shape is None:
         return ()
     dims = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape]
@@ -253,7 +256,8 @@ def shape_of_value(value: ir.Value) -> Shape:
 
 
 def dtype_of_value(value: ir.Value) -> str:
-    """posexport's name of a dtype, numpy's where posexport has none; RequestError for texts and values of no dtype."""
+    """posexport's name of a dtype, or numpy's if posexport has none; RequestError for strings and values without a
+    dtype."""
     if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         what = "no tensor" if value.dtype is None else "texts"
         raise _undrawable(value, what)
@@ -265,7 +269,7 @@ def _undrawable(value: ir.Value, what: str) -> RequestError:
 
 
 def _dtype_kinds(value: ir.Value) -> set[str]:
-    """f for numbers, b for bool, i for whole numbers and q too for those of 8 bits; none for others."""
+    """f for floats, b for bool, i for integers and also q for those with 8 bits; empty for others."""
     dtype = value.dtype
     if dtype is None:
         return set()
@@ -279,12 +283,12 @@ _OF_8_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
-    """The role by the name, or by dtype and shape; None where neither tells."""
+    """The role by the name, or by dtype and shape; None if neither tells."""
     own, rank = _dtype_kinds(value), len(value.shape) if value.shape is not None else 0
     lower = plain_name(name)
     for pattern, role, kinds in NAMES:
         if role == "features" and rank > 3:
-            continue  # caches of all layers have names of series too
+            continue  # numbered caches of layers also have such names
         if own & {*kinds} and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
             if role in MASKS and "f" in own and rank == 4 and _is_picture(value):
                 break
@@ -298,11 +302,11 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
 
 
 _AS_PICTURES = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
-"""Operators between a picture and what reads it as one."""
+"""Operators between a picture and what reads it as a picture."""
 
 
 def _is_picture(value: ir.Value) -> bool:
-    """Whether a Conv or a Resize reads numbers, as those of a mask that is drawn on a picture."""
+    """Whether a Conv or a Resize reads the values, as it reads a mask that is drawn on a picture."""
     pending, seen = [value], {value}
     while pending:
         for node, _ in pending.pop().uses():
@@ -315,7 +319,7 @@ def _is_picture(value: ir.Value) -> bool:
 
 
 def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) -> None:
-    """Where there are tokens of a decoder too, `input_ids` and `attention_mask` are the encoder's."""
+    """If there are tokens of a decoder too, `input_ids` and `attention_mask` are the encoder's."""
     if not any("decoder_input" in name for name in kinds):
         return
     for name, kind in kinds.items():

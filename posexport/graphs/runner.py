@@ -1,11 +1,14 @@
 """The evaluator as a worker's engine: any ONNX file in float64, or in its own dtypes with torch's rounding.
 
-Options: `wide` (default true: float64); `outputs`, names of values to give (default: the graph's outputs); `last_bits`,
-a seed: weights differ in their last bits, which shows what rounding may do; `decisions`: in float64, but whole numbers
-and truth values that the graph computes from floats are those of the evaluation in its own dtypes. Float64 keeps the
-roundings of posexport.graphs.roundings.
+Options:
 
-Functions are inlined, so that every node has a name of its own. The last file is kept: cases come one by one.
+- `wide` (default true): float64, except the roundings of posexport.graphs.roundings.
+- `outputs`: names of the values to return (default: the graph's outputs).
+- `last_bits`: a seed. Weights differ in their last bits, which shows the possible effect of rounding.
+- `decisions`: in float64, but integers and booleans that the graph computes from floats are those of an evaluation in
+  its own dtypes.
+
+Functions are inlined, so that every node has a unique name. The last file is kept, because cases come one by one.
 """
 
 from __future__ import annotations
@@ -34,10 +37,11 @@ OPTIONS = ("wide", "outputs", "last_bits", "decisions")
 DECISIONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "Floor", "Ceil"}
 DECISIONS |= {"Round", "Sign", "IsInf", "IsNaN", "NonZero", "Cast", "Trunc", "Mod", "NonMaxSuppression"}
 DECISIONS |= ROUNDING
-"""Operators whose results jump where a float changes a little; of Cast, those to whole numbers."""
+"""Operators whose results jump if a float changes a little; of Cast, only casts to integers or bool."""
 
 ROUNDED_BITS = 8.0
-"""How many last bits of what is rounded move: a runtime multiplies by one over the scale, which rounds once more."""
+"""How far values that are rounded to integers move, in last bits. A runtime multiplies by one over the scale, which
+rounds once more."""
 
 _INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == ir.DataType.BOOL}
 
@@ -51,7 +55,7 @@ class GraphRunner:
         self._roundings = roundings(model) if self._wide else {}
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Values by name: floats in float64 or in the file's dtypes, others as the file has them."""
+        """Values by name: floats in float64 or in the file's dtypes, others in the file's dtypes."""
         tensors = to_tensors(inputs)
         seed = self._options.get("last_bits")
         overrides: dict[str, Override] = {}
@@ -64,7 +68,8 @@ class GraphRunner:
         return self._evaluated(tensors, Evaluator(self._model, wide=self._wide), make_each, overrides)
 
     def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
-        """The number and the outputs of each set of inputs as it ends; large weights are converted once for all."""
+        """The number and the outputs of each set of inputs as it ends. Large weights are converted once for all
+        sets."""
         if self._options.get("decisions") or self._options.get("last_bits") is not None:
             yield from enumerate(map(self.run, inputs))
             return
@@ -97,7 +102,7 @@ class GraphRunner:
 
 
 def decisions(model: ir.Model) -> list[str]:
-    """The values whose makers are DECISIONS, by name."""
+    """The names of the values that DECISIONS compute."""
     return [
         str(value.name)
         for node in model.graph
@@ -112,8 +117,10 @@ def _instead(other: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """For each floating-point weight of more than one dimension, and for all that is rounded to whole numbers, a
-    function that moves its last bits at random."""
+    """Functions that randomly change the last bits of values, by the values' names.
+
+    The values are floating-point weights with more than one dimension, and values that are rounded to integers.
+    """
 
     def changed(number: int, bits: float = 1.0) -> Callable[[torch.Tensor], torch.Tensor]:
         def change(tensor: torch.Tensor) -> torch.Tensor:
@@ -137,6 +144,6 @@ def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], 
 
 
 def load(path: Path, options: Mapping[str, Any]) -> GraphRunner:
-    """Open any `.onnx` file; RequestError for any other, a damaged one, and wrong options."""
+    """Open an `.onnx` file; RequestError for another or damaged file, and for wrong options."""
     check_onnx_file("the evaluator", path, options, OPTIONS)
     return GraphRunner(model_at(Path(os.path.realpath(path.parent)) / path.name), options)

@@ -1,10 +1,10 @@
-"""Parts of a value that SequenceAt takes from a sequence, as the parts that Slice takes.
+"""Replaces parts that SequenceAt takes from a split sequence by parts that Slice takes.
 
     SequenceAt(SplitToSequence(x, 32), 1)            =  x[32:64]
     SequenceAt(SplitToSequence(x, [32, 16, 16]), 1)  =  x[32:48]
 
-torch writes chunk and split so where its graphs aren't optimised. Sizes and places must be constants; other sequences
-stay. A part that there is not is empty then, where it was an error.
+torch writes chunk and split in this way if its graphs aren't optimised. Sizes and places must be constants; other
+sequences stay. A part that doesn't exist becomes empty; before, it was an error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.node_arguments import input_of, maker_of
 
 _WHOLE = 2**31 - 1
-"""An end from which on a Slice takes all that there is."""
+"""A Slice with this end takes all up to the end of the axis."""
 
 
 def without_sequences(graph: ir.Graph) -> None:
-    """Put parts in place of the sequences of a graph that are split and read at constant places."""
+    """Replace the sequences of a graph that are split and read at constant places by parts."""
     for node in [*graph]:
         split = maker_of(node.inputs[0], "SplitToSequence") if node.op_type == "SequenceAt" else None
         made = _part(split, node) if split is not None and split.graph is graph else []
@@ -38,7 +38,7 @@ def without_sequences(graph: ir.Graph) -> None:
 
 
 def _part(split: ir.Node, node: ir.Node) -> list[ir.Node]:
-    """The nodes that give what a SequenceAt takes, the last one its value; none where that is unknown."""
+    """The nodes that replace a SequenceAt, the last one with its value; empty if the part is not known."""
     place, sizes = _numbers(input_of(node, 1)), _numbers(input_of(split, 1))
     if place is None or len(place[1]) != 1 or (sizes is None and input_of(split, 1) is not None):
         return []
@@ -55,7 +55,7 @@ def _part(split: ir.Node, node: ir.Node) -> list[ir.Node]:
 
 
 def _bounds(index: int, sizes: tuple[tuple[int, ...], list[int]]) -> tuple[int, int] | None:
-    """Start and end of the part at a place; None where the length of the axis decides them."""
+    """Start and end of the part at a place; None if they depend on the length of the axis."""
     shape, numbers = sizes
     if shape:
         if not -len(numbers) <= index < len(numbers):
@@ -69,7 +69,7 @@ def _bounds(index: int, sizes: tuple[tuple[int, ...], list[int]]) -> tuple[int, 
 
 
 def _numbers(value: ir.Value | None) -> tuple[tuple[int, ...], list[int]] | None:
-    """The shape and the numbers of a constant of whole numbers."""
+    """The shape and the numbers of a constant of integers."""
     tensor = constant_of(value)
     if tensor is None or not tensor.dtype.is_integer() or tensor.size > 4096:
         return None

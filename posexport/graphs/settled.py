@@ -1,11 +1,11 @@
-"""Which sizes a graph takes that fixes some although its inputs say that they vary: those on which it can be evaluated.
+"""Finds the sizes that a graph takes, if it fixes some although its inputs say that they vary: it is evaluated on them.
 
-A graph that takes one of these sizes may still take others: attention within blocks of 8 tokens takes all multiples of
-8, and a table of 16 rows that is added takes 16 tokens or one. What is true of one size alone, such as that a block is
-all tokens, must not be told of such a graph. So other sizes are tried after the first one. Where the graph can be
-evaluated on one of them, the axis stays one that varies; sizes on which its outputs are as long as it says are those
-that are drawn (Role.taken). Only a graph that takes none of the sizes that are tried counts as one of a fixed size:
-whether there is another one, nobody knows.
+A graph that takes one of these sizes may take others too. Attention within blocks of 8 tokens takes all multiples of 8.
+A table of 16 rows that is added takes 16 tokens or one. What holds for only one size, for example that a block is all
+tokens, must not be said of such a graph. So other sizes are tried after the first one. If the graph can be evaluated on
+one of them, the axis stays dynamic. The sizes on which its outputs have the stated lengths are the sizes that are drawn
+(Role.taken). A graph counts as one with a fixed size only if it takes none of the other sizes that are tried; whether
+it takes some other size is not known.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from posexport.graphs.roles import Role, values_of_model
 from posexport.runtimes.tensors import to_tensors
 
 _LONG, _LARGEST_SIDE = 300, 1024
-"""A large number of tokens, and pixels on a side of images at most, that are tried where others are taken."""
+"""A large number of tokens, and the most pixels on a side of images, that are tried as other sizes."""
 
 
 def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict[str, Role]:
-    """The roles, with the sizes fixed that the graph alone takes, where it doesn't take the usual ones; with those that
-    it was seen to take, where these are several.
+    """The roles, with sizes fixed that are the only ones the graph takes, if it doesn't take the usual ones.
 
-    They stay as they are where the graph takes no size that was tried, or has an operator that can't be evaluated.
+    If the graph takes several sizes, the roles list those that were found. The roles stay as they are if the graph
+    takes none of the sizes that were tried, or has an operator that can't be evaluated.
     """
     try:
         if _evaluate(model, roles, seed):
@@ -54,8 +54,10 @@ def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict
 
 
 def _taken(model: ir.Model, roles: Mapping[str, Role], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
-    """For each of these axes that isn't fixed the sizes that the graph takes, of this one and of others that are tried,
-    for one axis alone and for all together."""
+    """The sizes that the graph takes, for each of these axes that isn't fixed.
+
+    They are the given size and others that were tried, for one axis at a time and for all together.
+    """
     taken: dict[str, set[int]] = {}
     groups = [*((axis,) for axis in sizes), tuple(sizes)]
     for axes in dict.fromkeys(groups):
@@ -72,7 +74,7 @@ def _taken(model: ir.Model, roles: Mapping[str, Role], sizes: Mapping[str, int],
 
 
 def _others(axis: str, size: int) -> tuple[int, ...]:
-    """Other sizes than one: multiples, 1 more, less, and a large one."""
+    """Other sizes to try: multiples, 1 more, fewer, and a large one."""
     if axis in (HEIGHT, WIDTH):
         return tuple(min(other, _LARGEST_SIDE) for other in (2 * size, size + 1, max(size // 2, 1)))
     if axis == BATCH:
@@ -81,7 +83,7 @@ def _others(axis: str, size: int) -> tuple[int, ...]:
 
 
 def _takes(model: ir.Model, roles: Mapping[str, Role], seed: int) -> bool | None:
-    """Whether the graph's outputs have the sizes that it says; None where it can't be evaluated on these inputs."""
+    """Whether the graph's outputs have the sizes that it says; None if it can't be evaluated on these inputs."""
     try:
         return _evaluate(model, roles, seed)
     except RequestError:
@@ -89,7 +91,7 @@ def _takes(model: ir.Model, roles: Mapping[str, Role], seed: int) -> bool | None
 
 
 def _evaluate(model: ir.Model, roles: Mapping[str, Role], seed: int) -> bool:
-    """Whether the graph's outputs have the sizes that it says; RequestError where it can't be evaluated."""
+    """Whether the graph's outputs have the sizes that it says; RequestError if it can't be evaluated."""
     arrays = to_tensors(probe_inputs(roles, seed).arrays)
     results = Evaluator(model).run(arrays)
     tensors = {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}

@@ -1,7 +1,7 @@
 """The shapes that a plan of any graph is built for, by the meanings of its inputs' axes: batch, seq, past_seq, ...
 
 A dimension has the name that artifacts of posexport give it, so that requests and defaults are the same for all files
-(posexport.artifact.profiles). The file's own names of dimensions may be asked for too. Imports no engine.
+(posexport.artifact.profiles). Requests may also use the file's own names of dimensions. Imports no engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from posexport.graphs.inspection import Inspection
 from posexport.spec.contract import Shape
 
 NAMES = {BATCH: "batch", SEQ: "seq", PAST: "past_seq", TOTAL: "total_seq", SLOTS: "max_seq", ENCODER: "encoder_seq"}
-"""The names of dimensions by the meaning of an axis; other axes keep that of their meaning."""
+"""The names of dimensions by the meaning of an axis. Other axes have the name of their meaning."""
 
 
 def graph_profiles(
@@ -22,8 +22,8 @@ def graph_profiles(
 ) -> dict[str, dict[str, list[int]]]:
     """{input: {min, opt, max}} for every input of a graph; raises what posexport.artifact.profiles.profiles_of raises.
 
-    Positions reach no farther than their table; height and width of images are those of the model where no request says
-    otherwise.
+    Positions reach no farther than their table. Height and width of images are those of the model, unless a request
+    says otherwise.
     """
     named = named_shapes(inputs, found)
     own = {
@@ -46,9 +46,9 @@ def graph_profiles(
 
 
 def named_shapes(inputs: Mapping[str, Shape], found: Inspection) -> dict[str, Shape]:
-    """The shapes of inputs with the names of dimensions. The length of a mask is `seq` where nothing is cached.
+    """The shapes of inputs with the names of dimensions. The length of a mask is `seq` if the graph has no cache.
 
-    A dimension without a meaning has the file's own name; one without any has that of its input and its place.
+    A dimension without a meaning has the file's own name, or a name made of its input and its place.
     """
     shapes = {name: found.shapes.get(name, shape) for name, shape in inputs.items()}
     cached = any(meaning in (PAST, SLOTS) for meanings in found.axes.values() for meaning in meanings)
@@ -71,7 +71,7 @@ def _own_name(name: str, place: int, dim: str, meaning: str) -> str:
 
 
 def _translated(request: str, own: Mapping[str, str], named: Mapping[str, Shape]) -> str:
-    """A request for a dimension by the file's own name of it, with its name by meaning."""
+    """A request with the name of a dimension by meaning in place of the file's own name."""
     name, equals, sizes = request.partition("=")
     name = name.strip()
     known = name in named or any(name in shape for shape in named.values())

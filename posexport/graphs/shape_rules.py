@@ -1,6 +1,6 @@
-"""The shape that each operator gives, as polynomials of the dimensions of a graph's inputs.
+"""The output shape of each operator, as polynomials of the dimensions of a graph's inputs.
 
-Lengths that no polynomial says, as what a minimum takes, are symbols of their own.
+Lengths that are not polynomials, such as a minimum, are symbols of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
-    """The shape of an output of a node; None where no rule tells."""
+    """The shape of an output of a node; None if no rule tells."""
     if node.op_type == exact_sinusoids.function:
         return _sinusoids(shapes, node)
     if node.op_type == "Split":
@@ -52,7 +52,7 @@ def _broadcast(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _together(shapes: SymbolicShapes, values: Sequence[tuple[Shape, tuple[int, ...]]]) -> Shape:
-    """The shape to which values are broadcast, each given with its shape here."""
+    """The broadcast shape of values; each is given with its shape in the probe."""
     rank = max(len(shape) for shape, _ in values)
     by_axis = (
         [(shape[axis], actual[axis]) for shape, actual in values if len(shape) >= -axis] for axis in range(-rank, 0)
@@ -61,7 +61,8 @@ def _together(shapes: SymbolicShapes, values: Sequence[tuple[Shape, tuple[int, .
 
 
 def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
-    """The length of an axis on which values meet, each given with its length here: one that isn't 1 has it."""
+    """The broadcast length of an axis; each length is given with its length in the probe. A length that isn't 1
+    counts."""
     other = {size for size, _ in sizes if size != ONE}
     if len(other) < 2:
         return next(iter(other), ONE)
@@ -69,7 +70,7 @@ def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
     fixed = next((size for size, actual in sizes if size.is_fixed and actual != 1), None)
     if fixed is not None:
         return fixed
-    for size, actual in sizes:  # where it is 1, none of the others may be more
+    for size, actual in sizes:  # if this one is 1, none of the others may be more
         largest = (shapes.symbols.least(size) or 0) > 1 or all(shapes.symbols.is_at_most(one, size) for one in other)
         if actual != 1 and largest:
             return size
@@ -246,7 +247,7 @@ def _made(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _ranged(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """What is counted one by one, from a whole number or from a fraction above it, up to a whole number."""
+    """A range with step 1 up to an integer, from an integer or from a fraction, which is rounded down."""
     limit, step, first = shapes.numbers(node.inputs[1]), shapes.numbers(node.inputs[2]), node.inputs[0]
     start = shapes.numbers(first)
     if start is None and first in shapes.fixed and first is not None:
@@ -337,4 +338,4 @@ _RULES: dict[str, _Rule] = {
 """The shape of an operator's first output."""
 
 _FURTHER = {("TopK", 1), ("SkipLayerNormalization", 3), ("SkipSimplifiedLayerNormalization", 3)}
-"""Other outputs of the same shape."""
+"""Other outputs with the same shape."""

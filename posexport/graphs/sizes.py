@@ -1,4 +1,4 @@
-"""Sizes of the axes that may vary, made to agree with each other and with what a graph fixes."""
+"""Sizes of the axes that may vary, made to agree with each other and with the sizes that a graph fixes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from posexport.graphs.roles import Role
 from posexport.machine import available, size_text
 
 _SPARE = 5
-"""Places of a cache that is written into that stay free behind the last token."""
+"""Places that stay free after the last token, in a cache that is written into."""
 
 PATCH, SMALLEST_PATCH, _PIXELS, _FRAMES = 16, 8, 64, 256
-"""Pixels of a patch, where the graph doesn't say; a first convolution with smaller steps is followed by others. Pixels
-on a side, and the fewest frames of sound."""
+"""Pixels of a patch if the graph doesn't say, the smallest patch, pixels on a side, and the fewest frames of sound.
 
-_BYTES = 8  # of a number of an input in float64
-_ALWAYS_FREE = 2**20  # bytes: reading how many are free takes longer than drawing so many
+A first convolution with smaller steps than SMALLEST_PATCH is followed by others.
+"""
+
+_BYTES = 8  # of one number in float64
+_ALWAYS_FREE = 2**20  # bytes: drawing this many is faster than finding out how many are free
 
 _FREE = 6
 """The size of a dimension whose meaning is not known."""
 
 
 def fixed_sizes(roles: Iterable[Role]) -> dict[str, int]:
-    """The axes that the graph fixes, by meaning."""
+    """The sizes of axes that the graph fixes, by meaning."""
     fixed: dict[str, int] = {}
     for role in roles:
         for dim, axis in zip(role.shape, role.axes, strict=True):
@@ -35,7 +37,7 @@ def fixed_sizes(roles: Iterable[Role]) -> dict[str, int]:
 
 
 def taken_sizes(roles: Mapping[str, Role]) -> dict[str, tuple[int, ...]]:
-    """By meaning, the sizes that a graph was seen to take, of axes of which it doesn't take all."""
+    """The sizes that a graph was seen to take, by meaning, for axes that don't take all sizes."""
     return {axis: sizes for role in roles.values() for axis, sizes in role.taken}
 
 
@@ -44,17 +46,17 @@ def _nearest(known: Sequence[int], asked: int) -> int:
 
 
 def is_dynamic(roles: Mapping[str, Role], meaning: str) -> bool:
-    """Whether an axis of this meaning is there and may vary."""
+    """Whether an axis with this meaning exists and may vary."""
     axes = (pair for role in roles.values() for pair in zip(role.shape, role.axes, strict=True))
     return any(axis == meaning and not isinstance(dim, int) for dim, axis in axes)
 
 
 def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int]:
-    """Sizes by meaning, as near to those that are asked for as the graph allows; total is past + seq.
+    """Sizes by meaning, as near to the `asked` sizes as the graph allows; total is past + seq.
 
-    Without an axis of rows there is one row, without a cache nothing is past. No row is longer than the table of
-    positions that its places are looked up in. Of an axis of which the graph doesn't take all sizes, it is one that it
-    was seen to take: the next larger one, or the largest.
+    Without an axis of rows there is one row; without a cache there are no past tokens. No row is longer than the table
+    of positions that it is looked up in. An axis that doesn't take all sizes gets the next larger size that the graph
+    was seen to take, or the largest.
     """
     fixed = fixed_sizes(roles.values())
     taken = taken_sizes(roles)
@@ -97,28 +99,30 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
 
 
 def step_of(role: Role, axis: str) -> int:
-    """Pixels that the height or the width of an image is a multiple of: a patch, or what several convolutions reach."""
+    """The number of pixels that height or width must be a multiple of: a patch, or the step of several convolutions."""
     strides = role.strides or (PATCH, PATCH)
     stride = strides[-2 if axis == HEIGHT and len(strides) > 1 else -1]
     return stride if stride >= SMALLEST_PATCH else 2 * PATCH
 
 
 def side_of(role: Role, axis: str) -> int:
-    """Pixels along the height or the width, as the graph's table of positions has it where there is one."""
+    """Pixels along the height or the width, from the graph's table of positions if there is one."""
     step = step_of(role, axis)
     return step * role.patches if role.patches else max(_PIXELS // step, 2) * step
 
 
 def tokens_of_row(roles: Mapping[str, Role]) -> int:
-    """Tokens of a row of a graph that fixes their number, or patches of a picture; 1 where neither is known."""
+    """The tokens of a row of a graph that fixes their number, or the patches of a picture; 1 if neither is known."""
     pictures = (role for role in roles.values() if role.kind == "images")
     patches = (math.prod(side_of(role, axis) // step_of(role, axis) for axis in (HEIGHT, WIDTH)) for role in pictures)
     return fixed_sizes(roles.values()).get(SEQ) or max(patches, default=1)
 
 
 def frames_for(role: Role, tokens: int) -> int:
-    """Frames of sound for so many tokens, or more: as many as a short sound has, and whole steps, since a graph may cut
-    it into them."""
+    """Frames of sound for this many tokens, or more.
+
+    They are at least those of a short sound, and whole steps, because a graph may divide the sound into steps.
+    """
     length, step = role.frames
     return length + max(tokens - 1, -(-(_FRAMES - length) // step)) * step
 
@@ -132,8 +136,10 @@ def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def check_sizes(roles: Mapping[str, Role], sizes: Mapping[str, int]) -> None:
-    """RequestError where the inputs of a graph are fixed to sizes of which nothing can be drawn: to no rows or tokens,
-    or to more numbers than fit into memory."""
+    """RequestError if inputs have fixed sizes for which nothing can be drawn.
+
+    This is so for no rows or tokens, or for more numbers than fit into memory.
+    """
     for name, role in roles.items():
         shape = shape_of(role, sizes)
         if any(size == 0 and axis in (BATCH, SEQ, ENCODER) for size, axis in zip(shape, role.axes, strict=True)):

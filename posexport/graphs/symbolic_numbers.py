@@ -1,7 +1,7 @@
-"""Whole numbers and truth values that graphs compute from lengths, as polynomials of the dimensions of their inputs.
+"""Integers and booleans that graphs compute from lengths, as polynomials of the dimensions of their inputs.
 
-Values of at most one axis are known number by number. What arithmetic can't tell is a symbol for the operator and what
-it was given, so that two computations of the same are the same.
+Numbers are known one by one for values with at most one axis. A result that arithmetic can't tell is a symbol for the
+operator and its operands. So two computations of the same give the same symbol.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 Numbers = tuple[Size, ...]
 
 MOST_NUMBERS = 64
-"""Numbers of a value that are known one by one."""
+"""The most numbers of a value that are known one by one."""
 
 ZERO = Size(0)
 
 _Binary = Callable[[Symbols, Size, Size], "Size | None"]
-"""What an operator makes of two numbers; None where that is a symbol of its own."""
+"""An operator on two numbers; None if the result is a symbol of its own."""
 
 
 def of_constant(value: ir.Value) -> Numbers | None:
-    """The numbers of an initializer or a Constant; None where they are many, or not whole."""
+    """The numbers of an initializer or a Constant; None if they are too many, or not integers."""
     tensor = constant_of(value)
     if tensor is None or tensor.size > MOST_NUMBERS or len(tensor.shape) > 1:
         return None
@@ -44,7 +44,7 @@ def _is_whole(number: Any) -> bool:
 
 
 def of_node(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
-    """The numbers of an operator's first output, or all numbers that a Split divides; None where they aren't known."""
+    """The numbers of an operator's first output, or all numbers that a Split divides; None if they aren't known."""
     binary = _BINARY.get(node.op_type)
     rule = partial(_by_elements, binary=binary) if binary is not None else _RULES.get(node.op_type)
     found = None if rule is None else rule(shapes, node)
@@ -59,9 +59,11 @@ def of_node(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
 
 
 _BOUNDS: dict[torch.dtype | None, tuple[int, int]] = {torch.int32: (2**16, 2**30), torch.int64: (2**40, 2**62)}
-"""By dtype, the largest number that lengths may be multiplied by, and that may be added to them. Beyond, the dtype
-can't hold the result where rows are long, and it becomes another number. It holds products of lengths alone: no tensor
-has more elements."""
+"""The largest factor of lengths and the largest number added to them, by dtype.
+
+With larger numbers and long rows, the dtype may overflow. Products of only lengths never overflow: no tensor has more
+elements.
+"""
 
 
 def _by_elements(shapes: SymbolicShapes, node: ir.Node, binary: _Binary) -> Numbers | None:
@@ -81,7 +83,7 @@ def _by_elements(shapes: SymbolicShapes, node: ir.Node, binary: _Binary) -> Numb
 
 
 def _rows(operands: Sequence[Numbers]) -> list[tuple[Size, ...]] | None:
-    """The numbers of several values element by element; None where they don't fit each other."""
+    """The numbers of several values, element by element; None if their counts don't match."""
     count = max(map(len, operands)) if all(operands) else 0
     if any(len(operand) not in (1, count) for operand in operands):
         return None
@@ -98,7 +100,7 @@ def _quotient(symbols: Symbols, one: Size, other: Size) -> Size | None:
 def _quotient_of_whole(symbols: Symbols, one: Size, other: Size) -> Size | None:
     if one.is_fixed and other.is_fixed and other.number:
         return Size(int(one.number / other.number))
-    least = symbols.least(one)  # below 0 ONNX rounds up
+    least = symbols.least(one)  # below 0, ONNX rounds up
     if other.is_fixed and other.number > 0 and least is not None and least >= 0:
         return symbols.floor_quotient(one, other.number)
     return symbols.quotient(one, other)
@@ -109,7 +111,7 @@ def _divided(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
 
 
 def _fixed(of: Callable[[int, int], int]) -> _Binary:
-    """An operator that is computed for numbers."""
+    """An operator that is computed only for two fixed numbers."""
     return lambda symbols, one, other: Size(of(one.number, other.number)) if one.is_fixed and other.is_fixed else None
 
 
@@ -231,7 +233,7 @@ def _cast(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
 
 
 _WIDE = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
-"""Types that hold every length."""
+"""Dtypes that can represent every length."""
 
 
 def _lengths(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
@@ -264,7 +266,7 @@ def _joined(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
 
 
 def _repeated(shapes: SymbolicShapes, node: ir.Node) -> Numbers | None:
-    """Expand, whose numbers are as many as before, or one that is repeated."""
+    """Expand: the same numbers as before, or one number repeated."""
     data, shape = shapes.numbers(node.inputs[0]), shapes.numbers(node.inputs[1])
     if data is None or shape is None or len(shape) > 1:
         return None

@@ -1,8 +1,8 @@
-"""The shape of every value as polynomials of the dimensions of a graph's inputs, and whole numbers computed from shapes
-(posexport.graphs.symbolic_sizes).
+"""The shape of every value, and integers computed from shapes, as polynomials of the dimensions of a graph's inputs.
 
-Shapes on one set of inputs are known. Here is told which of their lengths are always the same number, and which are
-always equal to each other. What an operator without a rule gives is a symbol of its own: nothing is claimed of it.
+The shapes on one set of inputs are known. This module tells which lengths are always the same number, and which are
+always equal to each other (posexport.graphs.symbolic_sizes). The output of an operator without a rule is a symbol of
+its own, about which nothing is claimed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from posexport.graphs.symbolic_sizes import Shape, Size, Symbols
 class SymbolicShapes:
     """The symbolic shapes of a graph's values.
 
-    In `fixed` are the values beside content that are the same on all inputs: constants, and what is computed from these
+    `fixed` are the values, except content, that are the same on all inputs: constants, and what is computed from these
     and from lengths that can't vary.
     """
 
@@ -39,30 +39,33 @@ class SymbolicShapes:
         constant: Callable[[ir.Value], torch.Tensor],
         roles: Mapping[str, Role],
     ) -> None:
-        """`values` are those on one set of inputs, by name, `constant` gives one that depends on no input, and `roles`
-        say which dimensions of inputs were seen to be of one size alone although they have a name: they are fixed where
-        the graph says so too."""
+        """`values` are those on one set of inputs, by name. `constant` gives a value that depends on no input.
+
+        `roles` say which named dimensions of inputs were found to have only one size. They are fixed if the graph says
+        so too.
+        """
         self.computations = Computations(flow, constant)
         self._flow, self._values, self._constant = flow, values, constant
         self._known: dict[Hashable, int] = {}
         self._least: dict[Hashable, int] = {}
         self._compute(roles)
         self._least = self._bounds(roles)
-        if self._least:  # which decide how lengths are rounded, also before they are known
+        if self._least:  # these bounds decide how lengths are rounded, also in nodes before they are found
             self._compute(roles)
         while found := self._forced(roles):
             self._known |= found
             self._compute(roles)
 
     def _compute(self, roles: Mapping[str, Role]) -> None:
-        """The shapes of all values; by name, `_known` are dimensions that are fixed, and `_least` bounds of others."""
+        """Compute the shapes of all values. `_known` are dimensions that are fixed, by name, and `_least` bounds of
+        others."""
         flow = self._flow
         self.symbols = Symbols()
         self.fixed = set(flow.constant)
         self.equal: list[tuple[Size, Size]] = []
         """Lengths that must be equal."""
         self.met: list[tuple[Size, ...]] = []
-        """Lengths that meet on an axis: they must be equal, but for those that are 1."""
+        """Lengths that are broadcast together: they are equal, except those that are 1."""
         self._shapes: dict[ir.Value, Shape] = {}
         self._numbers: dict[ir.Value, Shape | None] = {}
         for value in flow.graph.inputs:
@@ -76,7 +79,7 @@ class SymbolicShapes:
             for at, value in enumerate(node.outputs):
                 if computed:
                     self.fixed.add(value)
-                role = roles.get(value.name or "")  # of an operator that is not read
+                role = roles.get(value.name or "")  # of an operator that can't be evaluated
                 self._shapes[value] = (
                     self._of_output(node, at, value) if role is None else self._of_graph_input(value, role)
                 )
@@ -90,7 +93,7 @@ class SymbolicShapes:
         return self._shapes[value]
 
     def on(self, values: Iterable[ir.Value], inputs: Mapping[str, tuple[int, ...]]) -> dict[ir.Value, tuple[int, ...]]:
-        """The shapes of values on inputs of these shapes, as far as these alone say them."""
+        """The shapes of values on inputs with these shapes, if the inputs' shapes alone determine them."""
         known: dict[int, int] = {}
         for name, shape in inputs.items():
             for size, actual in zip(self.of(self._flow.values[name]), shape, strict=True):
@@ -104,7 +107,7 @@ class SymbolicShapes:
         }
 
     def numbers(self, value: ir.Value | None) -> Shape | None:
-        """The whole numbers or truth values of a value of at most one axis; None where there are many, or others."""
+        """The integers or booleans of a value with at most one axis; None if there are too many, or others."""
         if value is None:
             return None
         if value not in self._numbers:
@@ -112,27 +115,27 @@ class SymbolicShapes:
         return self._numbers[value]
 
     def whole_numbers(self, value: ir.Value | None) -> list[int] | None:
-        """The numbers of a value that are the same for all inputs; None where not all are."""
+        """The numbers of a value that are the same on all inputs; None unless all of them are."""
         found = self.numbers(value)
         return [one.number for one in found] if found is not None and all(one.is_fixed for one in found) else None
 
     def actual(self, value: ir.Value) -> tuple[int, ...]:
-        """The shape of a value on the inputs at hand; that of a constant is its own."""
+        """The shape of a value on the given inputs; a constant has its own shape."""
         found = self._values.get(value.name or "")
         return tuple(found.shape) if isinstance(found, torch.Tensor) else tuple(one.number for one in self.of(value))
 
     def dtype(self, value: ir.Value) -> torch.dtype | None:
-        """The dtype of a value on the inputs at hand; None for a sequence of tensors."""
+        """The dtype of a value on the given inputs; None for a sequence of tensors."""
         found = self.tensor(value)
         return None if found is None else found.dtype
 
     def is_whole(self, value: ir.Value) -> bool:
-        """Whether a value has whole numbers or truth values."""
+        """Whether a value contains integers or booleans."""
         found = self.tensor(value)
         return found is not None and not found.is_floating_point() and not found.is_complex()
 
     def _is_fixed(self, node: ir.Node) -> bool:
-        """Whether an operator gives the same on all inputs because it is given the same."""
+        """Whether an operator outputs the same on all inputs because its own inputs are the same."""
         if node.op_type in LENGTHS or any(value in self._flow.content for value in node.outputs):
             return False
         numbers = numbers_read(node, values_read(node))
@@ -168,7 +171,7 @@ class SymbolicShapes:
         return tuple(self.symbols.other("number", key, at) for at in range(len(here)))
 
     def tensor(self, value: ir.Value) -> torch.Tensor | None:
-        """A value on the inputs at hand; None for a sequence of tensors."""
+        """A value on the given inputs; None for a sequence of tensors."""
         found = self._values.get(value.name or "")
         if found is None and value in self._flow.constant:
             found = self._constant(value)
@@ -196,7 +199,7 @@ class SymbolicShapes:
         return tuple(sizes)
 
     def _bounds(self, roles: Mapping[str, Role]) -> dict[Hashable, int]:
-        """Dimensions of inputs that must be above 1 for what the graph computes from them, by name."""
+        """Dimensions of inputs that must be larger than 1 because of what the graph computes from them, by name."""
         found: dict[Hashable, int] = {}
         for value in self._flow.graph.inputs:
             shape = self._shapes.get(value, ())
@@ -208,7 +211,7 @@ class SymbolicShapes:
         return found
 
     def _forced(self, roles: Mapping[str, Role]) -> dict[Hashable, int]:
-        """Further dimensions that were seen to be of one size and must be so, by name."""
+        """Further dimensions that were found to have one size and must have it, by name."""
         taken: dict[Size, int] = {}
         names: dict[Size, Hashable] = {}
         above_one: set[Size] = set()
@@ -221,7 +224,7 @@ class SymbolicShapes:
             ):
                 if not size.is_fixed and isinstance(dim, int):
                     taken[size], names[size] = dim, name
-                    if axis not in (HEIGHT, WIDTH):  # of all others 1 was tried
+                    if axis not in (HEIGHT, WIDTH):  # 1 was tried for all others
                         above_one.add(size)
         found = forced(self, self._flow.graph.outputs, taken, above_one) if taken else {}
         return {names[size]: number for size, number in found.items()}
@@ -247,7 +250,7 @@ class SymbolicShapes:
         )
 
     def of_input(self, node: ir.Node, at: int) -> Shape | None:
-        """The shape of what a node reads at a place; None where it reads nothing there."""
+        """The shape of what a node reads at a place; None if it reads nothing there."""
         value = input_of(node, at)
         return None if value is None else self._shapes.get(value)
 
@@ -261,7 +264,7 @@ class SymbolicShapes:
         return [*attribute.as_ints()] if attribute is not None else self.whole_numbers(input_of(node, at))
 
     def bounds(self, node: ir.Node) -> dict[int, tuple[Size, Size, int]] | None:
-        """Start, end and step of each axis that a Slice names; None where they aren't known."""
+        """Start, end and step of each axis that a Slice names; None if they aren't known."""
         shape = self.of_input(node, 0)
         if "starts" in node.attributes:
             parts = [tuple(map(Size, node.attributes[name].as_ints())) for name in ("starts", "ends")]
@@ -284,8 +287,8 @@ class SymbolicShapes:
         }
 
     def letters(self, node: ir.Node) -> tuple[dict[str, list[Size]], str] | None:
-        """The lengths by letter of an Einsum, as its operands have them, and the letters of its result; None where they
-        aren't known."""
+        """The lengths of each letter of an Einsum in its operands, and the letters of its result; None if they aren't
+        known."""
         shapes = [self.of(value) for value in node.inputs if value is not None]
         letters = letters_of(node, [*map(len, shapes)])
         if letters is None:
@@ -298,10 +301,10 @@ class SymbolicShapes:
 
 
 def _dimensions(value: ir.Value, rank: int, role: Role | None) -> list[Hashable]:
-    """The dimensions of an input: numbers, names, and places where there is no name, or `?`."""
+    """The dimensions of an input: numbers, names, or (input, axis) for a dimension without a name."""
     dims = (shape_of_value(value) if role is None else role.stated) or ("?",) * rank
     return [(value.name, axis) if dim == "?" else dim for axis, dim in enumerate(dims)]
 
 
 _NEVER_EMPTY = {BATCH, SEQ, ENCODER, TOTAL, SLOTS, HEIGHT, WIDTH, FRAMES}
-"""Axes that have an element at least; a cache may have none."""
+"""Axes with at least one element; a cache may have none."""

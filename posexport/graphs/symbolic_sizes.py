@@ -1,9 +1,9 @@
-"""Lengths as polynomials of the graph's dimensions, so that two of them are known to be equal on all inputs.
+"""Lengths as polynomials of the graph's dimensions, which show that two lengths are equal on all inputs.
 
     3 * batch * (past + seq)
 
-What is no polynomial, such as a minimum of two lengths, is a symbol of its own: the same for the same operator on the
-same lengths.
+A length that is not a polynomial, such as the minimum of two lengths, is a symbol of its own. The same operator on the
+same lengths gives the same symbol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 
 @attrs.frozen
 class Size:
-    """A whole number times symbols (posexport.graphs.symbolic_sizes.Symbols), which stand in order."""
+    """An integer times symbols (posexport.graphs.symbolic_sizes.Symbols), which are sorted."""
 
     number: int
     symbols: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ ONE = Size(1)
 
 
 class Symbols:
-    """The symbols of one graph. A symbol stands for a dimension, for a sum, or for what an operator gives."""
+    """The symbols of one graph. A symbol stands for a dimension, a sum, or the result of an operator."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -50,23 +50,23 @@ class Symbols:
         self._broadcasts: dict[int, tuple[Size, ...]] = {}
 
     def dimension(self, name: Hashable, least: int = 0) -> Size:
-        """A dimension of the graph's inputs, which is at least 0, or 1."""
+        """A dimension of the graph's inputs, which is at least `least` (0 or more)."""
         symbol = self._symbol(("dimension", name))
         self._least[symbol] = min(least, self._least.get(symbol, least))
         return Size(1, (symbol,))
 
     def other(self, *key: Hashable) -> Size:
-        """A number of which nothing is known but what it is computed from."""
+        """A number about which only its computation is known."""
         return Size(1, (self._symbol(key),))
 
     def bounded(self, *key: Hashable, most: Iterable[Size]) -> Size:
-        """A number of which is known that it is not above others."""
+        """A number that is known to be at most each of `most`."""
         size = self.other(*key)
         self._most.setdefault(size.symbols[0], set()).update(most)
         return size
 
     def is_at_most(self, one: Size, other: Size) -> bool:
-        """Whether a size is never above another one, as far as that is known."""
+        """Whether a size is known never to be larger than another one."""
         if one == other:
             return True
         if any(self.is_at_most(one, size) for size in self.broadcast_of(other)):
@@ -76,7 +76,7 @@ class Symbols:
         return False
 
     def broadcast(self, sizes: Collection[Size]) -> Size:
-        """The length of an axis on which these lengths meet: the largest, beside which others are 1."""
+        """The length of an axis on which these lengths are broadcast: the largest; the others equal it or are 1."""
         common = self.other("broadcast", *sorted(sizes, key=repr))
         self._broadcasts[common.symbols[0]] = tuple(sizes)
         known = [least for size in sizes if (least := self.least(size)) is not None]
@@ -85,12 +85,12 @@ class Symbols:
         return common
 
     def broadcast_of(self, size: Size) -> tuple[Size, ...]:
-        """The lengths that meet in one; none where it isn't such a length."""
+        """The lengths that are broadcast to a length; empty if it is not a broadcast length."""
         is_symbol = size.number == 1 and len(size.symbols) == 1
         return self._broadcasts.get(size.symbols[0], ()) if is_symbol else ()
 
     def parts_of(self, size: Size) -> set[int]:
-        """The symbols that a size is made of, those in its sums and those that meet in it among them."""
+        """The symbols that a size is made of, also those in its sums, broadcasts and exact quotients."""
         found, pending = set[int](), [*size.symbols]
         while pending:
             symbol = pending.pop()
@@ -118,11 +118,11 @@ class Symbols:
         return common * Size(1, (symbol,))
 
     def difference(self, one: Size, other: Size) -> Size:
-        """What is left of one size without another."""
+        """One size minus another."""
         return self.total([one, Size(-other.number, other.symbols)])
 
     def quotient(self, one: Size, other: Size) -> Size | None:
-        """The size that makes `one` when multiplied with `other`; None where there is none."""
+        """The size that gives `one` if multiplied by `other`; None if there is none."""
         if not one.number and other.number:
             return one
         if not other.number or one.number % other.number or Counter(other.symbols) - Counter(one.symbols):
@@ -130,7 +130,7 @@ class Symbols:
         return Size(one.number // other.number, _without(one.symbols, other.symbols))
 
     def exact_quotient(self, one: Size, other: Size) -> Size:
-        """The size that makes `one` when multiplied with `other`, where inputs are such that there is one."""
+        """The size that gives `one` if multiplied by `other`, for inputs on which it exists."""
         found = self.quotient(one, other)
         if found is None:
             found = self.other("Div", one, other)
@@ -138,7 +138,7 @@ class Symbols:
         return found
 
     def solution(self, one: Size, other: Size) -> tuple[Size, int] | None:
-        """The symbol that makes two sizes equal, and its number; None where there isn't exactly one."""
+        """The symbol, and its number, for which two sizes are equal; None unless there is exactly one solution."""
         one, other = self._reduced(one, other)
         if one.is_fixed:
             one, other = other, one
@@ -147,21 +147,21 @@ class Symbols:
         return Size(1, one.symbols), other.number // one.number
 
     def is_above_one(self, size: Size) -> bool:
-        """Whether a size can't be 1, nor below."""
+        """Whether a size can't be 1 or less."""
         if (self.least(size) or 0) > 1:
             return True
         one, other = self._reduced(size, ONE)
         return not other.symbols and bool(one.number) and bool(other.number % one.number)
 
     def _reduced(self, one: Size, other: Size) -> tuple[Size, Size]:
-        """Two sizes without exact quotients and common symbols, of which each is as often the other as before."""
+        """Two sizes without exact quotients and common symbols, with the same ratio as before."""
         for _ in range(len(self._exact)):
             one, other = self._without_quotient(*self._without_quotient(one, other)[::-1])[::-1]
         common = _shared(one.symbols, other.symbols)
         return Size(one.number, _without(one.symbols, common)), Size(other.number, _without(other.symbols, common))
 
     def _without_quotient(self, one: Size, other: Size) -> tuple[Size, Size]:
-        """Two sizes multiplied by the divisor of an exact quotient in the first."""
+        """Two sizes, multiplied by the divisor of an exact quotient in the first size."""
         for symbol in one.symbols:
             if symbol in self._exact:
                 whole, divisor = self._exact[symbol]
@@ -169,7 +169,7 @@ class Symbols:
         return one, other
 
     def floor_quotient(self, one: Size, divisor: int) -> Size:
-        """The largest whole number that isn't above a size divided by a number above 0."""
+        """The largest integer that isn't larger than a size divided by a number above 0."""
         constant = sum(part.number for part in self._expanded(one) if part.is_fixed)
         rest = self.difference(one, Size(constant))
         if rest.number == 1 and len(rest.symbols) == 1 and rest.symbols[0] in self._quotients:
@@ -190,7 +190,7 @@ class Symbols:
         return self.total([quotient, Size(whole)])
 
     def assume(self, size: Size, least: int) -> None:
-        """Note that a size is at least so large, where it is a symbol, or a multiple of one, and a number."""
+        """Note that a size is at least `least`, if it is a symbol or a multiple of one, plus a number."""
         rest = [part for part in self._expanded(size) if not part.is_fixed]
         if len(rest) == 1 and rest[0].number > 0 and len(rest[0].symbols) == 1:
             (symbol,) = rest[0].symbols
@@ -202,14 +202,14 @@ class Symbols:
                 self.assume(numerator, bound * divisor)
 
     def note_length(self, size: Size) -> None:
-        """Note that a size is a length, and so not below 0, where it is a symbol that nothing else is known of."""
+        """Note that a size is a length, so at least 0, if it is a symbol about which nothing else is known."""
         if size.number == 1 and len(size.symbols) == 1:
             (symbol,) = size.symbols
             if symbol not in self._sums and symbol not in self._quotients:
                 self._least.setdefault(symbol, 0)
 
     def least(self, size: Size) -> int | None:
-        """A number that a size is never below, as far as one is known."""
+        """A lower bound of a size; None if none is known."""
         bound = 0
         for part in self._expanded(size):
             known = [self._least[symbol] for symbol in part.symbols if symbol in self._least]
@@ -219,7 +219,7 @@ class Symbols:
         return bound
 
     def value(self, size: Size, known: Mapping[int, int]) -> int | None:
-        """The number that a size is where some symbols are known; None where it has others."""
+        """The number that a size is for these `known` symbols; None if it has others."""
         factors = [self._value(symbol, known) for symbol in size.symbols]
         return size.number * math.prod(one for one in factors if one is not None) if None not in factors else None
 
@@ -241,13 +241,12 @@ class Symbols:
         return sum(one for one in terms if one is not None) if terms and None not in terms else None
 
     def is_within(self, size: Size, factor: int, number: int) -> bool:
-        """Whether a size is a number, or lengths are multiplied by no more than `factor` in it, and what is added to
-        them is no more than `number`."""
+        """Whether a size is a number, or multiplies lengths by at most `factor` and adds at most `number` to them."""
         parts = self._expanded(size)
         return size.is_fixed or all(abs(part.number) <= (factor if part.symbols else number) for part in parts)
 
     def _expanded(self, size: Size) -> list[Size]:
-        """A size as terms without sums in them."""
+        """A size as terms that contain no sums."""
         for at, symbol in enumerate(size.symbols):
             if symbol in self._sums:
                 rest = Size(size.number, size.symbols[:at] + size.symbols[at + 1 :])
@@ -259,7 +258,7 @@ class Symbols:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """All sizes multiplied."""
+    """The product of all sizes."""
     return math.prod(sizes, start=ONE)
 
 

@@ -1,5 +1,7 @@
-"""What a graph itself says of its inputs' values: the rows of the table that integers are looked up in, and the stride
-of the convolution that cuts an image into patches. Read off the nodes between an input and its first Gather or Conv.
+"""What a graph tells about its inputs' values: the table that integers are looked up in, and the patches of images.
+
+The nodes between an input and its first Gather or Conv tell the rows of the table and the stride of the convolution
+that divides an image into patches.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from posexport.graphs.node_arguments import input_of, keeps_order
 
 _CARRIED = {"Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose", "Slice", "Tile"}
 _CARRIED |= {"Concat", "Clip", "Where", "Add", "Sub", "Gather", "Max", "Min", "Split", "Mul", "CumSum"}
-"""Operators whose output has the values of an input, or those and a constant."""
+"""Operators whose output has the values of an input, or an input's values combined with a constant."""
 
 _LOOKUPS = {
     ("", "Gather"): {1: 0},
@@ -27,23 +29,24 @@ _LOOKUPS = {
 """(domain, operator) to {place of the indices: place of the table}."""
 
 _UNCHANGED = ("Cast", "Identity", "Expand", "Tile", "Unsqueeze", "QuantizeLinear", "DequantizeLinear")
-"""Operators on the way from a constant table to its lookup: axes in front may become more and longer."""
+"""Operators between a constant table and its lookup: leading axes may be added and become longer."""
 
 _WINDOWED = {"Conv", "MaxPool", "AveragePool"}
-"""Operators that need several frames of their first input for one of their output."""
+"""Operators that need several frames of their first input for one frame of their output."""
 
 _MIXING = {"MatMul", "Gemm", "Einsum", "Shape", "Size"}
-"""Operators behind which frames are tokens."""
+"""Operators after which frames are tokens."""
 
 _WAVEFORM = 2
-"""Axes of a sound that is not cut into frames yet: rows and samples."""
+"""The axes of a sound that is not divided into frames yet: rows and samples."""
 
 _STEPS = 64
-"""Values that are followed at most."""
+"""The most values that are followed."""
 
 
 def rows_of(value: ir.Value) -> int | None:
-    """The number of values that integers of this input may have, by the smallest table that they are looked up in."""
+    """The number of values that integers of this input may have: the rows of the smallest table that they are looked up
+    in."""
     limits = list(_limits(value))
     return min(limits) if limits else None
 
@@ -71,8 +74,10 @@ def _domain(node: ir.Node) -> str:
 
 
 def _table_rows(node: ir.Node, place: int) -> int | None:
-    """The rows of a node's constant table, None where it has no constant there, or where rows are one of several
-    indices."""
+    """The rows of a node's constant table.
+
+    None if it has no constant there, or if several indices select its rows.
+    """
     if node.op_type == "GatherND" and not _has_one_index(node):
         return None
     table = first = input_of(node, place)
@@ -82,19 +87,19 @@ def _table_rows(node: ir.Node, place: int) -> int | None:
     if first is None or shape is None or len(shape) < 2:
         return None
     axis = (node.attributes.get_int("axis", 0) or 0) if "Gather" in node.op_type else 0
-    if table is not first and axis >= 0:  # axes may have been added in front; the last one is that of the features
+    if table is not first and axis >= 0:  # axes may have been added in front; the last axis is that of the features
         axis -= len(first.shape) if first.shape is not None else max(len(shape), axis + 2)
     size = shape[axis] if -len(shape) <= axis < len(shape) else None
     return size if isinstance(size, int) and size > 1 else None
 
 
 def _keeps_rows(node: ir.Node) -> bool:
-    """Whether a node's output has the rows of its first input: a Transpose may stand for no change."""
+    """Whether a node's output has the rows of its first input. A Transpose that changes nothing counts."""
     return node.op_type in _UNCHANGED or keeps_order(node)
 
 
 def _has_one_index(node: ir.Node) -> bool:
-    """Whether a GatherND takes whole rows of the first axis, as the last axis of its indices has one number."""
+    """Whether a GatherND takes whole rows of the first axis: the last axis of its indices has length 1."""
     indices = input_of(node, 1)
     if indices is None or node.attributes.get_int("batch_dims", 0) != 0:
         return False
@@ -107,8 +112,10 @@ def _has_one_index(node: ir.Node) -> bool:
 
 
 def lengths_of_tables(graph: ir.Graph) -> set[int]:
-    """The lengths of constants of which as many rows are read as there are tokens: cut there (Slice), or looked up by
-    numbers that are counted (Gather, GatherND of a Range)."""
+    """The lengths of constants from which as many rows are read as there are tokens.
+
+    The constant is cut to the number of tokens (Slice), or looked up at counted indices (Gather, GatherND of a Range).
+    """
     lengths = set[int]()
     for node in graph:
         if node.op_type not in ("Slice", "Gather", "GatherND") or _domain(node) or len(node.inputs) < 2:
@@ -127,7 +134,7 @@ def lengths_of_tables(graph: ir.Graph) -> set[int]:
 
 
 def _is_counted(value: ir.Value | None) -> bool:
-    """Whether a value is computed from lengths of inputs, and from constants, alone."""
+    """Whether a value is computed only from lengths of inputs and from constants."""
     pending, seen, counted = [value], {value}, False
     while pending and len(seen) <= _STEPS:
         value = pending.pop()
@@ -146,7 +153,7 @@ def _is_counted(value: ir.Value | None) -> bool:
 
 
 def _constant_shape(value: ir.Value) -> list[object] | None:
-    """The shape of a weight or a constant; None of what is computed."""
+    """The shape of a weight or a constant; None for a computed value."""
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is not None:
         return list(tensor.shape)
@@ -154,7 +161,7 @@ def _constant_shape(value: ir.Value) -> list[object] | None:
 
 
 def _added(node: ir.Node, place: int) -> int:
-    """The whole number that an Add or Sub adds to the value at `place`."""
+    """The integer that an Add or Sub adds to the value at `place`."""
     if node.op_type not in ("Add", "Sub") or place > 1:
         return 0
     other = input_of(node, 1 - place)
@@ -166,8 +173,11 @@ def _added(node: ir.Node, place: int) -> int:
 
 
 def required_sizes(value: ir.Value, rank: int) -> dict[int, int]:
-    """Sizes of axes, by their place, that the first readers of an input need: those of what it is concatenated with,
-    the channels of a Conv, and the features of a product with weights."""
+    """Sizes of axes, by their place, that the first readers of an input need.
+
+    They are the sizes of what it is concatenated with, the channels of a Conv, and the features of a product with
+    weights.
+    """
     sizes: dict[int, int] = {}
     for node, place in value.uses():
         weight = _weight_shape(node) if place == 0 and node.op_type in ("Conv", "MatMul", "Gemm") else None
@@ -185,7 +195,7 @@ def required_sizes(value: ir.Value, rank: int) -> dict[int, int]:
 
 
 def _weight_shape(node: ir.Node) -> list[int] | None:
-    """The shape of the weights of a Conv or a product, of two axes at least; None where they are computed."""
+    """The shape of the weights of a Conv or a product, with at least two axes; None if they are computed."""
     weight = input_of(node, 1)
     shape = [] if weight is None else _constant_shape(weight) or []
     sizes = [size for size in shape if isinstance(size, int)]
@@ -193,7 +203,7 @@ def _weight_shape(node: ir.Node) -> list[int] | None:
 
 
 def strides_of(value: ir.Value) -> tuple[int, ...] | None:
-    """The strides of the first Conv that reads an input, through casts and arithmetic; None where there is none."""
+    """The strides of the first Conv that reads an input, through casts and arithmetic; None if there is none."""
     pending, seen = [value], {value}
     while pending and len(seen) <= _STEPS:
         for node, _ in pending.pop().uses():
@@ -208,8 +218,11 @@ def strides_of(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def frames_of(model: ir.Model, sound: ir.Value) -> tuple[int, int]:
-    """The frames of sound that the convolutions and pools behind an input need for one token, and those from one token
-    to the next; both are 1 where there are none. A waveform that is cut into frames first is read in whole ones."""
+    """The frames of sound that one token needs, and the frames from one token to the next.
+
+    Convolutions and pools after an input decide them; both are 1 if there are none. A waveform that is first divided
+    into frames is read in whole frames.
+    """
     reached = {sound: (1, 1)}
     for node in model.graph:
         found = [
@@ -233,7 +246,7 @@ def frames_of(model: ir.Model, sound: ir.Value) -> tuple[int, int]:
 
 
 def _cut(node: ir.Node) -> int:
-    """The last size that a Reshape writes as a number, where the one before it is what is left over; else 1."""
+    """The last size of a Reshape if it is a number and the size before it is -1; otherwise 1."""
     shape = input_of(node, 1)
     made = None if shape is None else shape.producer()
     parts = [shape] if made is None or made.op_type != "Concat" else [*made.inputs]
@@ -245,8 +258,11 @@ def _cut(node: ir.Node) -> int:
 
 
 def patches_of(model: ir.Model) -> int | None:
-    """The patches along each side of a square image, by a table of positions [1, patches + special tokens, features]
-    that is added, or is looked up with constant places; None where there is none."""
+    """The patches along each side of a square image; None if they are not known.
+
+    They follow from a table of positions [1, patches + special tokens, features] that is added, or looked up at
+    constant places.
+    """
     for node in model.graph:
         for value in node.inputs if node.op_type == "Add" else ():
             count = 0 if value is None else _places(value)
@@ -257,7 +273,8 @@ def patches_of(model: ir.Model) -> int | None:
 
 
 def _places(value: ir.Value) -> int:
-    """The rows of a constant [1, rows, features], or of a table that is read at constant places; 0 for others."""
+    """The rows of a constant [1, rows, features], or the number of constant places at which a table is read; 0 for
+    others."""
     node = value.producer()
     if node is not None and node.op_type == "Gather" and len(node.inputs) == 2 and None not in node.inputs:
         table, places = (_constant_shape(each) for each in node.inputs if each is not None)

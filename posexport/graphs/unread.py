@@ -1,7 +1,7 @@
-"""Operators that can't be evaluated here, beside attention that can: what they give is drawn, as features are.
+"""Operators that can't be evaluated, in graphs with attention that can: their outputs are drawn like features.
 
-Attention that stands behind such an operator, or before it, is the same function whatever the operator computes. Only
-the sizes of its outputs must be known, which the file has to state.
+Attention before or after such an operator is the same function, whatever the operator computes. Only the sizes of the
+operator's outputs must be known, so the file has to state them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FEATURES = "features"
 
 
 def with_unread(model: ir.Model, roles: Mapping[str, Role]) -> dict[str, Role]:
-    """The roles, and those of the outputs of operators in the main graph that can't be evaluated, as of features.
+    """The roles, with roles of features for the outputs of operators of the main graph that can't be evaluated.
 
-    They stay as they are where the size of such an output is not stated.
+    The roles stay as they are if the size of such an output is not stated.
     """
     given: dict[str, Role] = {}
     for value in _outputs(model):
@@ -48,7 +48,8 @@ def _is_unread(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _role(value: ir.Value, roles: Mapping[str, Role]) -> Role | None:
-    """The role of floating-point features [rows, tokens, size] whose rows and tokens are those of inputs by name."""
+    """The role of floating-point features [rows, tokens, size] whose rows and tokens have the names of an input's
+    dimensions."""
     if not value.name or value.shape is None or value.dtype is None or not value.dtype.is_floating_point():
         return None
     shape = shape_of_value(value)

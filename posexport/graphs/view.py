@@ -1,4 +1,4 @@
-"""A graph as attention is looked for in it: functions inlined, inputs by role, and one run on drawn inputs."""
+"""A graph prepared for finding attention: functions inlined, inputs with roles, and one run on drawn inputs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
 """Roles of inputs that are looked up in tables of features."""
 
 CONTENT = {"past", "encoder_past", "state", "features", "encoder_features", "images", "audio"}
-"""Roles of inputs that hold features."""
+"""Roles of inputs that contain features."""
 
 
 @attrs.frozen(kw_only=True)
 class View:
     """A model whose functions are inlined, the roles of its inputs, and what was probed in it.
 
-    `expanded` are the operators that were written out, `operator_shapes` the shapes of what they read.
+    `expanded` are the operators that were written out. `operator_shapes` are the shapes of what they read.
     """
 
     model: ir.Model
@@ -52,14 +52,14 @@ class View:
     expanded: tuple[Expanded, ...]
     operator_shapes: Shapes
     _ran: dict[str, ir.DataType] = attrs.field(factory=dict, init=False, repr=False)
-    """The dtypes of values that the graph doesn't say, as far as a run was asked for them."""
+    """The dtypes, found by a run, of values whose dtype the graph doesn't state."""
 
     def shapes(self, values: Iterable[ir.Value]) -> dict[str, tuple[int, ...]]:
         """The probed shape of each value."""
         return {value.name or "": self.probe.shape(value) for value in values}
 
     def shapes_on(self, values: Iterable[ir.Value], inputs: Arrays) -> dict[ir.Value, tuple[int, ...]]:
-        """The shapes of values on other inputs, as far as the shapes of these alone say them."""
+        """The shapes of values on other inputs, if the inputs' shapes alone determine them."""
         shapes, values = self.probe.shapes, [*values]
         here, there = (
             shapes.on(values, {name: array.shape for name, array in arrays.items()})
@@ -68,13 +68,13 @@ class View:
         return {value: shape for value, shape in there.items() if here.get(value) == self.probe.shape(value)}
 
     def dtypes(self, values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
-        """The dtype of each value, from the graph where it says it, else from a run in the graph's own dtypes."""
+        """The dtype of each value, from the graph if it states it, otherwise from a run in the graph's own dtypes."""
         found = {value.name or "": value for value in values}
         unknown = [value for name, value in found.items() if value.dtype is None and name not in self._ran]
         if unknown:
             arrays = to_tensors(self.inputs.arrays)
             read = (value for node in self.model.graph for value in node.outputs if value.name and value.uses())
-            try:  # of all at once, for each run computes the whole graph
+            try:  # for all at once, because each run computes the whole graph
                 self._ran.update(_dtypes(self.model, arrays, [*unknown, *read]))
             except RequestError:
                 self._ran.update(_dtypes(self.model, arrays, unknown))
@@ -83,11 +83,12 @@ class View:
 
 
 def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0, *, kept: str | None = None) -> View:
-    """The attention of a model, whose functions are inlined in place, and whose nodes that nothing reads go: what
-    becomes of it is View.model. `given` are roles of inputs by name.
+    """The attention of a model.
 
-    Functions of the domain `kept` stay functions, and their attention is not looked for.
-    RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
+    The model's functions are inlined in place, and nodes that nothing reads are removed; View.model is the result.
+    `given` are roles of inputs by name. Functions of the domain `kept` stay functions, and their attention is not
+    looked for.
+    RequestError if the role of an input can't be guessed, or the graph can't be evaluated.
     """
     live(model, kept)
     roles = with_unread(model, settled_roles(model, roles_of(model, given), seed))
@@ -111,7 +112,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
             for axis, size in enumerate(probe.shapes.of(value))
             if not size.is_fixed
         }
-    plain = model.clone() if shapes else model  # which stays for those of which what is written out is wrong
+    plain = model.clone() if shapes else model  # kept for operators whose expansion is wrong
     left: dict[Kind, str] = {}
     while True:
         refused: dict[ir.Node, str] = {}
@@ -145,7 +146,7 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
 
 
 def _probed(model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed: int) -> tuple[Dataflow, Probe]:
-    """What the values of a model are computed from, and one run on drawn inputs."""
+    """The dataflow of a model, and one run on drawn inputs."""
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
     flow = Dataflow(model, tokens, content)
@@ -153,7 +154,8 @@ def _probed(model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed
 
 
 def _dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor], values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
-    """The dtype of each value by name, from the graph where it says it, else from a run in the graph's own dtypes."""
+    """The dtype of each value by name, from the graph if it states it, otherwise from a run in the graph's own
+    dtypes."""
     found = {value.name or "": value.dtype for value in values}
     unknown = [name for name, dtype in found.items() if dtype is None]
     if unknown:

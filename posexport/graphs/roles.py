@@ -288,7 +288,7 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     lower = plain_name(name)
     for pattern, role, kinds in NAMES:
         if role == "features" and rank > 3:
-            continue  # numbered caches of layers also have such names
+            continue  # `past_values` may also be the cached values of all layers
         if own & {*kinds} and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
             if role in MASKS and "f" in own and rank == 4 and _is_picture(value):
                 break

@@ -1,6 +1,6 @@
 """The runtimes that execute artifacts: one row per runtime, one file per engine. Importing this loads no engine.
 
-A row says whether the runtime can run here, and if not, why not. Engines take seconds to load, and some crash: they
+A row says whether the runtime can run here, and if not, why not. Engines take seconds to load, and some crash. So they
 load only in the child process that runs them (posexport.runtimes.worker).
 """
 
@@ -29,7 +29,7 @@ TENSORRT = "posexport.runtimes.tensorrt.engine"
 INTERPRETER = "posexport.runtimes.tensorrt.interpreter"
 
 TORCH_WORKER = "torch"
-"""The runtime whose worker computes the float64 reference and the torch error too."""
+"""The runtime whose worker also computes the float64 reference and the torch error."""
 
 NOT_INSTALLED, NO_GPU = "not-installed", "no-gpu"
 """Codes of the reasons why a runtime is missing."""
@@ -37,7 +37,7 @@ NOT_INSTALLED, NO_GPU = "not-installed", "no-gpu"
 
 @attrs.frozen
 class Runtime:
-    """One runtime: `module` has the `load(path, options)` that opens an artifact with the row's `options`.
+    """One runtime. `module` has the `load(path, options)` that opens an artifact with the row's `options`.
 
     `instead` is a package that serves as well as `package`, `note` is repeated in every verdict of the runtime,
     `unsupported_dtypes` gives the reason, by dtype, why it can't run artifacts of that dtype, and its process gets the
@@ -57,7 +57,7 @@ class Runtime:
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
     def missing(self) -> Reason | None:
-        """Why it can't run here; None where it can."""
+        """Why it can't run here; None if it can."""
         if not any(importlib.util.find_spec(name) for name in (self.package, self.instead) if name):
             return Reason(NOT_INSTALLED, f"not installed: {install_command(self.install)}")
         why = gpu_missing() if self.needs_gpu else None
@@ -112,14 +112,15 @@ RUNTIMES: dict[str, Runtime] = {row.name: row for row in _ROWS}
 
 
 def runtime(name: str) -> Runtime:
-    """The row of that name, or a RequestError that names the nearest."""
+    """The row with that name; RequestError that names the most similar one if there is none."""
     check_known("runtime", name, RUNTIMES)
     return RUNTIMES[name]
 
 
 @functools.cache
 def gpu_missing() -> str | None:
-    """Why no CUDA device can be used, or None; asks the driver itself, so that no engine need be imported."""
+    """Why no CUDA device can be used; None if one can. It asks the driver itself, so that no engine needs to be
+    imported."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""The interface between stages and engines: an opened artifact that runs, and that can be timed."""
+"""The interface between stages and engines: an opened artifact that can be run and timed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Runner(Protocol):
         """Every output of the graph by name; raises what the engine raises."""
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        """Bind inputs on the device once; each call then runs once and returns its seconds, copies left out."""
+        """Bind inputs on the device once. Each call of the result runs once and returns its seconds, without copies."""
 
     def describe(self) -> dict[str, str]:
         """Versions and device, for reports."""
@@ -34,7 +34,7 @@ class MethodRunner(Runner, Protocol):
     """A runner that has several methods and chooses the fastest."""
 
     method: str | None
-    """The method to use where it can, or None to choose."""
+    """The method to use if it is possible; None to choose one."""
 
     sizes: Mapping[str, int]
     """The sizes of the inputs that are prepared next."""
@@ -49,13 +49,13 @@ class GroupRunner(Runner, Protocol):
 
 
 def check_options(engine: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """RequestError for an option that the engine doesn't know: it would be without effect."""
+    """RequestError for an option that the engine doesn't know: it would have no effect."""
     for name in options:
         check_known(f"option of {engine}", name, allowed)
 
 
 def check_onnx_file(engine: str, path: Path, options: Mapping[str, Any], allowed: Sequence[str] = ()) -> None:
-    """RequestError for a file that is no `.onnx`, for the engines that take nothing else, and for unknown options."""
+    """RequestError for a file that is not `.onnx`, for engines that take nothing else, and for unknown options."""
     check_options(engine, options, allowed)
     if path.suffix != ".onnx":
         raise RequestError(f"{engine} runs .onnx files, not {path.name!r}: give the .onnx it came from.")

@@ -1,4 +1,4 @@
-"""The whole model of a checkpoint as the reference of a file that was exported from it: transformers' own module."""
+"""The whole model of a checkpoint, transformers' own module, as the reference of a file that was exported from it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from posexport.spec.contract import Values
 
 @attrs.frozen(kw_only=True)
 class CheckpointModule:
-    """As posexport.runtimes.module_file.UserModule, of the checkpoint in the folder `reference`.
+    """The model of the checkpoint in the folder `reference`, with the interface of
+    posexport.runtimes.module_file.UserModule.
 
-    `constants` are the names of buffers that keep their dtype where the weights get another, such as frequencies.
+    `constants` are the names of buffers, such as frequencies, that keep their dtype if the weights get another.
     """
 
     reference: str
@@ -43,12 +44,12 @@ class CheckpointModule:
         return values.get(name)
 
     def running(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Nothing of the user's runs, so nothing is caught."""
+        """No code of the user runs, so nothing is caught."""
         return contextlib.nullcontext()
 
 
 class BufferDecoder(nn.Module):
-    """A decoder whose caches are buffers: places behind the tokens that the mask counts are not read, and stay zero."""
+    """A decoder whose caches are buffers: places after the tokens that the mask counts are not read, and stay zero."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class BufferDecoder(nn.Module):
         position_ids: Tensor | None = None,
         past_key_values: Caches | None = None,
     ) -> dict[str, Any]:
-        """As the decoder's, with `present` of the size of `past_key_values`."""
+        """The decoder's outputs, with `present` of the size of `past_key_values`."""
         pasts = past_key_values or []
         length = attention_mask.shape[1] - input_ids.shape[1]
         held: Caches = [
@@ -77,7 +78,7 @@ class BufferDecoder(nn.Module):
 def load_checkpoint(folder: Path, graph: GraphFile) -> CheckpointModule:
     """The model of the checkpoint, with the inputs and outputs of the file.
 
-    RequestError where it can't be opened, and for a file of a model of other sizes.
+    RequestError if it can't be opened, and for a file of a model with other sizes.
     """
     pretrained = open_pretrained(folder)
     inputs, outputs = graph.inputs(), graph.outputs()
@@ -98,7 +99,7 @@ def load_checkpoint(folder: Path, graph: GraphFile) -> CheckpointModule:
 
 
 def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn.Module, Signature]:
-    """The part of the model that a file with these inputs and outputs is."""
+    """The part of the model that has these inputs and outputs."""
     model, dtype = pretrained.model, main_dtype(pretrained)
     if pretrained.kind == ENCODER:
         return encoder_of(model, dtype, HIDDEN in outputs, pretrained.folder)
@@ -111,9 +112,9 @@ def _module(pretrained: Pretrained, inputs: Values, outputs: Values) -> tuple[nn
 
 
 def _check_sizes(folder: Path, name: str, own: tuple[int | str, ...] | None, values: Values) -> None:
-    """RequestError where the file has another size than the checkpoint's model."""
+    """RequestError if the file has another size than the checkpoint's model."""
     shape = values[name][0] if name in values else None
-    if own is None or shape is None:  # names are compared with those of what is run
+    if own is None or shape is None:  # names are compared when the module runs
         return
     if len(own) != len(shape) or any(
         size != other

@@ -1,6 +1,6 @@
-"""The folder in which torch.compile keeps what it made, and from which it loads code (shared libraries, pickles).
+"""The folder in which torch.compile keeps its results, and from which it loads code (shared libraries, pickles).
 
-Its name below the temporary folder can be guessed: whoever shares the machine could make it first and put code there.
+Its name in the temporary folder can be guessed. Another user of the machine could create it first and put code there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def claim_compile_cache() -> None:
-    """Make the folder for this user alone; RequestError where it is another user's, or a link."""
+    """Create the folder for this user only; RequestError if it belongs to another user or is a link."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     folder = Path(default_cache_dir())

@@ -1,5 +1,7 @@
-"""The GPU's name and capability from the driver; events and graphs on a stream from the CUDA runtime that polygraphy
-loads. Importing this loads neither."""
+"""The GPU's name and capability from the driver, and events and graphs on a stream from the CUDA runtime of polygraphy.
+
+Importing this loads neither.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 
 
 def device() -> tuple[str, str]:
-    """Name and compute capability ("8.9") of the first GPU; OSError where the driver answers with an error."""
+    """Name and compute capability ("8.9") of the first GPU; OSError if the driver returns an error."""
     driver, handle = _driver(), ctypes.c_int()
     name, numbers = ctypes.create_string_buffer(256), []
     _check(driver.cuDeviceGet(ctypes.byref(handle), 0))
@@ -31,23 +33,24 @@ def device() -> tuple[str, str]:
 
 
 def device_count() -> int:
-    """How many GPUs the driver shows; OSError where it answers with an error."""
+    """The number of GPUs that the driver shows; OSError if it returns an error."""
     driver, count = _driver(), ctypes.c_int()
     _check(driver.cuDeviceGetCount(ctypes.byref(count)))
     return count.value
 
 
 def library_folders() -> list[str]:
-    """Where pip's packages keep the CUDA runtime: `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13."""
+    """The folders of the CUDA runtime in pip's packages: `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13
+    on."""
     pattern = "nvidia/*/bin/**/cudart64_*.dll" if sys.platform == "win32" else "nvidia/*/lib/libcudart.so*"
     folders = (file.parent for entry in sys.path if entry for file in sorted(Path(entry).glob(pattern)))
     return list(dict.fromkeys(map(str, folders)))
 
 
 def load_runtime() -> Any:
-    """polygraphy's `cuda` module with the CUDA runtime loaded; RuntimeMissingError where it isn't there.
+    """polygraphy's `cuda` module with the CUDA runtime loaded; RuntimeMissingError if it doesn't exist.
 
-    polygraphy looks into the folders of a variable, but not into those of CUDA 13's packages.
+    polygraphy searches the folders of an environment variable, but not those of CUDA 13's packages.
     """
     variable = "PATH" if sys.platform == "win32" else "LD_LIBRARY_PATH"
     folders = [*filter(None, os.environ.get(variable, "").split(os.pathsep)), *library_folders()]
@@ -68,7 +71,7 @@ def load_runtime() -> Any:
 
 
 def memory_used() -> int:
-    """Bytes in use by everyone on the first GPU; OSError where the driver answers with an error."""
+    """Bytes in use by all processes on the first GPU; OSError if the driver returns an error."""
     driver, free, total = _driver(), ctypes.c_size_t(), ctypes.c_size_t()
     _check(driver.cuCtxPushCurrent_v2(_context()))
     try:
@@ -80,7 +83,7 @@ def memory_used() -> int:
 
 @functools.cache
 def _context() -> ctypes.c_void_p:
-    """The first GPU's primary context, which the engines of this process share, kept until the process ends."""
+    """The first GPU's primary context, which the engines of this process share. It is kept until the process ends."""
     driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuDeviceGet(ctypes.byref(handle), 0))
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
@@ -113,7 +116,7 @@ def by_events(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable
 
 
 def by_torch_events(call: Callable[[], object], stream: Any) -> Callable[[], float]:
-    """A call that runs `call` once and returns its seconds on a CUDA stream of torch's."""
+    """A call that runs `call` once and returns its seconds on a CUDA stream of torch."""
     import torch
 
     def once() -> float:
@@ -129,7 +132,7 @@ def by_torch_events(call: Callable[[], object], stream: Any) -> Callable[[], flo
 
 
 def captured(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable[[], None]:
-    """What `enqueue` puts on the stream, recorded once as a CUDA graph: a call that replays it."""
+    """Record what `enqueue` puts on the stream as a CUDA graph. The result is a call that replays it."""
     graph, executable, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(stream)
     cuda.check(cuda.handle.cudaStreamBeginCapture(handle, _THREAD_LOCAL))
     try:

@@ -1,8 +1,8 @@
-"""Tokens from a decoder in ONNX Runtime, one step after the other, with its caches bound where it runs.
+"""Generates tokens with a decoder in ONNX Runtime, step by step. Its caches are bound on the device where it runs.
 
-The file has the inputs and outputs of posexport.models.whole, which are those of optimum's decoders too. Its caches are
-grown, or buffers of a fixed length that are written in place; without caches, each step computes all tokens again.
-States of linear attention have a fixed size.
+The file has the inputs and outputs of posexport.models.whole, which are also those of optimum's decoders. Its caches
+are grown, or are buffers of a fixed length that are written in place. Without caches, each step computes all tokens
+again. States of linear attention have a fixed size.
 Rows of a batch may have prompts of different lengths: shorter ones are padded on the left.
 """
 
@@ -26,7 +26,7 @@ BUFFER = "max_sequence_length"
 """The dimension of a cache that is a buffer."""
 
 LENGTH = "past_sequence_length"
-"""The input that says how many tokens buffers hold, where nothing else does."""
+"""The input with the number of tokens in the buffers, for files in which no other input tells it."""
 
 _PAST = "past_key_values."
 
@@ -43,7 +43,7 @@ _LOGITS, _CACHE = ["batch", "sequence", "vocabulary"], ["batch", "heads", "token
 """The axes of logits, and of a cache of keys or values."""
 
 _NEEDED = ("input_ids", "attention_mask")
-"""Inputs of a decoder that stands alone; that of an encoder-decoder needs no mask, as its rows begin alike."""
+"""Inputs that a decoder without an encoder needs. With an encoder it needs no mask, because its rows begin alike."""
 
 _UNKNOWN = {
     "use_cache_branch": "it is a merged decoder of two graphs: give the file of one of them",
@@ -51,15 +51,18 @@ _UNKNOWN = {
     "takes them, as `export --model` writes it",
     "inputs_embeds": "it takes vectors in place of tokens: give a decoder that takes input_ids",
 }
-"""Inputs of other people's decoders that have none of the values here, with what is wrong."""
+"""Inputs of other decoders that can't be given here, with what is wrong."""
 
 
 @attrs.frozen(kw_only=True)
 class GenerationOptions:
-    """How tokens are chosen. With a `temperature` of 0 the likeliest is; else one is drawn by `seed` from the `top_k`
-    likeliest (0: all) that have `top_p` of the probability together. `stop` are the ids behind which a row ends, those
-    that are `suppressed` are never chosen, and those that are `suppressed_first` not as the first new token. Of those
-    that are `forced_last`, if any, the last token that may be made is one."""
+    """How tokens are chosen.
+
+    With a `temperature` of 0, the likeliest token is chosen. Otherwise one is drawn by `seed` from the `top_k`
+    likeliest tokens (0: all) that together have the probability `top_p`. `stop` are the ids after which a row ends.
+    `suppressed` ids are never chosen; `suppressed_first` ids are not chosen as the first new token. If there are
+    `forced_last` ids, the last of `max_new_tokens` tokens is one of them.
+    """
 
     max_new_tokens: int = integer(64, "the most tokens that are made", at_least=1)
     temperature: float = number(0.0, "0 for the likeliest token, more for more chance", at_least=0, at_most=100)
@@ -74,7 +77,8 @@ class GenerationOptions:
 
 @attrs.frozen(kw_only=True)
 class Generated:
-    """The new tokens of each row, up to and with the one that stopped it; seconds of the prompt and of each step.
+    """The new tokens of each row, up to and including the one that stopped it, and the seconds of the prompt and of
+    each step.
 
     `cache` is "grown", "buffers", "states" or "none".
     """
@@ -86,11 +90,11 @@ class Generated:
 
 
 class Decoder:
-    """A file in a session of ONNX Runtime, with the caches of the sequences under way.
+    """A file in a session of ONNX Runtime, with the caches of the current sequences.
 
-    `trained_length` is how many positions the model was trained for, None where that is not known. `encoded` are the
-    inputs that an encoder gives, by name, the same for each step. RequestError for a file whose inputs and outputs are
-    not those of a decoder.
+    `trained_length` is the number of positions that the model was trained for, None if it is not known. `encoded` are
+    the inputs that an encoder gives, by name; they are the same for each step. RequestError for a file whose inputs and
+    outputs are not those of a decoder.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Decoder:
         for value in (*(self._inputs[name] for name in self._present), outputs["logits"]):
             if value.type not in DTYPES:
                 raise RequestError(f"{shown(value.name)} is {value.type}: give a decoder in fp32 or fp16.")
-        # others are states of a fixed size, and each step returns the new ones
+        # others are states of a fixed size; each step returns the new ones
         self._grow = [name for name in self._present if name.endswith((".key", ".value"))]
         for value, axes in ((outputs["logits"], _LOGITS), *((self._inputs[name], _CACHE) for name in self._grow)):
             if len(value.shape) != len(axes):
@@ -138,13 +142,13 @@ class Decoder:
 
     @property
     def cache(self) -> str:
-        """Which caches the file has: "grown", "buffers", "states" alone or "none"."""
+        """Which caches the file has: "grown", "buffers", only "states", or "none"."""
         if not self._grow:
             return "states" if self._present else "none"
         return "buffers" if self._has_buffers else "grown"
 
     def start(self, rows: int, room: int) -> None:
-        """Begin sequences of which at most `room` tokens are read, with their padding."""
+        """Begin sequences of which at most `room` tokens are read, including padding."""
         if self._capacity is not None and room > self._capacity:
             raise RequestError(
                 f"prompt and new tokens but the last are {room} together, and the caches have room for "
@@ -161,14 +165,16 @@ class Decoder:
             try:
                 empty = np.zeros((rows, *sizes), DTYPES[value.type])
                 self._caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty, self._device, 0)
-            except (MemoryError, ValueError):  # the second where there are not even so many addresses
+            except (MemoryError, ValueError):  # ValueError if the size is beyond the address space
                 raise RequestError(
                     f"memory ran out for caches of {room} tokens: give a shorter prompt, or a smaller --max-new-tokens."
                 ) from None
 
     def step(self, input_ids: Array, mask: Array) -> Array:
-        """The logits [rows, vocabulary] float32 behind the last of these tokens int64 [rows, tokens], of which `mask`,
-        0 or 1, says which are no padding. RequestError where they are behind the positions that the file has."""
+        """The logits [rows, vocabulary] float32 after the last of these tokens int64 [rows, tokens].
+
+        `mask` is 1 for tokens and 0 for padding. RequestError if a position is beyond those of the file.
+        """
         past = self._tokens.shape[1] if self._present else 0
         self._tokens = np.concatenate((self._tokens, input_ids), 1)
         self._mask = np.concatenate((self._mask, mask), 1)
@@ -196,7 +202,7 @@ class Decoder:
         return logits
 
     def _run(self, given: Mapping[str, Array]) -> dict[str, Any]:
-        """All outputs by name; new caches take the place of those before."""
+        """All outputs by name. New caches replace the old ones."""
         binding = self._session.io_binding()
         for name, value in self._inputs.items():
             if name in self._caches or name in self._encoded:
@@ -217,7 +223,7 @@ class Decoder:
 
 
 def _present_of(past: str) -> str:
-    """The output that gives what an input holds: transformers.js has `past_conv.N` and `present_conv.N`."""
+    """The output that corresponds to an input: transformers.js has `past_conv.N` and `present_conv.N`."""
     return f"present.{past.removeprefix(_PAST)}" if past.startswith(_PAST) else f"present{past.removeprefix('past')}"
 
 
@@ -235,7 +241,7 @@ def generate(
     options: GenerationOptions,
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
-    """Tokens behind each prompt; `told` gets the token of each row, None for rows that have stopped, as they come.
+    """New tokens for each prompt. `told` gets the token of each row as it is made, None for rows that have stopped.
 
     RequestError for a token that the model doesn't have.
     """
@@ -243,7 +249,7 @@ def generate(
     if decoder.vocabulary is not None and largest >= decoder.vocabulary:
         raise RequestError(f"the token {largest} is none of the model's: give ids from 0 to {decoder.vocabulary - 1}.")
     tokens, mask = left_padded(prompts)
-    decoder.start(len(prompts), tokens.shape[1] + options.max_new_tokens - 1)  # the last one is not read
+    decoder.start(len(prompts), tokens.shape[1] + options.max_new_tokens - 1)  # the last token is not read
     choose = _chooser(options)
     made: list[list[int]] = [[] for _ in prompts]
     running = [True] * len(prompts)
@@ -264,7 +270,7 @@ def generate(
 
 
 def _allowed(logits: Array, options: GenerationOptions, made: int) -> Array:
-    """Logits, behind so many new tokens, of which those of tokens that may not be chosen are minus infinity."""
+    """The logits after `made` new tokens; those of tokens that may not be chosen are minus infinity."""
     if options.forced_last and made == options.max_new_tokens - 1:
         return _forced(logits, options.forced_last)
     hidden = {*options.suppressed, *(() if made else options.suppressed_first)}
@@ -279,7 +285,8 @@ def _allowed(logits: Array, options: GenerationOptions, made: int) -> Array:
 
 
 def _finite(logits: Array, running: Sequence[bool]) -> Array:
-    """Logits of which each row has a token that can be chosen; RequestError where one that goes on has none."""
+    """The logits, with zeros in stopped rows in which no token can be chosen; RequestError if a running row has
+    none."""
     empty = np.isneginf(logits).all(1)
     if (empty & np.asarray(running, dtype=bool)).any():
         raise RequestError(
@@ -291,7 +298,7 @@ def _finite(logits: Array, running: Sequence[bool]) -> Array:
 
 
 def _forced(logits: Array, tokens: Sequence[int]) -> Array:
-    """Logits by which one of these tokens is chosen, each as likely as the other."""
+    """Logits with which one of these tokens is chosen; all are equally likely."""
     if max(tokens) >= logits.shape[1]:
         raise RequestError(
             f"generation_config.json has the forced_eos_token_id {max(tokens)}, which is none of the model's tokens: "
@@ -303,14 +310,14 @@ def _forced(logits: Array, tokens: Sequence[int]) -> Array:
 
 
 def _chooser(options: GenerationOptions) -> Callable[[Array], list[int]]:
-    """What chooses a token for each row of logits."""
+    """A function that chooses a token for each row of logits."""
     if not options.temperature:
         return lambda logits: [int(index) for index in logits.argmax(1)]
     generator = np.random.default_rng(options.seed)
 
     def chosen(logits: Array) -> list[int]:
         rows = logits.astype(np.float64)
-        with np.errstate(over="ignore"):  # by a temperature of almost 0: minus infinity is right
+        with np.errstate(over="ignore"):  # with a temperature near 0, minus infinity is right
             rows = (rows - rows.max(1, keepdims=True)) / options.temperature
         return [_drawn(row, options, generator) for row in rows]
 
@@ -321,6 +328,6 @@ def _drawn(logits: Array, options: GenerationOptions, generator: np.random.Gener
     order = np.argsort(-logits, kind="stable")[: options.top_k or None]
     weights = np.exp(logits[order] - logits[order[0]])
     weights /= weights.sum()
-    before = np.cumsum(weights) - weights  # the probability of those that are likelier
+    before = np.cumsum(weights) - weights  # the probability of the likelier ones
     weights[1:][before[1:] >= options.top_p] = 0
     return int(generator.choice(order, p=weights / weights.sum()))

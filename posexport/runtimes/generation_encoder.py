@@ -1,6 +1,6 @@
-"""The encoder of an encoder-decoder in ONNX Runtime: what its decoder needs of a text or a sound, computed once.
+"""The encoder of an encoder-decoder in ONNX Runtime: computes once what the decoder needs of a text or a sound.
 
-Both files are as `export --model` writes them: the encoder gives the keys and values of cross-attention as
+Both files are as `export --model` writes them. The encoder gives the keys and values of cross-attention as
 `present.N.encoder.key|value`, and the decoder takes them as `past_key_values.N.encoder.key|value`.
 """
 
@@ -34,9 +34,9 @@ def _of_encoder(name: str) -> bool:
 
 
 def arrays_of_prompts(encoder: onnxruntime.InferenceSession, prompts: Sequence[Sequence[int]]) -> Arrays:
-    """Token ids of each row, shorter ones padded on the right with zeros, and their mask.
+    """Token ids of each row, padded on the right with zeros, and their mask.
 
-    RequestError for an encoder that takes no tokens, and for rows of different lengths where it takes no mask.
+    RequestError for an encoder that takes no tokens, and for rows of different lengths if it takes no mask.
     """
     names = {value.name for value in encoder.get_inputs()}
     if _IDS not in names:
@@ -62,8 +62,8 @@ def encode(
 ) -> tuple[int, dict[str, onnxruntime.OrtValue]]:
     """The number of rows, and the inputs of the decoder that the encoder gives, by name.
 
-    RequestError for other inputs than the encoder takes, such as ids that are not below `vocabulary`, and for a file
-    that is not this decoder's encoder.
+    RequestError for inputs that the encoder doesn't take, for ids that are not below `vocabulary`, and for a file that
+    is not this decoder's encoder.
     """
     binding, taken = encoder.io_binding(), {value.name: value for value in encoder.get_inputs()}
     if {*inputs} != {*taken}:
@@ -109,7 +109,7 @@ def encode(
 
 
 def _check(name: str, array: Array, value: onnxruntime.NodeArg) -> None:
-    """RequestError for an array that is no input of this shape and kind."""
+    """RequestError for an array that doesn't fit the input's shape and kind."""
     if value.type not in DTYPES:
         raise RequestError(f"its encoder takes {shown(name)} as {value.type}: give a model in fp32 or fp16.")
     fits = array.ndim == len(value.shape) and _fits(array.shape, value.shape)
@@ -122,7 +122,7 @@ def _check(name: str, array: Array, value: onnxruntime.NodeArg) -> None:
 
 
 def _check_values(name: str, array: Array, vocabulary: int | None) -> None:
-    """RequestError for ids that are none of the model's, and for a mask that is none, or that hides all of a row."""
+    """RequestError for ids that the model doesn't have, and for a mask that has other values or hides a whole row."""
     if name == _IDS:
         wrong = array[(array < 0) | (array >= (vocabulary or np.iinfo(np.int64).max))]
         if wrong.size:
@@ -133,7 +133,7 @@ def _check_values(name: str, array: Array, vocabulary: int | None) -> None:
 
 
 def _fits(shape: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether no size that is known to both is another."""
+    """Whether all sizes that both shapes know are equal."""
     pairs = zip(shape, other, strict=False)
     return len(shape) == len(other) and all(
         one == two for one, two in pairs if isinstance(one, int) and isinstance(two, int)

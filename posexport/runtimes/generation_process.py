@@ -1,11 +1,11 @@
 """Generates in a child process, `python -P -m posexport.runtimes.generation_process`: the file may be hostile.
 
 A request is {path, session, prompts, options, trained_length, encoder, inputs, begin, usual_begin, vocabulary}: a
-decoder, options of posexport.runtimes.ort, token ids of each row, GenerationOptions, and how many positions the model
-was trained for or null. Of an encoder-decoder, `encoder` is the file of its encoder, which reads the prompts or the
-arrays in the .npz file `inputs`, of ids below `vocabulary` where that is known; each row of new tokens begins with the
-ids `begin`, or where there are none with `usual_begin`. The tokens of each step are reported as they come, as JSON. The
-answer is {generated}.
+decoder, options of posexport.runtimes.ort, token ids of each row, GenerationOptions, and the number of positions that
+the model was trained for, or null. For an encoder-decoder, `encoder` is the file of its encoder. It reads the prompts,
+or the arrays in the .npz file `inputs`, with ids below `vocabulary` if that is known. Each row of new tokens begins
+with the ids `begin`, or with `usual_begin` if there are none. The tokens of each step are reported as they are made, as
+JSON. The answer is {generated}.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from posexport.runtimes.generation import Decoder, Generated, GenerationOptions
 
 LONGEST_STEP = 600.0
-"""Seconds that a step, or opening the file, may take."""
+"""The seconds that a step, or opening the file, may take."""
 
 ALLOCATION = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={2**20}"}
-"""Gives large memory back as soon as it is freed: else some of what opening a file needed for a moment, a sixth of its
-weights, lies between what stays. Only the GNU C library reads it."""
+"""Makes the C library return large memory as soon as it is freed.
+
+Otherwise some of the memory that opening a file needs temporarily, a sixth of its weights, stays allocated. Only the
+GNU C library reads this variable.
+"""
 
 
 def generate_in_child(
@@ -49,8 +52,10 @@ def generate_in_child(
     vocabulary: int | None = None,
     told: Callable[[list[int | None]], None] = lambda _: None,
 ) -> Generated:
-    """`posexport.runtimes.generation.generate` in another process; RequestError where it fails in whatever way, and
-    RuntimeMissingError where the runtime is not there."""
+    """`posexport.runtimes.generation.generate` in another process.
+
+    RequestError if it fails in any way, and RuntimeMissingError if the runtime is missing.
+    """
     from posexport.runtimes.generation import Generated
 
     worker = Worker("posexport.runtimes.generation_process", environment=ALLOCATION)
@@ -83,7 +88,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     from posexport.runtimes.ort import open_session
 
     provider = request["session"].get("provider", "CPU")
-    if provider == "CPU":  # CUDA maps far more than it takes
+    if provider == "CPU":  # CUDA maps far more memory than it uses
         machine.limit_to_what_is_free()
     path, prompts = Path(request["path"]), request["prompts"]
     uneven = request["encoder"] is None and len({len(prompt) for prompt in prompts}) > 1
@@ -96,7 +101,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_file(path: Path, uneven: bool) -> None:
-    """RequestError for a file that can't generate, or not from `uneven` prompts."""
+    """RequestError for a file that can't generate, or that can't generate from `uneven` prompts."""
     from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 
     graph = read_with_weights_on_disk(path)
@@ -111,7 +116,7 @@ def _check_file(path: Path, uneven: bool) -> None:
 def _opened(
     request: dict[str, Any], session: onnxruntime.InferenceSession, device: str
 ) -> tuple[Decoder, list[list[int]]]:
-    """The decoder, of an encoder-decoder with what the encoder read, and the tokens with which each row begins."""
+    """The decoder, with the encoder's outputs if it has one, and the tokens with which each row begins."""
     from posexport.runtimes import generation_encoder as encoders
     from posexport.runtimes.generation import Decoder
     from posexport.runtimes.npz import read_arrays
@@ -138,7 +143,8 @@ def _opened(
 
 
 def _check_dtypes(graph: GraphFile) -> None:
-    """RequestError for a file in bf16, before a session fails at an operator of it: numpy has no such numbers."""
+    """RequestError for a file in bf16: numpy has no such dtype. Otherwise a session would fail at one of its
+    operators."""
     for name, (_, dtype) in (*graph.inputs().items(), *graph.outputs().items()):
         if dtype == "bf16":
             raise RequestError(

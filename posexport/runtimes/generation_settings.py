@@ -1,8 +1,8 @@
-"""What a model's generation_config.json asks of the choice of tokens, beside those that begin and end a text.
+"""What a model's generation_config.json says about the choice of tokens, except those that begin and end a text.
 
-Suppressed tokens are never chosen, and the last token that may be made can be a forced one, in transformers as here.
-Other settings that transformers applies where it takes the likeliest token, such as a penalty for tokens that are there
-already, are not applied: they are named.
+Suppressed tokens are never chosen, and the last token that may be made can be a forced one, as in transformers. Other
+settings that transformers applies when it takes the likeliest token, such as a penalty for repetition, are not applied.
+They are named.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ _WITHOUT_EFFECT: Mapping[str, object] = {
 
 @attrs.frozen(kw_only=True)
 class GenerationSettings:
-    """The ids that are never chosen, those that are not chosen first, and those of which the last token that may be
-    made is one; and the settings of `file` that are not applied, with their values."""
+    """The ids that are never chosen, those that are not chosen first, and those that may be forced as the last token.
+
+    `ignored` are the settings of `file` that are not applied, with their values.
+    """
 
     file: str = ""
     suppressed: tuple[int, ...] = ()
@@ -51,9 +53,10 @@ class GenerationSettings:
 
 
 def generation_settings(folder: Path) -> GenerationSettings:
-    """Those of generation_config.json in a folder, or of config.json where it isn't there, as transformers reads them.
+    """The settings of generation_config.json in a folder, or of config.json if it doesn't exist, as transformers reads
+    them.
 
-    RequestError for a file that can't be read, and for a list of tokens that is none.
+    RequestError for a file that can't be read, and for a list of tokens that is not valid.
     """
     name, settings = generation_part(folder)
     return _settings(folder, name, settings) if name else GenerationSettings()
@@ -64,7 +67,7 @@ def _settings(folder: Path, name: str, config: Mapping[str, Any]) -> GenerationS
     words = config.get("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
         raise RequestError(f"{str(path)!r} has the bad_words_ids {shown(words)}: give a list of lists of ids, or none.")
-    ends = stop_tokens(folder) if words else ()  # which transformers leaves out
+    ends = stop_tokens(folder) if words else ()  # transformers leaves them out
     single = [word[0] for word in words if len(word) == 1 and word[0] not in ends]
     ignored = [
         f"{key} {shown(config[key])}"
@@ -84,7 +87,7 @@ def _settings(folder: Path, name: str, config: Mapping[str, Any]) -> GenerationS
 
 
 def _ids(path: Path, key: str, found: object) -> tuple[int, ...]:
-    """Ids of tokens, of which those below 0 stand for none; RequestError for something else."""
+    """Ids of tokens, without those below 0, which stand for none; RequestError for anything else."""
     ids = [] if found is None else found
     if not isinstance(ids, list) or not all(is_whole(one) and one < MOST_TOKENS for one in ids):
         raise RequestError(f"{str(path)!r} has the {key} {shown(found)}: give a list of ids of tokens, or none.")

@@ -1,6 +1,7 @@
-"""How to install what is missing, in a way that works: from wherever posexport itself was installed from.
+"""The command that installs what is missing, from the place where posexport itself was installed from.
 
-pip records that place in `direct_url.json` (PEP 610): a folder, a version-control URL or archive; nothing for an index.
+pip records that place in `direct_url.json` (PEP 610): a folder, a version-control URL or an archive; nothing for an
+index.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SOURCE = f"in {_PACKAGE}'s source folder"
 def install_command(requirement: str) -> str:
     """The command that installs a requirement such as "onnx" or "posexport[rtx]", and where to run it.
 
-    It holds no path of this machine, since it becomes part of results.
+    It contains no path of this machine, because it becomes part of results.
     """
     name, bracket, extras = requirement.partition("[")
     if name != _PACKAGE:

@@ -1,4 +1,4 @@
-"""What the layers of a module return while it runs: where a file of it departs is read from them."""
+"""What the layers of a module return while it runs. It shows in which layer an exported file begins to differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def layer_states(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The states that enter a list of layers (`model.layers`), and those that each layer returns (`model.layers.0`), of
-    the run inside. Of lists in layers of others there are none, nor of lists whose layers don't follow one another."""
+    """The states during the run inside: those that enter a list of layers (`model.layers`), and those that each layer
+    returns (`model.layers.0`).
+
+    Lists inside layers of other lists are left out, and so are lists whose layers don't follow one another.
+    """
     model = next((each for each in module.modules() if hasattr(each, "base_model_prefix")), module)
     chains = [_Chain(path, layers) for path, layers in _lists(model)]
     states: dict[str, Tensor] = {}
@@ -34,7 +37,7 @@ def _lists(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.ModuleLi
 
 
 class _Chain:
-    """The states of a list of layers: each layer is given what the one before it returned."""
+    """The states of a list of layers in which each layer gets what the one before it returned."""
 
     def __init__(self, path: str, layers: nn.ModuleList) -> None:
         self._path, self._layers = path, layers
@@ -61,7 +64,8 @@ class _Chain:
             self._states.append(state)
 
     def states(self) -> dict[str, Tensor]:
-        """By name, in order; none where a layer was not called, or not once behind the one before it."""
+        """The states by name, in order; empty unless each layer was called once, with the state of the layer before
+        it."""
         if not self._follows or len(self._states) != len(self._layers) + 1:
             return {}
         names = (self._path, *(f"{self._path}.{index}" for index in range(len(self._layers))))

@@ -1,6 +1,7 @@
 """Several calculations with the same weights, in turns: each weight is read and converted once for all of them.
 
-A calculation that needs a weight which is not held waits until the others need it too. One calculates at a time.
+A calculation that needs a weight that is not loaded waits until the others need a weight too. Only one calculates at a
+time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MakeWeight = Callable[[], Tensor]
 """Reads and converts a weight."""
 
 GetWeight = Callable[[Hashable, MakeWeight], Tensor]
-"""Gives the weight of a key, made where nobody holds it."""
+"""Gives the weight of a key; makes it if it is not kept."""
 
 ROOM = 2**28
 """Bytes of weights after which memory that was freed goes back to the system: the C library keeps it in pieces, which
@@ -56,7 +57,7 @@ class _Stopped(BaseException):
 
 @attrs.frozen
 class _Ended:
-    """That a calculation ended, with its result or its error."""
+    """The end of a calculation, with its result or its error."""
 
     number: int
     result: Any = None
@@ -64,15 +65,15 @@ class _Ended:
 
 
 def in_lockstep(calculations: Sequence[Callable[[GetWeight], Result]]) -> Iterator[tuple[int, Result]]:
-    """The number and the result of each calculation as it ends, before any other goes on; raises the first error.
+    """The number and the result of each calculation as it ends, before another continues; raises the first error.
 
-    Each runs in a thread of its own, and gets its weights from the function that it is given.
+    Each calculation runs in its own thread, and gets its weights from the function that it is given.
     """
     yield from _Lockstep(calculations).run()
 
 
 class _Lockstep:
-    """The turns of calculations, and the weights that are held for this round of turns."""
+    """The turns of calculations, and the weights that are kept for this round of turns."""
 
     def __init__(self, calculations: Sequence[Callable[[GetWeight], Result]]) -> None:
         self._turns = [threading.Semaphore(0) for _ in calculations]
@@ -124,11 +125,12 @@ class _Lockstep:
         return self._held[key]
 
     def _give_turn_after(self, number: int) -> None:
-        """The next calculation that has not ended gets the turn; the first of them begins a round."""
+        """Give the turn to the next calculation that has not ended. After the last one, a new round begins with the
+        first."""
         following = next((other for other in self._going if other > number), None)
         if following is None:
             self._held.clear()
-            report("next weights")  # the time that an answer may take counts anew
+            report("next weights")  # restarts the time limit of an answer
             following = next(iter(self._going), None)
         if following is not None:
             self._turns[following].release()

@@ -1,11 +1,12 @@
 """A torch module in a Python file of the user, named as FILE.py:NAME.
 
-To load it runs the file, with the rights of whoever runs posexport: only ever where the option --module asks for it.
-NAME is a module, a class that is made without arguments, or a function that returns a module. Random weights are drawn
-from seed 0, so that they are the same each time, and the module is in eval mode.
+Loading it runs the file with the rights of whoever runs posexport. This happens only if the option --module asks for
+it. NAME is a module, a class that needs no arguments, or a function that returns a module. Random weights are drawn
+from seed 0, so that they are the same each time. The module is in eval mode.
 
-Beside its forward, these say what an export needs; each is an attribute or a method of the module, or a variable or a
-function of the file: `example_inputs` (a tuple, or a dictionary by parameter), `dynamic_shapes`, `output_names`.
+In addition to forward, these say what an export needs: `example_inputs` (a tuple, or a dictionary by parameter),
+`dynamic_shapes` and `output_names`. Each is an attribute or a method of the module, or a variable or a function of the
+file.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from posexport.runtimes.module_reference import module_parts
 from posexport.runtimes.trace_errors import TraceError, chain_of, said
 
 SEED = 0
-"""Of the random weights of a module that sets no seed itself."""
+"""The seed of the random weights of a module that sets no seed itself."""
 
 
 @attrs.frozen(kw_only=True)
 class UserModule:
-    """A loaded module: `reference` is FILE.py:NAME as it was given, `sha256` that of the file."""
+    """A loaded module. `reference` is FILE.py:NAME as it was given; `sha256` is that of the file."""
 
     reference: str
     path: Path
@@ -44,7 +45,7 @@ class UserModule:
     file: ModuleType
 
     constants = frozenset[str]()
-    """Names of buffers that keep their dtype where the weights get another: none."""
+    """Names of buffers that keep their dtype if the weights get another: none."""
 
     @property
     def label(self) -> str:
@@ -52,7 +53,7 @@ class UserModule:
         return f"{self.path.name}:{self.name}"
 
     def setting(self, name: str) -> Any:
-        """What the module, or else the file, says under this name; called where it can be, None where there is nothing.
+        """What the module, or otherwise the file, has under this name; called if possible, None if there is nothing.
 
         RequestError for what goes wrong in it.
         """
@@ -62,12 +63,12 @@ class UserModule:
             return value() if callable(value) else value
 
     def running(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Inside it, the user's code runs: `what` is done with it, for messages."""
+        """A context in which the user's code runs. `what` describes for messages what is done with it."""
         return user_code(self.path, f"{what} {self.reference!r}")
 
 
 def load_module(reference: str) -> UserModule:
-    """The module that FILE.py:NAME names; RequestError where there is none, and for what goes wrong in the file."""
+    """The module that FILE.py:NAME names; RequestError if there is none, and for what goes wrong in the file."""
     path, name = module_parts(reference)
     _seed()
     with system_error(f"--module {shown(reference)} can't be read", "give an existing .py file"):
@@ -77,7 +78,7 @@ def load_module(reference: str) -> UserModule:
         raise RequestError(f"{str(path)!r} has no {shown(name)}: it has {', '.join(names) or 'no torch module'}.")
     value = getattr(file, name)
     if not isinstance(value, torch.nn.Module) and callable(value):
-        _seed()  # again: what the file imports may draw numbers, if it is imported for the first time
+        _seed()  # again: imports of the file may draw numbers when they first run
         with user_code(path, f"making {reference!r}"):
             value = value()
     if not isinstance(value, torch.nn.Module):
@@ -95,7 +96,7 @@ def _seed() -> None:
 
 
 def _makes_module(value: object, file: ModuleType) -> bool:
-    """Whether a variable of the file is a module or a class of one, as far as is known without calling it."""
+    """Whether a variable of the file is a module or a class of modules, as far as is known without calling it."""
     own = getattr(value, "__module__", None) == file.__name__
     return isinstance(value, torch.nn.Module) or (
         own and isinstance(value, type) and issubclass(value, torch.nn.Module)
@@ -103,7 +104,7 @@ def _makes_module(value: object, file: ModuleType) -> bool:
 
 
 def _run(path: Path) -> tuple[ModuleType, str]:
-    """The file as a Python module, and the sha256 of what was run."""
+    """The file as a Python module, and the sha256 of its source."""
     source = read_bytes(path, TEXT_LIMIT)
     file = ModuleType(f"posexport_file_{path.stem}")
     file.__file__ = str(real_path(path))
@@ -115,9 +116,10 @@ def _run(path: Path) -> tuple[ModuleType, str]:
 
 @contextlib.contextmanager
 def user_code(path: Path, what: str) -> Iterator[None]:
-    """Code of the file at `path` runs inside: it finds modules beside the file, and what it prints goes to stderr.
+    """A context in which code of the file at `path` runs. It finds modules beside the file, and what it prints goes to
+    stderr.
 
-    What it raises becomes a RequestError that names the line, sys.exit and a TraceError of its export included.
+    What it raises becomes a RequestError that names the line, also sys.exit and a TraceError of its export.
     """
     folder = str(real_path(path).parent)
     sys.path.insert(0, folder)
@@ -136,8 +138,10 @@ def user_code(path: Path, what: str) -> Iterator[None]:
 
 
 def place_of(error: BaseException, path: Path) -> str:
-    """` at line 12 of 'model.py'`: the user's last line before the first cause of an error, in the file at `path` or in
-    one beside or below it; empty where none is known."""
+    """` at line 12 of 'model.py'`: the user's last line before the first cause of an error; empty if none is known.
+
+    The line is in the file at `path`, or in a file beside or below it.
+    """
     for each in reversed(chain_of(error)):
         found = _line(each, path)
         if found is not None:
@@ -146,7 +150,7 @@ def place_of(error: BaseException, path: Path) -> str:
 
 
 def _line(error: BaseException, path: Path) -> tuple[str, int | None] | None:
-    """The last line of the user's files that an error came through, with the file as the user would name it."""
+    """The user's last line that an error passed through, with the file as the user would name it."""
     real = real_path(path)
     if isinstance(error, SyntaxError) and error.filename == str(real):
         return str(path), error.lineno

@@ -1,4 +1,4 @@
-"""The name of a torch module in a Python file of the user, FILE.py:NAME, checked before anything runs the file."""
+"""The reference FILE.py:NAME to a torch module of the user, checked before anything runs the file."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from posexport.files import not_a_file
 from posexport.runtimes import Runtime
 
 MODULE = Runtime("module", "the user's own torch module", "posexport.runtimes.torch_module", "torch", "torch")
-"""What runs it; not among the runtimes that are judged."""
+"""Runs the user's module. It is not one of the runtimes that are judged."""
 
 
 def checkpoint_of(reference: str | None) -> Path | None:
-    """The folder of a checkpoint whose whole model a reference names; None where it names a module in a file."""
+    """The folder of a checkpoint whose whole model a reference names; None if it names a module in a file."""
     return Path(reference) if reference is not None and Path(reference).is_dir() else None
 
 
 def module_parts(reference: str) -> tuple[Path, str]:
-    """The file and the name; RequestError for text that is no reference, and where no file is there."""
+    """The file and the name; FieldError for text that is not a reference, and if the file doesn't exist."""
     file, _, name = reference.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         raise FieldError("module", f"is {shown(reference)}: give a file and a name in it, such as model.py:Model.")

@@ -1,7 +1,8 @@
-"""The inputs and outputs of a torch module as named tensors, as the graph of its export has them.
+"""The inputs and outputs of a torch module as named tensors, with the names that they have in its exported graph.
 
-An input has the name of its parameter in `forward`; tensors in lists and dictionaries get their index or key behind it
-(`past_key_values.0.key`). Outputs of a dictionary have its keys; a single one is `output`, several are `output_0`, ...
+An input has the name of its parameter in `forward`. Tensors in lists and dictionaries have their index or key after it
+(`past_key_values.0.key`). Outputs of a dictionary have its keys; a single output is `output`, several are `output_0`,
+...
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Leaf = tuple[str, Any]
 def bind(module: torch.nn.Module, example: Any) -> Bound:
     """The arguments of `forward`: a tensor, a tuple or list by position, or a dictionary by parameter.
 
-    RequestError for others than `forward` takes, and for what is no tensor.
+    RequestError for arguments that `forward` doesn't take, and for what is not a tensor.
     """
     signature = inspect.signature(module.forward)
     example = (example,) if isinstance(example, Tensor) else example
@@ -45,7 +46,7 @@ def tensors_of(bound: Bound) -> dict[str, Tensor]:
 
 
 def leaves(value: Any, name: str) -> Iterator[Leaf]:
-    """The tensors in a value, named; None holds none, and RequestError for anything else."""
+    """The tensors in a value, with names. None contains no tensors; RequestError for anything else."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -61,7 +62,7 @@ def leaves(value: Any, name: str) -> Iterator[Leaf]:
 
 
 def replaced(value: Any, tensors: Iterator[Any]) -> Any:
-    """A value of the same structure, with the next of `tensors` in place of each."""
+    """A value of the same structure, with the next of `tensors` in place of each tensor."""
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Arrays of the user from a .npz file: no pickle is read, and nothing that unpacks to more than it may."""
+"""Reads the user's arrays from a .npz file, without pickles, and without archives that unpack to too much."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SMALL = 64 * 2**20  # bytes that any archive may unpack to
 
 
 def read_arrays(path: Path, what: str = "inputs") -> Arrays:
-    """Every array of the .npz file at `path` by name; RequestError where it is anything else, pickles included.
+    """Every array of the .npz file at `path` by name; RequestError for any other file, and for pickles.
 
-    `what` is what messages call them.
+    `what` is the name of the arrays in messages.
     """
     try:
-        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own open
+        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own file open
             if not isinstance(file, np.lib.npyio.NpzFile) or file.zip is None:
                 raise ValueError
-            if len(set(file.files)) < len(file.files):  # each reader takes another one of two
+            if len(set(file.files)) < len(file.files):  # readers differ in which of two they take
                 raise ValueError
             _check_unpacked(f"{what} {str(path)!r}", raw, file.zip)
             arrays = {name: file[name] for name in file.files}
@@ -39,14 +39,14 @@ def read_arrays(path: Path, what: str = "inputs") -> Arrays:
     except OSError as error:
         why = error.strerror or "not readable"
         raise RequestError(f"{what} {str(path)!r} can't be read ({why}): give a .npz file.") from None
-    except Exception:  # damaged archives raise whatever zip, zlib and numpy's parser of headers come upon
+    except Exception:  # damaged archives make zip, zlib and numpy's header parser raise any error
         raise RequestError(
             f"{what} {str(path)!r} are not a .npz file of plain arrays: write it with numpy.savez."
         ) from None
 
 
 def _check_unpacked(what: str, raw: BinaryIO, archive: zipfile.ZipFile) -> None:
-    """RequestError where an archive unpacks to more than memory or a sound file of its size can hold."""
+    """RequestError if an archive unpacks to more than fits in memory, or than is plausible for its size."""
     unpacked = sum(entry.file_size for entry in archive.infolist())
     packed = os.fstat(raw.fileno()).st_size
     if unpacked > (free := available() // 4):

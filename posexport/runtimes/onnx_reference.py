@@ -1,4 +1,5 @@
-"""onnx's ReferenceEvaluator: every operator in numpy as the standard words it. Slow, so it gets small inputs only."""
+"""onnx's ReferenceEvaluator: every operator in numpy as the standard defines it. It is slow, so it gets only small
+inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class GatherElements(OpRun):
 
 
 class BatchNormalization(OpRun):
-    """onnx's own mixes, before opset 14, the statistics of the input into those that it is given (opsets 9 to 13)."""
+    """Before opset 14 (opsets 9 to 13), onnx's own mixes the statistics of the input into the given ones."""
 
     def _run(
         self,
@@ -51,8 +52,8 @@ class BatchNormalization(OpRun):
 
 
 class LayerNormalization(OpRun):
-    """onnx's own takes squares of half precision in half precision, whatever `stash_type` says: they overflow at 65,504
-    (opsets 17 on)."""
+    """onnx's own squares half precision in half precision, whatever `stash_type` says: it overflows at 65,504 (from
+    opset 17)."""
 
     centred = True
 
@@ -75,14 +76,14 @@ class LayerNormalization(OpRun):
 
 
 class RMSNormalization(LayerNormalization):
-    """As LayerNormalization, without the mean (opset 23)."""
+    """Like LayerNormalization, without the mean (opset 23)."""
 
     centred = False
 
 
 class MatMul(OpRun):
-    """Numpy's own product of float16 adds in float32 and rounds once, as this does, without a library for products: it
-    takes 50 times as long."""
+    """A float16 product that adds in float32 and rounds once. numpy's does the same, but takes 50 times as long without
+    a BLAS."""
 
     def _run(self, a: Any, b: Any) -> tuple[Any]:
         if a.dtype != np.float16:
@@ -91,13 +92,14 @@ class MatMul(OpRun):
 
 
 _MENDED = [GatherElements, BatchNormalization, LayerNormalization, RMSNormalization, MatMul]
-"""Operators that onnx's evaluator computes otherwise than the standard says, or far slower than need be."""
+"""Operators that onnx's evaluator computes differently from the standard, or far too slowly."""
 
 
 class _Evaluator(ReferenceEvaluator):
-    """Hands the operators above on to the functions of a model too: it makes one of its own class for each.
+    """Also gives the operators above to the functions of a model: for each function, onnx makes an evaluator of this
+    class.
 
-    Weights outside of the graph's message are mapped from files of the `folder`.
+    Weights outside the graph's message are mapped from files in the `folder`.
     """
 
     def __init__(self, proto: Any, *arguments: Any, folder: Path | None = None, **options: Any) -> None:
@@ -131,7 +133,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
     """Open the `.onnx` file at `path`, its weights mapped from the disk; there are no options."""
     check_onnx_file("onnx-reference", path, options)
     model = read_with_weights_on_disk(path).model
-    weights = len(model.graph.initializer)  # which come first; others are those that nodes hold
+    weights = len(model.graph.initializer)  # they come first; the other tensors belong to nodes
     with system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"):
         for tensor in itertools.islice(onnx_file.tensors_within(model), weights, None):
             if onnx.external_data_helper.uses_external_data(tensor):

@@ -1,16 +1,22 @@
-"""ONNX Runtime, CPU or CUDA provider. Inputs and outputs are bound on the device where it is timed.
+"""ONNX Runtime, CPU or CUDA provider. Inputs and outputs are bound on the device if it is timed.
 
-Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice, or as many as the CPUs
-that this process is kept to), `cuda_graph` (capture the run once and replay it), `disabled_optimizers` (names of graph
-optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `new_lengths` (each run has other ones:
-on CUDA, attention by kernels that plan nothing for them), `io_binding` (false: timed by plain
-calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16),
-`spinning` (false: threads without work sleep at once, so that other processes have the cores),
-`denormal_as_zero` (true: results below the smallest normal number, 1.2e-38 in fp32, are zeros; ONNX Runtime takes it
-for the process's main thread from the first session alone), `shared` ({output: input} of caches that a bound run writes
-in place; default: those of posexport's own files).
+Options:
 
-ONNX Runtime falls back to the CPU without an error where its CUDA provider can't load; here that is an error.
+- `provider`: "CPU" or "CUDA".
+- `threads`: intra-op threads. The default is ONNX Runtime's own choice, or the number of CPUs to which this process is
+  restricted.
+- `cuda_graph`: capture the run once and replay it.
+- `disabled_optimizers`: names of graph optimizers.
+- `graph_level`: how far graphs are optimized, one of GRAPH_LEVELS.
+- `new_lengths`: each run has other lengths; on CUDA, attention then uses kernels that don't plan for each length.
+- `io_binding`: false: timed by plain calls, which allocate their outputs each time; true: `run` binds too, as timed
+  runs do, except for bf16.
+- `spinning`: false: threads without work sleep at once, so that other processes have the cores.
+- `denormal_as_zero`: true: results below the smallest normal number, 1.2e-38 in fp32, are zeros. For the process's main
+  thread, ONNX Runtime takes it only from the first session.
+- `shared`: {output: input} of caches that a bound run writes in place; default: those of posexport's own files.
+
+ONNX Runtime falls back to the CPU without an error if its CUDA provider can't load. Here that is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import BF16
 
 OLDEST = "1.31"
-"""The version that posexport needs: an older one may lack operators that its files have."""
+"""The oldest version that posexport supports: older versions may lack operators that its files use."""
 
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
@@ -50,7 +56,7 @@ _OPTIONS = (
     "shared",
 )
 GRAPH_LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
-"""onnxruntime's GraphOptimizationLevel, `ORT_` left out, by the name that the option has."""
+"""onnxruntime's GraphOptimizationLevel without `ORT_`, by the option's name of it."""
 
 DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 """The entry of a session's configuration that `denormal_as_zero` sets."""
@@ -59,13 +65,15 @@ _SPINNING = "session.intra_op.allow_spinning"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 LARGE = 2**26
-"""Bytes of a file from which on its weights are not read with its graph."""
+"""From this number of bytes of a file on, its weights are not read with its graph."""
 
 _NO_PLANS = 1 | 2 | 16
-"""`sdpa_kernel` of flash, memory-efficient and plain attention, without cuDNN's, which plans for 40 ms at each new
-length (MultiHeadAttention on an H100, ONNX Runtime 1.31.1)."""
+"""`sdpa_kernel` of flash, memory-efficient and plain attention, without cuDNN's.
 
-_QUIET = 4  # fatal only: what goes wrong comes as an exception with the same words
+cuDNN's attention plans for 40 ms at each new length (MultiHeadAttention on an H100, ONNX Runtime 1.31.1).
+"""
+
+_QUIET = 4  # fatal only: errors also come as exceptions with the same text
 
 
 class OrtRunner:
@@ -85,14 +93,14 @@ class OrtRunner:
         self._names = [value.name for value in session.get_outputs()]
         values = (*session.get_inputs(), *session.get_outputs())
         self._has_bf16 = any(value.type == "tensor(bfloat16)" for value in values)
-        # The outputs that are an input's own buffer when timed, as pipelines run them: caches that are written into.
+        # Outputs that use an input's buffer in timed runs, as pipelines do: caches that are written into.
         inputs = {value.name for value in session.get_inputs()}
         pairs = {name: name.replace("present_", "past_", 1) for name in self._names if "write_indices" in inputs}
         own = {name: past for name, past in pairs.items() if past != name and past in inputs}
         self._shared = own if shared is None else dict(shared)
 
     def run(self, inputs: Arrays) -> Arrays:
-        if not self._io_binding or self._has_bf16:  # which ONNX Runtime can't copy from where it is bound
+        if not self._io_binding or self._has_bf16:  # ONNX Runtime can't copy a bound bf16 output
             return self._run(inputs)
         binding, held = self._bind(inputs)
         assert held  # the bound memory lives until the outputs are copied
@@ -114,14 +122,14 @@ class OrtRunner:
         return {name: _array(value) for name, value in zip(self._names, binding.get_outputs(), strict=True)}
 
     def _bind(self, inputs: Arrays) -> tuple[Any, dict[str, onnxruntime.OrtValue]]:
-        """Inputs and outputs in memory of the device, and what holds that memory."""
+        """Bind inputs and outputs in memory of the device. The second result keeps that memory alive."""
         binding = self._session.io_binding()
         device = _DEVICES[self._provider]
         written = self._shared.values()  # on the CPU a value is the array's own memory
         held = {name: self._value(array.copy() if name in written else array, device) for name, array in inputs.items()}
         for name, value in held.items():
             binding.bind_ortvalue_input(name, value)
-        for name, array in self._run(inputs).items():  # once, to know the shapes: outputs then have a fixed place
+        for name, array in self._run(inputs).items():  # once, to know the shapes, so that outputs get a fixed place
             if name in self._shared:
                 binding.bind_ortvalue_output(name, held[self._shared[name]])
                 continue
@@ -136,7 +144,7 @@ class OrtRunner:
         binding, held = self._bind(inputs)
         stream, options = self._stream, None
         if stream is not None:
-            options = onnxruntime.RunOptions()  # else each run ends with a wait of the host's, inside the events
+            options = onnxruntime.RunOptions()  # otherwise the host waits at the end of each run, inside the events
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
         def once() -> None:
@@ -152,7 +160,7 @@ class OrtRunner:
         return {"engine": "onnxruntime", "version": onnxruntime.__version__, "device": device}
 
     def _outside_graph(self) -> onnxruntime.RunOptions | None:
-        """Run options that keep one run from being captured, where the session captures."""
+        """Run options that keep one run from being captured, if the session captures."""
         if not self._cuda_graph:
             return None
         options = onnxruntime.RunOptions()
@@ -160,7 +168,7 @@ class OrtRunner:
         return options
 
     def _value(self, array: np.ndarray[Any, Any], device: str = "cpu") -> onnxruntime.OrtValue:
-        """An OrtValue on the device; bf16, which numpy lacks, goes in by its bits."""
+        """An OrtValue on the device; bf16, which numpy lacks, is passed by its bits."""
         array = np.ascontiguousarray(array)
         if array.dtype != BF16:
             return onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)
@@ -183,13 +191,13 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray[Any, Any]:
 
 
 def is_too_old() -> bool:
-    """Whether the ONNX Runtime here is older than OLDEST."""
+    """Whether the installed ONNX Runtime is older than OLDEST."""
     here, oldest = (tuple(map(int, text.split(".")[:2])) for text in (onnxruntime.__version__, OLDEST))
     return here < oldest
 
 
 def _torch_stream() -> Any:
-    """A CUDA stream of torch's, or None where torch is not there or has no CUDA."""
+    """A CUDA stream of torch; None if torch is not installed or has no CUDA."""
     try:
         import torch
     except ImportError:
@@ -200,7 +208,7 @@ def _torch_stream() -> Any:
 def session_options(
     threads: int | None = None, level: str = "all", denormal_as_zero: bool = False, spinning: bool = True
 ) -> onnxruntime.SessionOptions:
-    """Options of a quiet session; RequestError for a `level` that is none of GRAPH_LEVELS."""
+    """Options of a quiet session; RequestError for a `level` that is not in GRAPH_LEVELS."""
     check_known("graph_level of onnxruntime", level, GRAPH_LEVELS)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _QUIET
@@ -221,8 +229,10 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
 
 
 def _model_of(path: Path, settings: onnxruntime.SessionOptions) -> str | bytes:
-    """What a session is made of: a file, or of a large one with weights inside what stands around them. ONNX Runtime
-    then reads each of them where it needs it, and not all as a message first."""
+    """What a session is created from: the file, or its message without weights if it is large and contains them.
+
+    ONNX Runtime then reads each weight when it needs it, not all of them as a message first.
+    """
     if path.stat().st_size < LARGE:
         return str(path)
     from posexport.artifact.weights_on_disk import around_weights
@@ -237,8 +247,8 @@ def _model_of(path: Path, settings: onnxruntime.SessionOptions) -> str | bytes:
 def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.InferenceSession, Any]:
     """A session of the `.onnx` file at `path`, and torch's stream that it runs in, None on the CPU.
 
-    Raises what ONNX Runtime raises, RequestError for wrong options, and RuntimeMissingError where the CUDA provider
-    can't start.
+    Raises what ONNX Runtime raises, RequestError for wrong options, and RuntimeMissingError if the CUDA provider can't
+    start.
     """
     check_onnx_file("onnxruntime", path, options, _OPTIONS)
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
@@ -250,7 +260,7 @@ def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.In
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "CUDA":
         onnxruntime.set_default_logger_severity(_QUIET)
-        stream = _torch_stream()  # first: ONNX Runtime then shares the CUDA libraries that torch brought
+        stream = _torch_stream()  # first: ONNX Runtime then shares torch's CUDA libraries
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
         cuda = {"device_id": "0", "use_tf32": "0", "enable_cuda_graph": str(int(cuda_graph))}
@@ -265,7 +275,7 @@ def open_session(path: Path, options: Mapping[str, Any]) -> tuple[onnxruntime.In
     except Fail:
         if not cuda_graph:
             raise
-        open_session(path, {**options, "cuda_graph": False})  # raises what else is wrong
+        open_session(path, {**options, "cuda_graph": False})  # raises if something else is wrong
         raise RequestError(
             f"onnxruntime can't record {path.name!r} as a CUDA graph, since it runs some of its nodes on the CPU: "
             "leave CUDA graphs out."

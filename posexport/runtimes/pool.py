@@ -1,7 +1,7 @@
-"""Child processes for engines: long-lived, one per runtime, started again after a crash, never the end of posexport.
+"""Child processes for engines: one per runtime, long-lived, and restarted after a crash, which never ends posexport.
 
-`Pool.submit` answers with a future: what the engine said, or why there is no answer (it crashed by a signal, it ended,
-or the time limit passed). At most `busy` of them work at a time.
+`Pool.submit` returns a future with the engine's answer, or why there is none: it crashed by a signal, it ended, or the
+time limit passed. At most `busy` workers work at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from posexport.runtimes.base import Arrays
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """One runtime's outputs for each of the inputs, or why there are none, with a code of posexport.processes."""
+    """One runtime's outputs for each set of inputs, or why there are none, with a code of posexport.processes."""
 
     outputs: tuple[Arrays, ...] = ()
     failure: Reason | None = None
@@ -37,8 +37,10 @@ Answered = TypeVar("Answered")
 
 
 def result(future: Future[Answered]) -> Answered:
-    """Wait for an answer in short steps: the kernel may hand Ctrl-C to any thread, and a main thread that waits without
-    end would then sleep on."""
+    """Wait for an answer in short steps.
+
+    The kernel may give Ctrl-C to any thread. A main thread that waits without a limit would then continue to sleep.
+    """
     while not wait((future,), timeout=POLL_SECONDS).done:
         pass
     return future.result()
@@ -53,7 +55,7 @@ That is a sixth to a quarter of the time of onnx's evaluator and of TensorRT's i
 kept too, are logits of 2,200 keys in float64, 465 MB for 12 heads. Only the GNU C library reads it."""
 
 LATE = 3
-"""Runs of a file in a row that take too long, after which a worker is not asked to run it again."""
+"""After this many runs of a file in a row that take too long, a worker doesn't run it again."""
 
 
 _OPEN_FAST = ("torch", "onnxruntime")
@@ -61,7 +63,7 @@ _OPEN_FAST = ("torch", "onnxruntime")
 
 
 class Pool:
-    """Workers by name of runtime; requests to one runtime run in order, those to several side by side."""
+    """Workers by name of runtime. Requests to one runtime run in order, requests to several run in parallel."""
 
     def __init__(self, time_limit: float, busy: int | None = None) -> None:
         self.time_limit = time_limit
@@ -85,16 +87,18 @@ class Pool:
 
     @property
     def folder(self) -> Path:
-        """A private folder that goes away with the pool."""
+        """A private folder that is removed with the pool."""
         return self._folder.path
 
     def one_at_a_time(self) -> None:
-        """From now on one worker works at a time, and on the CPU one lives: several that each hold a large file would
-        take several times its size."""
+        """From now on, only one worker works at a time, and only one lives on the CPU.
+
+        Several workers that each load a large file would take several times its size.
+        """
         self._slots, self._alone = threading.BoundedSemaphore(1), True
 
     def start(self, runtime: Runtime) -> None:
-        """Start a runtime's worker, which loads its engine, ahead of the first request."""
+        """Start a runtime's worker, which loads its engine, before the first request."""
         self._get(runtime)[0].start()
 
     def submit(
@@ -106,8 +110,10 @@ class Pool:
         key: str | None = None,
         wide: Mapping[str, int] | None = None,
     ) -> Future[Answer]:
-        """Run every entry of `inputs` through the artifact at `path`; `key` names the worker (default: the runtime).
-        Few columns are kept of outputs that are `wide` (posexport.runtimes.wide_outputs)."""
+        """Run each entry of `inputs` through the artifact at `path`. `key` names the worker (default: the runtime).
+
+        Only some columns are kept of outputs that are `wide` (posexport.runtimes.wide_outputs).
+        """
         worker, executor = self._get(runtime, key)
         self._jobs += 1
         folder = self.folder / f"job{self._jobs}"
@@ -117,7 +123,7 @@ class Pool:
             "options": {**runtime.options, **(options or {})},
             "inputs": [str(folder / f"in{index}.tensors") for index in range(len(inputs))],
             "outputs": [str(folder / f"out{index}.tensors") for index in range(len(inputs))],
-            "limited": not runtime.needs_gpu,  # CUDA maps far more than it takes
+            "limited": not runtime.needs_gpu,  # CUDA maps far more memory than it uses
             "wide": dict(wide or {}),
         }
         return executor.submit(self._run, worker, request, folder, list(inputs))
@@ -133,7 +139,8 @@ class Pool:
         return self._workers[key]
 
     def _end_others(self, worker: Worker) -> None:
-        """End the processes that hold what another worker's is to hold; those with a GPU may have built a plan."""
+        """End the processes that may have the same file loaded as `worker`. Those with a GPU stay: they may have built
+        a plan."""
         for other, _ in [*self._workers.values()] if self._alone else ():
             if other is not worker and other in self._light:
                 other.stop()

@@ -1,9 +1,9 @@
-"""Tensors on their way between numpy, torch and processes: bf16, which numpy lacks, travels as ml_dtypes.bfloat16.
+"""Converts tensors between numpy, torch and processes. bf16, which numpy lacks, is ml_dtypes.bfloat16.
 
-Between processes they travel in files of their bytes behind a list of names, dtypes and shapes in JSON, which takes a
-third of the time of safetensors, whose files numpy.memmap reads. They are no .npz: numpy reads the headers of one with
-Python's parser, whose state Python 3.11 shares between threads: while another thread parses (torch's exporter does), a
-SystemError is raised.
+Between processes, tensors are in files: a list of names, dtypes and shapes in JSON, then the bytes. This takes a third
+of the time of safetensors, whose files numpy.memmap reads. The files are not .npz: numpy reads .npz headers with
+Python's parser, whose state threads share in Python 3.11. If another thread parses at the same time (torch's exporter
+does), numpy raises a SystemError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BF16 = NUMPY_DTYPES["bf16"]
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """posexport's name of a numpy dtype, or numpy's own where posexport has none."""
+    """posexport's name of a numpy dtype, or numpy's own if posexport has none."""
     return next((name for name, known in NUMPY_DTYPES.items() if known == dtype), str(dtype))
 
 
@@ -69,13 +69,13 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 ALIGNMENT = 64
-"""Bytes of which each array of a file begins at a multiple."""
+"""Each array in a file begins at a multiple of this many bytes."""
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
     """Write `arrays` to `path`.
 
-    Raises TypeError for what is no array or has no text as its name, ValueError for a dtype that doesn't travel.
+    Raises TypeError for a name that is not text or a value that is not an array, ValueError for an unsupported dtype.
     """
     for name, array in arrays.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):

@@ -1,4 +1,4 @@
-"""Text and token ids: the tokenizer beside a model, by tokenizers or transformers."""
+"""Converts text to token ids and back with the tokenizer beside a model, by tokenizers or transformers."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ FILES = (
 
 
 LONGEST = 60.0
-"""Seconds that a tokenizer may take to be opened, and for each call."""
+"""The seconds that a tokenizer may take to be opened, and for each call."""
 
 MOST_MEMORY = 4 * 2**30
-"""Bytes that a tokenizer may take: the largest known ones take a tenth of it."""
+"""The bytes that a tokenizer may take: the largest known ones take a tenth of it."""
 
 MOST_IDS = MOST_CHARACTERS = 2**24
-"""What a tokenizer may make of one text, and of one row of ids."""
+"""The most ids that a tokenizer may make of one text, and the most characters of one row of ids."""
 
 MOST_TOKENS = 2**31
 """More than any vocabulary has."""
 
 _PARTS = ("decoder", "generator", "text_config")
-"""Where a config.json has the part for the text that is made, in the order of transformers."""
+"""The keys in config.json of the part for the generated text, in the order of transformers."""
 
 _ADVICE = "give --prompt-ids, or put the tokenizer's files there"
 
@@ -60,13 +60,13 @@ _FAILURES: Mapping[str, str] = {
     **dict.fromkeys((KILLED, CRASHED, EXITED), _CRASHED),
     STOPPED: "its process was stopped",
 }
-"""Why a tokenizer gave no answer, by the codes of posexport.processes; what its library wrote is not shown."""
+"""Why a tokenizer gave no answer, by the codes of posexport.processes. What its library printed is not shown."""
 
 
 class Tokenizer:
-    """Turns text into token ids and back, in a child process that lives until it is closed: its files may be hostile.
+    """Converts text to token ids and back, in a child process that lives until it is closed: its files may be hostile.
 
-    RequestError where it can't, where it takes too long or too much memory, and where its library crashes.
+    RequestError if it can't, if it takes too long or too much memory, and if its library crashes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ class Tokenizer:
         self._worker.close()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, with the special tokens that the tokenizer puts around it."""
+        """The ids of each text, with the special tokens that the tokenizer adds."""
         ids: list[list[int]] = self._ask("encode the prompt", encode=list(texts))["ids"]
         return ids
 
@@ -108,8 +108,10 @@ class Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a folder, to be closed; RequestError where there is none that can be read, and for one that
-    needs code that lies beside it, which is not run."""
+    """The tokenizer in a folder, to be closed by the caller.
+
+    RequestError if no tokenizer can be read, and for one that needs code beside it, which is not run.
+    """
     if not any((folder / name).is_file() for name in FILES):
         raise RequestError(f"{str(folder)!r} holds no tokenizer ({FAST}): {_ADVICE}.")
     for name in (*FILES, "config.json"):
@@ -126,14 +128,17 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, by what transformers goes by in a folder; none where nothing says one, as negative
-    numbers don't. RequestError for a file that can't be read, and for what is no token."""
+    """The ids that end a text, as transformers reads them in a folder; empty if none is given. Negative ids don't
+    count.
+
+    RequestError for a file that can't be read, and for what is not a token.
+    """
     name, settings = generation_part(folder)
     return _ends(folder / name, settings)
 
 
 def some_stop_tokens(folder: Path) -> tuple[int, ...]:
-    """As `stop_tokens`, for those who must know one: where generation_config.json has none, those of config.json."""
+    """Like `stop_tokens`, but if generation_config.json has none, those of config.json."""
     config = folder / "config.json"
     return stop_tokens(folder) or _ends(config, _with_text_part(settings_in(config) or {}))
 
@@ -147,8 +152,11 @@ def _ends(path: Path, settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def generation_part(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The file that says how transformers chooses tokens, and its settings: generation_config.json in a folder, or
-    config.json where that isn't there; "" where neither is. RequestError for one that can't be read."""
+    """The file that tells transformers how to choose tokens, and its settings.
+
+    It is generation_config.json in a folder, or config.json if that doesn't exist; "" if neither exists. RequestError
+    for a file that can't be read.
+    """
     settings = settings_in(folder / "generation_config.json")
     if settings is not None:
         return "generation_config.json", settings
@@ -157,12 +165,12 @@ def generation_part(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a config.json, whose part for text counts where it says nothing itself."""
+    """The settings of a config.json, completed by those of its part for text."""
     return {**text_part(config), **{key: value for key, value in config.items() if value is not None}}
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:
-    """What a generation_config.json or config.json holds, None where it isn't there; RequestError where it can't be
+    """The content of a generation_config.json or config.json; None if it doesn't exist. RequestError if it can't be
     read."""
     config = read_config(path)
     if config is None and is_there(path):
@@ -174,8 +182,10 @@ def settings_in(path: Path) -> dict[str, Any] | None:
 
 
 def start_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids with which the decoder of an encoder-decoder begins, as transformers reads them in generation_config.json
-    or config.json in a folder; none where neither says them."""
+    """The ids with which the decoder of an encoder-decoder begins, as transformers reads them.
+
+    They are in generation_config.json or config.json in a folder; empty if neither has them.
+    """
     for file in ("generation_config.json", "config.json"):
         config = read_config(folder / file) or {}
         start, forced, usual = (_token(config, f"{name}_token_id") for name in ("decoder_start", "forced_bos", "bos"))
@@ -185,14 +195,16 @@ def start_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def _token(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """The id of a token, none where it is not said."""
+    """The id of a token; empty if it is not given."""
     value = config.get(key)
     return (value,) if is_whole(value) and 0 <= value < MOST_TOKENS else ()
 
 
 def trained_length(folder: Path) -> int | None:
-    """How many positions the model, of an encoder-decoder its decoder, was trained for, by the config.json in a folder;
-    None where that is not said."""
+    """The number of positions that the model (or the decoder of an encoder-decoder) was trained for, by config.json.
+
+    None if it is not given.
+    """
     config = read_config(folder / "config.json") or {}
     for data in (config, text_part(config)):
         for name in ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"):
@@ -202,17 +214,21 @@ def trained_length(folder: Path) -> int | None:
 
 
 _SHORT_AND_LONG = ("longrope", "su")
-"""Names of the one kind of angles that change at a length: the first checkpoints of Phi-3 have the second."""
+"""Names of the one kind of angles that change at a length. The first checkpoints of Phi-3 have the second name."""
 
 
 def length_of_short_frequencies(folder: Path) -> int | None:
-    """Up to how many tokens a model computes with other angles than behind them (longrope), by the config.json in a
-    folder; None where it has one kind."""
+    """The number of tokens up to which a model uses its short frequencies (longrope), by the config.json in a folder.
+
+    None if the model has only one set of frequencies.
+    """
     config = read_config(folder / "config.json") or {}
     found, key = list[int](), "original_max_position_embeddings"
     for data in (config, text_part(config)):
         tables = [data.get(name) for name in ("rope_parameters", "rope_scaling")]
-        tables += [table for one in tables if isinstance(one, dict) for table in one.values()]  # of each type of layers
+        tables += [
+            table for one in tables if isinstance(one, dict) for table in one.values()
+        ]  # one for each type of layers
         for table in tables:
             if isinstance(table, dict) and any(table.get(name) in _SHORT_AND_LONG for name in ("rope_type", "type")):
                 lengths = (table.get(key), data.get(key))
@@ -221,20 +237,20 @@ def length_of_short_frequencies(folder: Path) -> int | None:
 
 
 def vocabulary_of(folder: Path) -> int | None:
-    """How many tokens the model has, by the config.json in a folder; None where that is not said."""
+    """The number of tokens that the model has, by the config.json in a folder; None if it is not given."""
     config = read_config(folder / "config.json") or {}
     sizes = [data.get("vocab_size") for data in (text_part(config), config)]
     return next((size for size in sizes if is_whole(size) and size > 0), None)
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a config.json for the text that is made, of a model that reads something else."""
+    """The part of a config.json for the generated text, for models that read something else."""
     parts = (config.get(name) for name in _PARTS)
     return next((part for part in parts if part and isinstance(part, dict)), {})
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """What a file of JSON holds; None where it can't be read, or holds no object."""
+    """The object in a JSON file; None if it can't be read, or has no object."""
     try:
         data = read_json(path)
     except (OSError, ValueError, RequestError):

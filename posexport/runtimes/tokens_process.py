@@ -1,8 +1,8 @@
 """Runs a tokenizer in a child process, `python -P -m posexport.runtimes.tokens_process`: its files may be hostile.
 
 A request is {open: folder}, {encode: texts} or {decode: rows of ids}; the last two need the first. The answer is
-{fault, ids, texts}: `fault` is a clause that says why it failed, or null. Only tokenizers' and transformers' own
-classes are used: code that lies beside a model is never run.
+{fault, ids, texts}: `fault` is a clause that says why it failed, or null. Only classes of tokenizers and transformers
+are used: code beside a model is never run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Session:
 
 
 def _opened(folder: Path) -> Any:
-    """A tokenizer that neither pads nor cuts, whatever its file says: a prompt is encoded as it is."""
+    """A tokenizer that neither pads nor truncates, whatever its file says: a prompt is encoded as it is."""
     try:
         if (folder / FAST).is_file():
             from tokenizers import Tokenizer
@@ -74,12 +74,12 @@ def _opened(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def _errors_are_refusals() -> Iterator[None]:
-    """RequestError with a clause for whatever a tokenizer raises, but for a lack of memory."""
+    """RequestError with a clause for whatever a tokenizer raises, except for a lack of memory."""
     try:
         yield
     except (RequestError, RuntimeMissingError):
         raise
-    except BaseException as error:  # Rust's panics are no Exceptions
+    except BaseException as error:  # Rust's panics are not Exceptions
         if machine.is_short(error):
             raise MemoryError("memory ran out") from None
         if not isinstance(error, Exception):

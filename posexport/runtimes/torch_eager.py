@@ -1,11 +1,17 @@
 """PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
 
-Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
-(the same rounded weights and inputs, everything else in double precision); `fp32_angles`: in fp64, angles are rounded
-as fp32 rounds them; `original`: take the weights of this original (posexport.artifact.original), of which the file must
-be an export, instead of the file's own; `streamed`: hold the weights of one layer at a time, read anew for each run, so
-that a stack needs no memory for all of them, and can't be timed; `last_bits`: with `streamed`, weights whose last bits
-are changed, drawn from this seed; `compiled`: by torch.compile, for each shape anew as a deployment would.
+Options:
+
+- `device`: "cpu" or "cuda".
+- `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons (the same rounded weights and
+  inputs, everything else in double precision).
+- `fp32_angles`: in fp64, round angles as fp32 rounds them.
+- `original`: take the weights of this original (posexport.artifact.original) instead of the file's own; the file must
+  be an export of it.
+- `streamed`: load the weights of one layer at a time, again for each run. Then a stack needs no memory for all of them,
+  and can't be timed.
+- `last_bits`: with `streamed`, change the last bits of weights, drawn from this seed.
+- `compiled`: by torch.compile, again for each shape, as in a deployment.
 """
 
 from __future__ import annotations
@@ -53,7 +59,7 @@ class _Runner:
 
 
 class TorchRunner(_Runner):
-    """A block of ours on one device."""
+    """A block of posexport on one device."""
 
     def __init__(self, block: Block, dtype: torch.dtype, device: torch.device, compiled: bool = False) -> None:
         super().__init__(block.spec, dtype, device)
@@ -75,7 +81,7 @@ class TorchRunner(_Runner):
 
 
 class StreamedRunner(_Runner):
-    """A block of ours of whose weights those of one layer are in memory."""
+    """A block of posexport with only the weights of one layer in memory."""
 
     def __init__(
         self,
@@ -98,7 +104,7 @@ class StreamedRunner(_Runner):
         return next(self.run_all([inputs]))[1]
 
     def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
-        """The number and the outputs of each set of inputs, for all of which weights are read once."""
+        """The number and the outputs of each set of inputs. Weights are read once for all of them."""
         with self._angles():
             for number, outputs in enumerate(self._block.run(map(self._bind, inputs))):
                 yield number, {name: to_numpy(value) for name, value in outputs.items()}
@@ -108,7 +114,7 @@ class StreamedRunner(_Runner):
 
 
 def last_bits_changed(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A tensor whose numbers are the next ones of its dtype, above or below; a zero stays."""
+    """A tensor with each number replaced by the next one of its dtype, above or below; zeros stay."""
     bits = tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
     steps = torch.randint(2, tensor.shape, generator=generator, dtype=bits.dtype) * 2 - 1
     return torch.where(tensor == 0, tensor, (bits + steps).view(tensor.dtype))
@@ -131,7 +137,7 @@ class _LastBitsChanged(Mapping[str, torch.Tensor]):
 
 
 def timed(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
-    """A call that runs `call` once without gradients and returns its seconds: by CUDA events on a GPU."""
+    """A call that runs `call` once without gradients and returns its seconds; on a GPU, by CUDA events."""
     if device.type != "cuda":
         return torch.inference_mode()(base.timed(call))
     return by_torch_events(torch.inference_mode()(call), torch.cuda.current_stream(device))
@@ -140,8 +146,8 @@ def timed(call: Callable[[], object], device: torch.device) -> Callable[[], floa
 def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner:
     """Rebuild the block of the `.onnx` artifact at `path`.
 
-    Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
-    RuntimeMissingError where the GPU can't be used.
+    Raises RequestError for any other file, for wrong options and for weights that don't fit into memory,
+    RuntimeMissingError if the GPU can't be used.
     """
     allowed_options = ("device", "dtype", "fp32_angles", "last_bits", "original", "streamed", "compiled")
     check_onnx_file("torch", path, options, allowed_options)

@@ -1,15 +1,19 @@
-"""A torch module, with inputs and outputs by the names of an ONNX file that was made of it.
+"""A torch module, with inputs and outputs by the names of an ONNX file that was made from it.
 
-Options: `module`, FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint,
-whose whole model transformers builds (posexport.runtimes.checkpoint_module); `wide` (default true): in float64,
-whatever dtypes the module names, as a reference; `dtype`: that of its weights where it is not `wide`, by default its
-own; `last_bits`, a seed: weights differ in their last bits, which shows what rounding may do; `layers` (default false):
-the hidden states of its layers (posexport.runtimes.layer_states) in place of its outputs.
+Options:
 
-Inputs and outputs of the file are those of the module with the same names, or, where it has none of them, in its order.
+- `module`: FILE.py:NAME (posexport.runtimes.module_file), whose file is run, or the folder of a checkpoint, whose whole
+  model transformers builds (posexport.runtimes.checkpoint_module).
+- `wide` (default true): in float64, whatever dtypes the module names, as a reference.
+- `dtype`: the dtype of its weights if it is not `wide`, by default its own.
+- `last_bits`: a seed. Weights differ in their last bits, which shows the possible effect of rounding.
+- `layers` (default false): the hidden states of its layers (posexport.runtimes.layer_states) in place of its outputs.
 
-The large weights of a checkpoint stay the mapped files that they are, and are converted where they are read, for
-several sets of inputs at once: one of them is in memory in float64.
+Inputs and outputs of the file are those of the module with the same names or, if it has none of these names, those in
+its order.
+
+The large weights of a checkpoint stay mapped files. They are converted when they are read, for several sets of inputs
+at once, so that only one of them is in memory in float64.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ _HALF = {10: torch.float16, 16: torch.bfloat16}
 
 
 LARGE = 2**16
-"""Numbers of a checkpoint's weight from which on it is converted where it is read."""
+"""From this number of elements on, a checkpoint's weight is converted when it is read."""
 
 
 class _Wide(TorchDispatchMode):
@@ -71,7 +75,7 @@ class _Wide(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.embedding.default:  # of a table, only the rows that are looked up are converted
+        if func is torch.ops.aten.embedding.default:  # only the rows that are looked up are converted
             return self._widened(func(*args, **kwargs or {}))
         plain = all(self._is_plain(value) for value in tree_leaves((args, kwargs)))
         args, kwargs = tree_map(partial(self._widened, plain=plain), (args, kwargs or {}))
@@ -104,7 +108,7 @@ class _Wide(TorchDispatchMode):
 
 @contextmanager
 def double_by_default() -> Iterator[None]:
-    """Inside, what torch makes without a dtype is float64, in every thread."""
+    """A context in which tensors that torch makes without a dtype are float64, in every thread."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -134,7 +138,7 @@ class ModuleRunner:
         self._dtypes = [dtype or tensor.dtype for tensor in own.values()]
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Outputs by the file's names, in float64 if it is `wide`."""
+        """Outputs by the file's names, in float64 if the runner is `wide`."""
         with double_by_default() if self._wide else nullcontext():
             return self._outputs_of(inputs, make_each)
 
@@ -180,7 +184,8 @@ class ModuleRunner:
 
 
 def _template(user: Module, names: Sequence[str]) -> Any:
-    """Inputs of the structure that the module takes: its example, or else a tensor for each parameter that it needs."""
+    """Inputs with the structure that the module takes: its example, or otherwise a tensor for each parameter that it
+    needs."""
     example = user.setting("example_inputs")
     if example is not None:
         return example
@@ -192,7 +197,8 @@ def _template(user: Module, names: Sequence[str]) -> Any:
 
 
 def paired(who: str, own: Iterable[str], what: str, names: Sequence[str]) -> list[str]:
-    """The file's name for each of the module's own: the same, or in order where it has none of them."""
+    """The file's name for each name of the module: the same names, or those in order if the file has none of the
+    module's."""
     own = list(own)
     if {*own} == {*names}:
         return own
@@ -217,7 +223,7 @@ def _known(path: Path, modified: int, size: int) -> tuple[list[str], list[str], 
 def load(path: Path, options: Mapping[str, Any]) -> ModuleRunner:
     """Run the module's file and give it the names of the `.onnx` file at `path`.
 
-    RequestError for what goes wrong in it, for other names than the file has, and for wrong options.
+    RequestError for what goes wrong in it, for names that differ from the file's, and for wrong options.
     """
     check_onnx_file("the module", path, options, OPTIONS)
     reference, dtype, seed = (options.get(name) for name in ("module", "dtype", "last_bits"))
@@ -250,14 +256,16 @@ def _load(reference: str, path: Path) -> Module:
 
 
 def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module:
-    """A copy of a module in a dtype, or with weights whose last bits are changed. Weights of a checkpoint that need no
-    change, or that are converted where they are read, are not copied."""
+    """A copy of a module in a dtype, or with changed last bits of weights.
+
+    Weights of a checkpoint that need no change, or that are converted when they are read, are not copied.
+    """
     shared = [] if seed is not None or isinstance(user, UserModule) else list(_shared(user.module, dtype))
     with user.running("copying"):
         module = copy.deepcopy(user.module, {id(weight): weight for weight in shared})
     kept = user.constants if dtype != torch.float64 else frozenset()
     module = module if dtype is None else _in_dtype(module, dtype, kept, shared)
-    if seed is not None:  # of the dtype that it has now: last bits of another one would be rounded away
+    if seed is not None:  # in its new dtype: last bits of another dtype would be rounded away
         generator = torch.Generator().manual_seed(seed)
         for tensor in module.parameters():
             if tensor.is_floating_point():
@@ -266,7 +274,7 @@ def _copied(user: Module, dtype: torch.dtype | None, seed: int | None) -> Module
 
 
 def _shared(module: torch.nn.Module, dtype: torch.dtype | None) -> Iterator[torch.nn.Parameter]:
-    """The weights that have the dtype already, and for float64 those that are large."""
+    """The weights that already have the dtype and, for float64, those that are large."""
     for weight in module.parameters():
         if weight.dtype == dtype or (dtype == torch.float64 and weight.numel() >= LARGE):
             yield weight
@@ -275,9 +283,10 @@ def _shared(module: torch.nn.Module, dtype: torch.dtype | None) -> Iterator[torc
 def _in_dtype(
     module: torch.nn.Module, dtype: torch.dtype, kept: frozenset[str], shared: Sequence[Tensor]
 ) -> torch.nn.Module:
-    """The module with floating-point weights in a dtype, but for those that are `shared` and buffers that are `kept`.
-    Complex ones are complex128 for float64 and complex64 for all others: `module.to` would leave out their imaginary
-    parts."""
+    """The module with floating-point weights in a dtype, except `shared` weights and `kept` buffers.
+
+    Complex weights become complex128 for float64 and complex64 otherwise: `module.to` would drop their imaginary parts.
+    """
     parts = torch.complex128 if dtype == torch.float64 else torch.complex64
     buffers = [buffer for name, buffer in module.named_buffers() if name not in kept]
     left = {id(weight) for weight in shared}

@@ -1,6 +1,6 @@
-"""What goes wrong where torch's exporter traces or writes a module that runs, in words of ours.
+"""Explains why torch's exporter can't trace or write a module that runs.
 
-The kind of problem follows from the types of torch's errors; what torch says stands behind a label, for people alone.
+The types of torch's errors tell the kind of problem. What torch says comes after a label, only for people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from posexport.errors import RequestError
 
 
 class TraceError(RequestError):
-    """torch's exporter can't trace or write a module: its `__cause__` is torch's error, which knows the place."""
+    """torch's exporter can't trace or write a module. `__cause__` is torch's error, which knows the place."""
 
 
 Told = tuple[str, str]
@@ -51,8 +51,10 @@ _NO_TRANSLATION: Told = (
 
 
 def _guard(error: Any) -> Told:
-    """A condition, or a number, that depends on values."""
-    kinds = {kind.__name__ for kind in type(getattr(error, "cond", None)).__mro__}  # of sympy, which has no types
+    """The problem is a condition, or a number, that depends on values."""
+    kinds = {
+        kind.__name__ for kind in type(getattr(error, "cond", None)).__mro__
+    }  # types of sympy, which has no type hints
     return _BRANCH if kinds & {"Relational", "BooleanFunction"} else _NUMBER
 
 
@@ -76,12 +78,12 @@ _KINDS: dict[str, Callable[[Any], Told]] = {
     "DispatchError": lambda _: _NO_TRANSLATION,
     "ConversionError": lambda _: _NO_TRANSLATION,
 }
-"""By the name of the type, since its module differs between versions of torch."""
+"""What is wrong by the name of the error's type: the module of the type differs between versions of torch."""
 
 
 @contextmanager
 def tracing(module: torch.nn.Module, dynamic_shapes: bool) -> Iterator[None]:
-    """torch's exporter works inside on a module that runs: what it raises becomes a TraceError.
+    """A context in which torch's exporter works on a module that runs. What it raises becomes a TraceError.
 
     `dynamic_shapes` says whether the user gave some.
     """
@@ -91,7 +93,7 @@ def tracing(module: torch.nn.Module, dynamic_shapes: bool) -> Iterator[None]:
         raise
     except Exception as error:
         told = _told(error, module, dynamic_shapes)
-        # of values, torch speaks in symbols of its own
+        # about values, torch's text only has its own symbols
         detail = "" if told in (_BRANCH, _NUMBER) else f" (torch says: {said(chain_of(error)[-1])})"
         raise TraceError(f"{told[0]}: {told[1]}{detail}.") from error
 
@@ -101,7 +103,7 @@ def _told(error: Exception, module: torch.nn.Module, dynamic_shapes: bool) -> To
     if (known := known_kind(chain)) is not None:
         return known
     forward = getattr(type(module).forward, "__code__", None)
-    # torch compares the shapes that are given with those that it found before and after it runs the module
+    # torch compares the given shapes with those that it found, before and after it runs the module
     return (
         _DYNAMIC_SHAPES if dynamic_shapes and not any(_comes_from(each, forward) for each in chain) else _TENSORS_ALONE
     )
@@ -126,7 +128,7 @@ def _comes_from(error: BaseException, code: CodeType | None) -> bool:
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """An error and those that caused it, the first cause last."""
+    """An error and its causes; the first cause is last."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
@@ -134,7 +136,8 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def said(error: BaseException) -> str:
-    """`ValueError: no heads`: the type of an error and the first line of its text, with what a list begins with."""
+    """`ValueError: no heads`: the type of an error and the first line of its text, and the second if the first ends in
+    a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")
     return type(error).__name__ + (f": {text}" if text else "")

@@ -1,9 +1,9 @@
 """A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker [module]`.
 
-It loads the engine of the module that is named before the first request comes, since engines take seconds to load.
-A request is {module, path, options, inputs: [file], outputs: [file], limited, wide}, its answer {describe}
-(posexport.processes). `limited`: it may take the memory that is free when the request comes, and no more. `wide` names
-outputs of which few columns are kept, with the columns that they have (posexport.runtimes.wide_outputs).
+It loads the engine of the named module before the first request, because engines take seconds to load. A request is
+{module, path, options, inputs: [file], outputs: [file], limited, wide}, its answer {describe} (posexport.processes).
+`limited`: the process may use only the memory that is free when the request comes. `wide` has the number of columns of
+outputs of which only some columns are kept (posexport.runtimes.wide_outputs).
 
 The process ends when its parent does: its input then ends, which a thread notices even while an engine runs.
 """
@@ -40,6 +40,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # workers run side by side: a thread that waits in a loop for another takes the core that this other one needs
+    # workers run in parallel: a thread that waits in a loop for another one takes the core that the other needs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     serve(answer, prepare=lambda: [import_module(name) for name in sys.argv[1:]])

@@ -1,1 +1,1 @@
-"""TensorRT and TensorRT for RTX: building plans, running them, and evaluating the network that the parser made."""
+"""TensorRT and TensorRT for RTX: build plans, run them, and evaluate the network that the parser made."""

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT for RTX, which share one Python API: which of them is installed, its log and its errors."""
+"""The Python API that TensorRT and TensorRT for RTX share: which of them is installed, its log and its errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from posexport.runtimes import NO_GPU, RUNTIMES, TENSORRT, Runtime
 from posexport.runtimes.installation import install_command
 
 BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.module == TENSORRT}
-"""The runtimes that build plans by name, the preferred one first."""
+"""The runtimes that build plans, by name; the preferred one is first."""
 
 
 def can_build(name: str) -> str | None:
-    """Why the runtime can't build plans here, in one sentence without a full stop, or None."""
+    """Why the runtime can't build plans here, in one sentence without a full stop; None if it can."""
     reason = BUILDERS[name].missing()
     # TensorRT times kernels on the GPU that the plan is for; TensorRT for RTX leaves that to the first run.
     return None if reason is None or (reason.code == NO_GPU and name != "tensorrt") else reason.text
@@ -26,7 +26,7 @@ def can_build(name: str) -> str | None:
 def choose(name: str | None) -> str:
     """The runtime that builds: `name`, or by default the first one that can build on this machine.
 
-    Raises RequestError for a runtime that builds no plans, RuntimeMissingError where none can build.
+    Raises RequestError for a runtime that builds no plans, RuntimeMissingError if none can build.
     """
     if name in RUNTIMES and name not in BUILDERS:
         raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
@@ -41,7 +41,7 @@ def choose(name: str | None) -> str:
 
 
 def load(name: str) -> Any:
-    """The engine's module; RuntimeMissingError where it can't be imported."""
+    """The engine's module; RuntimeMissingError if it can't be imported."""
     row = BUILDERS[name]
     try:
         return import_module(row.package)
@@ -53,7 +53,7 @@ def load(name: str) -> Any:
 
 
 def make_log(trt: Any) -> Any:
-    """A logger that keeps every message in `.messages` as (severity, text), and prints none."""
+    """A logger that keeps every message in `.messages` as (severity, text), and prints nothing."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -74,10 +74,10 @@ def make_log(trt: Any) -> Any:
 
 
 def create(maker: Callable[[Any], Any], log: Any) -> Any:
-    """`maker`, TensorRT's class Builder or Runtime, with a logger.
+    """An instance of `maker`, TensorRT's class Builder or Runtime, with a logger.
 
-    They log while they hold a lock that the end of another builder takes too. Python could collect one as garbage
-    whenever the logger runs, which would then wait for itself, so nothing is collected in the meantime.
+    These classes log while they hold a lock that the destructor of another builder also takes. If Python collected such
+    a builder while the logger runs, it would wait for itself. So garbage collection is off in the meantime.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -95,7 +95,7 @@ def make_network(trt: Any, builder: Any) -> Any:
 
 
 def capabilities(trt: Any) -> dict[str, Any]:
-    """The engine's constants by compute capability, such as "8.9"; empty where it builds for the GPU at hand."""
+    """The engine's constants by compute capability, such as "8.9"; empty if it builds only for the installed GPU."""
     members = dict(getattr(getattr(trt, "ComputeCapability", None), "__members__", {}))
     return {f"{key[2:-1]}.{key[-1]}": value for key, value in members.items() if re.fullmatch(r"SM\d+", key)}
 

@@ -1,4 +1,4 @@
-"""What TensorRT's layers for transformers compute: attention, rotary embedding, and updates of a cache."""
+"""TensorRT's layers for transformers: attention, rotary embedding, and updates of a cache."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Tensor = torch.Tensor
 def attention(layer: Any, query: Tensor, key: Tensor, value: Tensor, *masks: Tensor) -> Tensor:
     """softmax(Q K^T, masked) V without a scale: the parser scales queries and keys in separate layers.
 
-    Q is [batch, heads, queries, size], K and V [batch, heads or a divisor of them, keys, size]; a mask is bool (True
-    attends) or added. The first layer of a scope computes the whole attention; the second passes its input on.
+    Q is [batch, heads, queries, size], K and V are [batch, heads or a divisor of it, keys, size]. A mask is bool (True
+    attends) or is added. The first layer of a scope computes the whole attention; the second returns its input.
     """
     scope = layer.attention
     _check(layer, scope, masks)
@@ -36,7 +36,7 @@ def attention(layer: Any, query: Tensor, key: Tensor, value: Tensor, *masks: Ten
 
 
 def _check(layer: Any, scope: Any, masks: Sequence[Tensor]) -> None:
-    """CannotEvaluate where this attention has more than queries, keys, values, a mask and causality."""
+    """CannotEvaluate if this attention has more than queries, keys, values, a mask and causality."""
     forms = [getattr(getattr(scope, name, None), "name", "PADDED_BHND") for name in ("query_form", "key_value_form")]
     if set(forms) != {"PADDED_BHND"}:
         raise CannotEvaluate(f"its tensors are {' and '.join(forms)}")
@@ -64,7 +64,7 @@ def rotary_embedding(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, positions:
     """Pairs of features of x [batch, heads, seq, size], rotated by angles whose cosines and sines are inputs.
 
     Cosines and sines are [batch, seq, n/2], or [positions, n/2] with the rows in a fourth input [batch, seq]. n is the
-    layer's `rotary_embedding_dim`, 0 for all features. Pairs are (2i, 2i + 1) if `interleaved`, else (i, i + n/2).
+    layer's `rotary_embedding_dim`, 0 for all features. Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + n/2).
     """
     if positions is not None:
         if bool(((positions < 0) | (positions >= len(cos))).any()):

@@ -1,8 +1,9 @@
-"""Builds a plan in a child process, `python -P -m posexport.runtimes.tensorrt.build_process`, for the command line's.
+"""Builds a plan in a child process, `python -P -m posexport.runtimes.tensorrt.build_process`, for the command line.
 
-A damaged or hostile file can end the process that parses it, or take all memory: here that is one sentence. A request
-is {path, sha256, options, folder, shapes}, its answer {version, profiles, kernels, memory, seconds}; the plan and its
-caches are files in the folder. The steps of the build are reported while it runs. Ctrl-C ends the child at once.
+A damaged or hostile file can end the process that parses it, or use all memory. Here that becomes one sentence. A
+request is {path, sha256, options, folder, shapes}, its answer {version, profiles, kernels, memory, seconds}. The plan
+and its caches are files in the folder. The steps of the build are reported while it runs. Ctrl-C ends the child at
+once.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from posexport.runtimes.tensorrt.builder import Built, Shapes, build
 from posexport.runtimes.tensorrt.options import BuildOptions
 
 LONGEST_STEP = 3600.0
-"""Seconds that one step of a build may take; the builder reports each."""
+"""The seconds that one step of a build may take; the builder reports each step."""
 
 _PLAN, _TIMING, _RUNTIME = "plan", "timing", "runtime"  # the files in the folder
 
 
 @contextlib.contextmanager
 def build_process() -> Iterator[Worker]:
-    """The child process, which starts at once and ends with the block."""
+    """The child process. It starts at once and ends with the block."""
     worker = Worker("posexport.runtimes.tensorrt.build_process")
     try:
         worker.start()
@@ -51,10 +52,10 @@ def build_in_child(
     progress: Progress = silent,
     shapes: Shapes | None = None,
 ) -> Built:
-    """Build an ONNX file into a plan in another process, with `shapes` where it is no artifact of posexport; raises the
-    errors of `posexport.export.compile.compile_plan`.
+    """Build an ONNX file into a plan in another process, with `shapes` if it is not an artifact of posexport.
 
-    RequestError too where the engine crashes, runs out of memory or raises what it likes.
+    Raises the errors of `posexport.export.compile.compile_plan`, and RequestError if the engine crashes, runs out of
+    memory or raises anything else.
     """
     now = "starting"
 
@@ -88,7 +89,7 @@ def build_in_child(
 
 
 def _error(failure: Reason, problem: str, step: str) -> PosexportError:
-    """The error that a failure of the child is, in which `problem` failed at this step."""
+    """The error for a failure of the child, in which `problem` failed at this step."""
     if failure.code == MISSING:
         return RuntimeMissingError(failure.text)
     if failure.code == INVALID:
@@ -106,10 +107,10 @@ def _is_path(value: Any) -> bool:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Build the plan and write it into the folder."""
     options, folder = BuildOptions(**request["options"]), Path(request["folder"])
-    if gpu_missing() is not None:  # CUDA maps far more than it takes
+    if gpu_missing() is not None:  # CUDA maps far more memory than it uses
         machine.limit_to_what_is_free()
     read: Callable[[Path, str], GraphFile] = read_onnx if request["shapes"] is None else read_graph
-    artifact = read(Path(request["path"]), request["sha256"])  # what was checked, nothing that came after
+    artifact = read(Path(request["path"]), request["sha256"])  # exactly the checked file, not a later one
     shapes = None if request["shapes"] is None else Shapes(**request["shapes"])
     built = build(artifact, options, report, shapes)
     (folder / _PLAN).write_bytes(memoryview(built.plan))

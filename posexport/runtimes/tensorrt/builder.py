@@ -1,7 +1,7 @@
-"""Builds a TensorRT plan in memory and reads what the builder chose. Only child processes do: a file that somebody else
-made may end the process that parses it.
+"""Builds a TensorRT plan in memory and reads what the builder chose.
 
-Networks are strongly typed. TF32 is off by default, because it costs an fp32 graph half of its digits.
+Only child processes do this: a file from somebody else may end the process that parses it. Networks are strongly typed.
+TF32 is off by default, because it costs an fp32 graph half of its digits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from posexport.spec.forms import ORT_ALONE
 
 @attrs.frozen(kw_only=True)
 class Built:
-    """A plan in memory. `memory` is in bytes, None where the builder did not log it."""
+    """A plan in memory. `memory` is in bytes, None if the builder did not log it."""
 
     plan: Any
     version: str
@@ -47,11 +47,11 @@ class Built:
 
 @attrs.frozen(kw_only=True)
 class Shapes:
-    """What is known of a graph without a spec: the shapes {input: {min, opt, max}} that its plan takes, the names of
-    the inputs' dimensions, and the number of its attentions.
+    """What is known about a graph without a spec.
 
-    Files may name one length differently in each input; the builder takes those for different lengths, and then fuses
-    no attention over them. So it gets the graph with these names.
+    It has the shapes {input: {min, opt, max}} that the plan takes, the names of the inputs' dimensions, and the number
+    of attentions. Files may name one length differently in each input. The builder then takes the names for different
+    lengths and doesn't fuse attention. So it gets the graph with these names.
     """
 
     profiles: dict[str, dict[str, list[int]]]
@@ -64,7 +64,7 @@ def build(
 ) -> Built:
     """Build an ONNX file into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`.
 
-    `shapes` are needed for any other than an artifact of posexport, and take the place of the profile in the options.
+    `shapes` are needed for a file that is not an artifact of posexport; they replace the profile in the options.
     `progress` gets the builder's phases.
     """
     if isinstance(artifact, Artifact) and artifact.target == "ort":
@@ -124,7 +124,8 @@ def build(
 
 
 def _lengths(profiles: ShapeProfiles) -> tuple[int, int, int]:
-    """The numbers that an input may hold which decides lengths, such as how full a cache is: none to the longest."""
+    """The smallest, usual and largest number in an input that decides lengths, such as the number of tokens in a
+    cache."""
     usual, longest = (max(dim for shapes in profiles.values() for dim in shapes[moment]) for moment in ("opt", "max"))
     return 0, usual, longest
 
@@ -139,12 +140,12 @@ def _renamed(graph: GraphFile, dimensions: Mapping[str, Sequence[int | str]]) ->
                 dim.dim_value = name
             else:
                 dim.dim_param = name
-    del model.graph.value_info[:]  # which have the old names
+    del model.graph.value_info[:]  # they have the old names
     return bytes(model.SerializeToString())
 
 
 def _allow_decomposing(trt: Any, network: Any) -> int:
-    """Let the builder decompose attention where it has no kernel (fp32, wide heads) instead of failing.
+    """Let the builder decompose attention for which it has no kernel (fp32, wide heads) instead of failing.
 
     Returns the number of attention layers in the network.
     """
@@ -167,7 +168,7 @@ def _check_functions(name: str, artifact: GraphFile, parser: Any) -> None:
 
 
 def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
-    """The engine inspector's table of a plan that was just built; it reads like the builder's."""
+    """The engine inspector's table of a new plan, in the format of the builder's table."""
     runtime = api.create(trt.Runtime, log)
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:

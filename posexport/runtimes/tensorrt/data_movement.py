@@ -1,4 +1,4 @@
-"""What TensorRT's layers that move elements compute: reshapes, slices, gathers and scatters."""
+"""TensorRT's layers that move elements: reshapes, slices, gathers and scatters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Tensor = torch.Tensor
 
 
 def along(values: Tensor, axis: int, rank: int) -> Tensor:
-    """A vector as a tensor of `rank` axes, all of size 1 but one."""
+    """A vector as a tensor of `rank` axes; all other axes have size 1."""
     return values.reshape([-1 if other == axis else 1 for other in range(rank)])
 
 
 def shuffle(layer: Any, x: Tensor, shape: Tensor | None = None) -> Tensor:
-    """A transposition, a reshape and a second transposition, each where the layer has one."""
+    """A transposition, a reshape and a second transposition, as far as the layer has them."""
     x = x.permute(list(layer.first_transpose)[: x.ndim])
     dims = layer.reshape_dims if shape is None else ints(shape)
     if dims is not None:
@@ -31,7 +31,8 @@ def shuffle(layer: Any, x: Tensor, shape: Tensor | None = None) -> Tensor:
 
 
 def _resolved(dims: list[int], x: Tensor, placeholder: bool, declared: dict[int, int]) -> list[int]:
-    """Sizes with 0 (the input's size of that axis, where it is a placeholder) and -1 (inferred) replaced."""
+    """Sizes with -1 (inferred) replaced, and with 0 replaced by the input's size of that axis if it is a
+    placeholder."""
     if placeholder:
         dims = [x.shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
     if -1 in dims:
@@ -75,7 +76,7 @@ _OUTSIDE: dict[str, Callable[[Tensor, int], Tensor]] = {
     "FILL": lambda at, size: at.clamp(0, size - 1),
     "REFLECT": _mirrored,
 }
-"""Replaces coordinates outside of an axis, by the mode of a slice; `slice_` fills the elements of FILL later."""
+"""Replaces coordinates outside an axis, by the mode of a slice; `slice_` fills the elements of FILL later."""
 
 
 def slice_(
@@ -161,7 +162,7 @@ def gather(layer: Any, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def _gather_nd(x: Tensor, indices: Tensor, declared: list[int], together: int) -> Tensor:
-    """Elements by tuples of indices, the last axis of `indices`; the first `together` axes are common to both."""
+    """Elements by tuples of indices in the last axis of `indices`; the first `together` axes are common to both."""
     depth = indices.shape[-1]
     rows = [along(torch.arange(size), axis, indices.ndim - 1) for axis, size in enumerate(x.shape[:together])]
     for number in range(depth):
@@ -193,7 +194,7 @@ def scatter(layer: Any, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
 
 
 def one_hot(layer: Any, indices: Tensor, values: Tensor, size: Tensor) -> Tensor:
-    """The second of two values at the index along a new axis of that size, and the first elsewhere."""
+    """The second of two values at the index along a new axis of that size, and the first value elsewhere."""
     (off, on), depth = values, int(size)
     if bool(((indices < 0) | (indices >= depth)).any()):
         raise CannotEvaluate(f"an index is not in [0, {depth})")

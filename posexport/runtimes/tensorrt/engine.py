@@ -1,7 +1,7 @@
-"""TensorRT and TensorRT for RTX: a plan, or a `.onnx` built on the fly, run by polygraphy's TrtRunner.
+"""TensorRT and TensorRT for RTX: a plan, or a `.onnx` that is built first, run by polygraphy's TrtRunner.
 
 Options: `module` ("tensorrt" or "tensorrt_rtx"), `profile` (requests as `posexport compile --profile` takes them, for a
-`.onnx`), `cuda_graph` (record the run once and replay it when timed), `sha256` (of a plan, as whoever asks checked it).
+`.onnx`), `cuda_graph` (record the run once and replay it when timed), `sha256` (of a plan, as the caller checked it).
 
 A plan is code, so it is opened only if its manifest matches it and names this runtime and version. Tensors are passed
 as bytes, because numpy has no bf16.
@@ -76,7 +76,7 @@ class PlanRunner:
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
-        for handle in reversed(self._held[1:]):  # of the last `prepare`, but its context, which needs no call
+        for handle in reversed(self._held[1:]):  # of the last `prepare`; its context needs no call
             handle.free()  # polygraphy frees memory and streams on request only
         self._held.clear()
         context = self._context()
@@ -134,7 +134,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     """Open a `.plan`, or build a `.onnx` artifact and open that.
 
     Raises RequestError for a plan that does not match its manifest or that another runtime or version built,
-    RuntimeMissingError where the engine or a GPU is missing; the plan is not deserialised then.
+    RuntimeMissingError if the engine or a GPU is missing. The plan is not deserialised then.
     """
     check_options("tensorrt", options, _OPTIONS)
     name = str(options["module"]).replace("_", "-")
@@ -154,14 +154,14 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     check_builder(path, manifest, name, trt.__version__)
     with system_error(f"can't read {str(path)!r}", "give a plan that fits into the memory that is free"):
         plan = read_bytes(path, available())
-    # the bytes that are opened, not those checked before, here or (with the option) by the process that asks
+    # check the bytes that are opened: the file was checked before, here or (with the option) by the caller
     if {hashlib.sha256(plan).hexdigest()} != {manifest.sha256, options.get("sha256", manifest.sha256)}:
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
     return PlanRunner(trt, plan, name, manifest.profiles, values_of(manifest.outputs), cuda_graph)
 
 
 def warm_cache(name: str, plan: Any, artifact: GraphFile, profiles: ShapeProfiles, file: Path) -> bytes:
-    """The runtime cache of a new plan, run once at the shapes it is tuned for; `file` may hold an earlier cache.
+    """The runtime cache of a new plan, run once at the shapes it is tuned for; `file` may contain an earlier cache.
 
     Raises RuntimeMissingError without a GPU to compile kernels for.
     """

@@ -2,8 +2,8 @@
 
 TensorRT's parser reads the file, and torch evaluates the layers of the resulting network one by one (`layers`). So a
 node that TensorRT confuses with another operator, or an attribute that it ignores, gives a wrong value on any machine.
-Rounding to half precision and faults of kernels do not show. Overflow does: a cast beyond a type's range is infinite.
-Products and sums in fp32 are rounded to it: the angle of a far position is a rounded product in every runtime.
+Rounding to half precision and errors of kernels do not show. Overflow does: a cast beyond a type's range is infinite.
+Products and sums in fp32 are rounded to fp32: the angle of a far position is a rounded product in every runtime.
 
 Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain raises RuntimeMissingError.
 """
@@ -37,14 +37,15 @@ _ROUNDED = ("ELEMENTWISE", "REDUCE")
 """Layers whose fp32 results are rounded to fp32."""
 
 _KEPT_BYTES = 2**30
-"""Weights that are kept in float64 for further runs: to read them again takes a quarter of the time of a run."""
+"""The most bytes of weights that are kept in float64 for further runs. Reading them again takes a quarter of a run's
+time."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Node:
-    """One layer: `inputs` and `outputs` are names of tensors (None for an absent input).
+    """One layer. `inputs` and `outputs` are names of tensors (None for an absent input).
 
-    `choice` is the condition of a layer that selects its first or its second input; the other is not evaluated.
+    `choice` is the condition of a layer that selects its first or its second input; the other input is not evaluated.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Node:
         return RuntimeMissingError(f"{NAME} can't evaluate layer {self.name!r} ({self.kind}): {why}.")
 
     def required(self, values: Mapping[str, torch.Tensor]) -> list[str]:
-        """The tensors that it needs, as far as `values` tell: a selected input follows its condition."""
+        """The tensors that the layer needs, as far as `values` tell: the condition decides which input is needed."""
         if self.choice is None:
             return [name for name in self.inputs if name is not None]
         if self.choice not in values:
@@ -67,7 +68,7 @@ class Node:
         return [str(self.inputs[0 if bool(values[self.choice]) else 1])]
 
     def evaluate(self, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Its outputs; RuntimeMissingError where they aren't certain, RuntimeError for inputs that TensorRT rejects."""
+        """Its outputs; RuntimeMissingError if they aren't certain, RuntimeError for inputs that TensorRT rejects."""
         try:
             if self.choice is not None:
                 result: Any = values[self.required(values)[0]]
@@ -124,10 +125,11 @@ class ImportRunner:
             return self._filled(values)
 
     def _filled(self, values: dict[str, torch.Tensor]) -> Arrays:
-        """Evaluate the layers that outputs and assertions need, drop values that are not read again, and give the
+        """Evaluate the layers that outputs and assertions need, drop values that are not read again, and return the
         outputs.
 
-        Layers are evaluated when their inputs are there, not in the network's order. Unselected branches are skipped.
+        Layers are evaluated when their inputs are available, not in the network's order. Unselected branches are
+        skipped.
         """
         unread = Counter(self._uses)
         wanted = {tensor.name: DTYPES[tensor.dtype.name] for tensor in self._outputs}
@@ -202,7 +204,7 @@ def _nodes(trt: Any, network: Any) -> list[Node]:
 
 
 def _engine() -> tuple[str, Any]:
-    """The runtime whose parser is used, and its module: TensorRT for RTX where it is installed, else TensorRT."""
+    """The runtime whose parser is used, and its module: TensorRT for RTX if it is installed, otherwise TensorRT."""
     for name in ("tensorrt-rtx", "tensorrt"):
         if find_spec(api.BUILDERS[name].package) is not None:
             return name, api.load(name)
@@ -210,7 +212,7 @@ def _engine() -> tuple[str, Any]:
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
-    """Parse the `.onnx` file at `path`, external data included; there are no options.
+    """Parse the `.onnx` file at `path` with its external data; there are no options.
 
     Raises RequestError with the parser's first error, RuntimeMissingError for a layer that can't be evaluated.
     """
@@ -223,7 +225,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
         raise RuntimeMissingError(f"{name} can't start here: {'; '.join(log.errors()) or error}.") from error
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
-    graph = read_with_weights_on_disk(path)  # whose weights the parser reads where they lie, once
+    graph = read_with_weights_on_disk(path)  # the parser reads its weights from the disk, once
     if not parser.parse(graph.model.SerializeToString(), str(path)):
         raise parser_error(NAME, str(path), parser, graph.model)
     return ImportRunner(trt, network, parser, builder, log)

@@ -1,7 +1,8 @@
 """What TensorRT's builder chose: kernels, the ONNX nodes in each, and memory, read from its log. Imports no engine.
 
-At ProfilingVerbosity.DETAILED the builder logs one message `Layers:` with a row for each step of the plan. Nothing else
-shows fusion without a GPU. It is not documented, so anything unexpected in it is "not known" with the reason.
+At ProfilingVerbosity.DETAILED, the builder logs one message `Layers:` with a row for each step of the plan. Without a
+GPU, nothing else shows fusion. The format is not documented, so anything unexpected in it is "not known", with the
+reason.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def read_kernels(messages: Iterable[str], layers: int) -> PlanKernels:
 
 
 def read_memory(messages: Iterable[str]) -> dict[str, int | None]:
-    """Bytes of scratch, activation and weight memory that the builder plans for; None where it did not log them."""
+    """Bytes of scratch, activation and weight memory that the builder plans for; None if it did not log them."""
     memory: dict[str, int | None] = dict.fromkeys(_MEMORY)
     for message, (key, pattern) in itertools.product(messages, _MEMORY.items()):
         if (match := pattern.fullmatch(message.strip())) is not None:

@@ -1,7 +1,8 @@
 """What TensorRT's layers compute, one function for each kind, in float64.
 
-Written from NVIDIA's documentation of operators (https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators)
-and of the C++ API. A layer comes downcast to its own class, with the values of its inputs.
+Written from NVIDIA's documentation of operators
+(https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators) and of the C++ API. Each function gets a layer,
+downcast to its own class, and the values of its inputs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "GELU_ERF": lambda x, a, b: torch.nn.functional.gelu(x),
     "GELU_TANH": lambda x, a, b: torch.nn.functional.gelu(x, approximate="tanh"),
 }
-"""Of x, and the layer's alpha and beta."""
+"""Functions of x and the layer's alpha and beta."""
 
 
 def matrix_multiply(layer: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def reduce(layer: Any, x: Tensor) -> Tensor:
 
 
 def fill(layer: Any, dims: Tensor | None = None, alpha: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
-    """alpha plus beta times the index, summed over axes; both are inputs or attributes, of integers or floats."""
+    """alpha plus beta times the index, summed over axes; both are inputs or attributes, integers or floats."""
     if layer.operation.name != "LINSPACE":
         raise CannotEvaluate(f"the operation {layer.operation.name} is random")
     sizes = tuple(layer.shape) if dims is None else ints(dims)
@@ -167,18 +168,18 @@ def scale(layer: Any, x: Tensor) -> Tensor:
 
 
 def assertion(layer: Any, condition: Tensor) -> tuple[Tensor, ...]:
-    """No output; RuntimeError where the input is false, as TensorRT gives when it runs."""
+    """No output; RuntimeError if the input is false, as TensorRT raises at run time."""
     if not bool(condition.all()):
         raise RuntimeError(f"an assertion of TensorRT's fails: {layer.message}")
     return ()
 
 
 Evaluate = Callable[..., Tensor | tuple[Tensor, ...]]
-"""What a kind of layer computes, of the layer and the values of its inputs, None for an absent one."""
+"""Computes a kind of layer from the layer and the values of its inputs, None for an absent one."""
 
 
 def _first(layer: Any, x: Tensor, *others: Tensor) -> Tensor:
-    """The first input unchanged: the borders of a conditional and of an attention."""
+    """The first input unchanged: for layers at the borders of a conditional and of an attention."""
     return x
 
 
@@ -222,4 +223,4 @@ LAYERS: dict[str, tuple[str, Evaluate]] = {
     "UNARY": ("IUnaryLayer", lambda layer, x: chosen(UNARY, layer.op)(x)),
     "UNSQUEEZE": ("IUnsqueezeLayer", data_movement.unsqueeze),
 }
-"""Every known kind of layer, by the name of TensorRT's LayerType: its class, and what it computes."""
+"""Every known kind of layer, by the name of TensorRT's LayerType: its class, and the function that computes it."""

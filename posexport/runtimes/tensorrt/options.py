@@ -41,9 +41,9 @@ def _memory_size(given: str | int) -> int:
 
 @attrs.frozen(kw_only=True)
 class PlanOptions:
-    """How a plan is built: what decides its bytes, beside its ONNX file and the runtime's version.
+    """How a plan is built: what determines its bytes, apart from its ONNX file and the runtime's version.
 
-    Without a `compute_capability` (such as "8.9") it is for every GPU that the runtime supports; `memory_limit` is in
+    Without a `compute_capability` (such as "8.9"), it is for every GPU that the runtime supports. `memory_limit` is in
     bytes. RequestError for a value that can't be read.
     """
 
@@ -56,7 +56,7 @@ class PlanOptions:
 
 @attrs.frozen(kw_only=True)
 class BuildOptions(PlanOptions):
-    """A plan's options, and the files that its build reads and writes beside it."""
+    """A plan's options, and the files that its build reads and writes in addition."""
 
     timing_cache: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
     runtime_cache: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))

@@ -1,7 +1,7 @@
-"""Why TensorRT's parser or builder doesn't take a file, as one sentence with what to do.
+"""Why TensorRT's parser or builder doesn't take a file, in one sentence with what to do.
 
-What is wrong, and what to do, follow from the parser's error codes, from the graph and from what was asked for. The
-engine's own words stand behind "TensorRT says", for people alone.
+What is wrong, and what to do, follow from the parser's error codes, from the graph and from the request. The engine's
+own words come after "TensorRT says", only for people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from posexport.errors import RequestError, shown
 from posexport.runtimes.tensorrt.options import PlanOptions
 
 _ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention", "RotaryEmbedding")
-"""Operators that TensorRT knows, and of which it takes some inputs and attributes only."""
+"""Operators that TensorRT knows, but of which it takes only some inputs and attributes."""
 
 _TYPES = onnx.TensorProto
 _TAKEN = {_TYPES.FLOAT, _TYPES.FLOAT16, _TYPES.BFLOAT16, _TYPES.DOUBLE, _TYPES.BOOL, _TYPES.INT8, _TYPES.UINT8}
@@ -54,11 +54,11 @@ _OTHER_ADVICE = {
     "UNSUPPORTED_NODE_DYNAMIC": "fix the sizes of its inputs where it is exported",
     **dict.fromkeys(_INVALID, "check it with onnx.checker.check_model, or export it again"),
 }
-"""What to do by code, where neither the operator nor an input says more."""
+"""What to do by code, if neither the operator nor an input says more."""
 
 
 def parser_error(name: str, file: str, parser: Any, model: onnx.ModelProto) -> RequestError:
-    """The parser's first error as one sentence with the node, the operator, what is wrong there and what to do.
+    """The parser's first error in one sentence with the node, the operator, what is wrong there and what to do.
 
     `model` is what was parsed.
     """
@@ -88,8 +88,10 @@ def parser_error(name: str, file: str, parser: Any, model: onnx.ModelProto) -> R
 def build_error(
     name: str, file: str, errors: Sequence[str], options: PlanOptions | None = None, *, ours: bool = True
 ) -> RequestError:
-    """The builder's refusal as one sentence with what to do, by the options of the build; `errors` are those in its
-    log, `ours` where posexport wrote the file."""
+    """The builder's error in one sentence with what to do, by the options of the build.
+
+    `errors` are those in its log. `ours` is true if posexport wrote the file.
+    """
     advice = list(_by_options(options or PlanOptions()))
     if ours:
         advice += ["export with --dtype fp16 or --form decomposed"]
@@ -100,7 +102,7 @@ def build_error(
 
 
 def _by_options(options: PlanOptions) -> Iterator[str]:
-    """What may make a build possible, by what was asked for."""
+    """What may make a build possible, by the options that were given."""
     if options.memory_limit is not None:
         yield "raise --memory-limit"
     if options.compute_capability:
@@ -142,7 +144,7 @@ def _of_attention(ours: bool) -> str:
 
 
 def _quoted(*texts: str) -> str:
-    """The first message of the engine that says something, labelled as its own; empty where there is none."""
+    """The first message of the engine that says something, labelled as the engine's; empty if there is none."""
     said = next(filter(None, map(detail, texts)), "")
     return f" (TensorRT says: {said})" if said else ""
 
@@ -153,11 +155,11 @@ _CONDITION = re.compile(r"^Parameter check failed, condition: .*?\. (?=[A-Z])")
 _PLACE = re.compile(r"\.?\s+In [^/]{1,80} at /.*")
 _MESSAGE = re.compile(r'&& ((?:"[^"]*"\s*)+)$')
 _PROGRAM = re.compile(r"&&|\|\||->|==|::|[Cc]uda|^Invalid Node|^\S*$|^Assertion failed")
-"""What stands in lines that are about the engine's program alone."""
+"""Patterns of lines that are only about the engine's program."""
 
 
 def detail(message: str) -> str:
-    """What a message of the engine says, on one line: without conditions, error codes and places of its program."""
+    """What a message of the engine says, on one line, without conditions, error codes and places of its program."""
     for line in message.splitlines():
         text = _PLACE.sub("", _SOURCE.sub("", coded[1] if (coded := _CODE.search(line)) else line))
         text = _CONDITION.sub("", text)

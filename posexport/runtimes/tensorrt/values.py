@@ -43,7 +43,7 @@ def fits(value: torch.Tensor, tensor: Any) -> bool:
 
 
 def cast(value: torch.Tensor, to: str) -> torch.Tensor:
-    """The value cast to the type `to` without rounding of floats; floats are truncated to integers.
+    """The value cast to the type `to`, without rounding of floats; floats are truncated to integers.
 
     Beyond the type's range, a float becomes infinite, an integer wraps, and a float cast to an integer is clamped.
     """
@@ -83,7 +83,7 @@ def read_weights(weights: Any, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _read_bf16(weights: Any) -> np.ndarray[Any, Any]:
-    """bf16 weights by their address, which the Python API does not expose."""
+    """bf16 weights, read at their address, which the Python API does not expose."""
     if weights.dtype.name != "BF16":
         raise CannotEvaluate(f"its weights are {weights.dtype.name}")
     if not weights.size:
@@ -96,8 +96,11 @@ def _read_bf16(weights: Any) -> np.ndarray[Any, Any]:
 
 
 def _address(weights: Any) -> tuple[int, int, int]:
-    """(type, address, count) of a `Weights` object: pybind11 keeps the address of the C++ struct behind the header of
-    the Python object, and the struct is {int32 type; const void* values; int64 count}."""
+    """(type, address, count) of a `Weights` object.
+
+    pybind11 keeps the address of the C++ struct after the header of the Python object. The struct is {int32 type; const
+    void* values; int64 count}.
+    """
     struct = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__).value or 0
     kind = ctypes.c_int32.from_address(struct).value
     values = ctypes.c_void_p.from_address(struct + 8).value or 0

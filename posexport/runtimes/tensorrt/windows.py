@@ -1,6 +1,7 @@
-"""What TensorRT's convolutions and poolings compute, in float64: layers of a window that moves over the last axes.
+"""TensorRT's convolutions and poolings, in float64: layers with a window that moves over the last axes.
 
-An image [batch, channels, *sizes]; kernels [out, in / groups, *window], of a deconvolution [in, out / groups, *window].
+An image is [batch, channels, *sizes]. Kernels are [out, in / groups, *window]; those of a deconvolution are [in, out /
+groups, *window].
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _DECONVOLUTIONS = {
 
 
 def convolution(layer: Any, x: Tensor, kernel: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """A convolution; kernel and bias are the layer's own where they are no inputs."""
+    """A convolution. Kernel and bias are the layer's own unless they are inputs."""
     window, dilation = tuple(layer.kernel_size_nd), tuple(layer.dilation_nd)
     kernel = read_weights(layer.kernel, (layer.num_output_maps, -1, *window)) if kernel is None else kernel
     x = _padded(
@@ -35,7 +36,7 @@ def convolution(layer: Any, x: Tensor, kernel: Tensor | None = None, bias: Tenso
 
 
 def deconvolution(layer: Any, x: Tensor, kernel: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """A transposed convolution, whose padding is cut off the whole result."""
+    """A transposed convolution; the padding is cut off the result."""
     if layer.padding_mode.name not in ("EXPLICIT_ROUND_DOWN", "EXPLICIT_ROUND_UP"):
         raise CannotEvaluate(f"its padding is {layer.padding_mode.name}")
     window = tuple(layer.kernel_size_nd)
@@ -65,14 +66,15 @@ def pooling(layer: Any, x: Tensor) -> Tensor:
 
 
 def _windows(x: Tensor, window: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """[batch, channels, *places, elements of a window]."""
+    """The elements of each window, [batch, channels, *places, elements of a window]."""
     for axis, (size, step) in enumerate(zip(window, stride, strict=True), 2):
         x = x.unfold(axis, size, step)
     return x.flatten(-len(window))
 
 
 def _padding(layer: Any, x: Tensor, window: Sequence[int]) -> list[tuple[int, int]]:
-    """Elements before and behind each of the last axes; windows that are rounded up to reach behind them."""
+    """Elements before and after each of the last axes. If windows are rounded up, it includes what they need after the
+    axis."""
     mode, found = layer.padding_mode.name, list[tuple[int, int]]()
     if mode.startswith("EXPLICIT"):
         found = list(zip(layer.pre_padding, layer.post_padding, strict=True))

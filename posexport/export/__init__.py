@@ -1,4 +1,4 @@
-"""What makes files: an ONNX graph from a block, a plan from an ONNX file, a model repository for Triton."""
+"""Writes files: an ONNX graph from a block, a plan from an ONNX file, a model repository for Triton."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Attention of a traced module whose keys and values have one head for all queries.
 
-torch's scaled_dot_product_attention broadcasts such a head, and torch's exporter has no translation of that: the head
-is repeated by a node of its own.
+torch's scaled_dot_product_attention broadcasts such a head, but torch's exporter has no translation for that. So a
+separate node repeats the head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _EXPAND = torch.ops.aten.expand.default
 
 
 def with_equal_heads(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program, whose attention has keys and values of as many heads as its queries; it is changed in place."""
+    """The program with attention whose keys and values have as many heads as its queries; it is changed in place."""
     graph = program.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not _ATTENTION or node.kwargs.get("enable_gqa"):

@@ -1,7 +1,7 @@
-"""Numbers that a model of another dtype computes in bfloat16, as Falcon does its ALiBi, in a traced module.
+"""Arithmetic in bfloat16 in a traced model of another dtype, for example the ALiBi of Falcon.
 
-ONNX Runtime's CPU provider has no arithmetic in bfloat16. torch computes such a result in float32 and rounds it, and so
-does the graph then: conversions are all that is left in bfloat16.
+ONNX Runtime's CPU provider has no arithmetic in bfloat16. torch computes such a result in float32 and rounds it. The
+graph then does the same, so that only conversions are left in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _TO = _aten.to.dtype
 
 
 def without_bfloat16_arithmetic(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program, whose sums and products in bfloat16 are rounded ones in float32; it is changed in place. One whose
-    inputs or weights are in bfloat16 is left as it is."""
+    """The program with sums and products in bfloat16 computed in float32 and rounded; it is changed in place.
+
+    A program whose inputs or weights are in bfloat16 stays as it is.
+    """
     graph = program.graph
     if _is_in_bfloat16(program):
         return program
@@ -32,14 +34,18 @@ def without_bfloat16_arithmetic(program: torch.export.ExportedProgram) -> torch.
             ]
             computed = graph.call_function(node.target, tuple(wide), dict(node.kwargs))
             computed.meta["val"] = node.meta["val"].to(torch.float32)
-        node.target, node.args, node.kwargs = _TO, (computed, torch.bfloat16), {}  # an output is known by its name
+        node.target, node.args, node.kwargs = (
+            _TO,
+            (computed, torch.bfloat16),
+            {},
+        )  # the node stays: an output is known by its name
     graph.lint()
     program.graph_module.recompile()
     return program
 
 
 def _is_in_bfloat16(program: torch.export.ExportedProgram) -> bool:
-    """Whether an input, or the most of the weights, is in bfloat16."""
+    """Whether an input, or most of the weights, is in bfloat16."""
     sizes = Counter[torch.dtype]()
     for weight in program.state_dict.values():
         sizes[weight.dtype] += weight.numel()
@@ -53,7 +59,7 @@ def _is_tensor(argument: Any) -> bool:
 
 
 def _converted(node: Any, dtype: torch.dtype) -> Any:
-    """A node of the same numbers in a dtype, which is put before where the graph is written."""
+    """A node with the same numbers in a dtype, inserted at the graph's current place."""
     value = node.meta["val"]
     if value.dtype == dtype:
         return node

@@ -1,4 +1,4 @@
-"""Options of a block, from the command line, a TOML file, a preset or a checkpoint, become a spec and its weights."""
+"""Options of a block, from the command line, a TOML file, a preset or a checkpoint, as a spec and its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = Path()
 
 @attrs.frozen(kw_only=True)
 class BlockOptions:
-    """Options of a block that are no part of its spec, validated wherever they come from."""
+    """Options of a block that are not part of its spec, validated wherever they come from."""
 
     batch: int | None = integer(None, "fixed batch size")
     seq: int | None = integer(None, "fixed sequence length")
@@ -54,7 +54,7 @@ def merge_options(
     known: Collection[str],
     folder: Path = HERE,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(all options, parameters of the encoding). Options that are `given` win over those of a preset or a config file.
+    """(all options, parameters of the encoding). `given` options override those of a preset or a config file.
 
     A config file is TOML with the `known` options, named as on the command line (`-` or `_`), and `[set]` as a table.
     None and () mean "not given".
@@ -77,7 +77,7 @@ def merge_options(
 
 
 def known_options(data: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, Any]:
-    """The options of a file, whose name in messages is `where`; RequestError for unknown ones."""
+    """The options of a file, called `where` in messages; RequestError for unknown ones."""
     options: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
@@ -122,7 +122,7 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
 def weights_of(path: str, spec: Spec, bias_given: bool) -> tuple[Spec, Mapping[str, Tensor]]:
     """The spec with the biases that the file at `path` has, and the file's weights in the spec's dtype.
 
-    Raises RequestError where `bias_given` and the file has other biases than the spec.
+    Raises RequestError if `bias_given` and the file has other biases than the spec.
     """
     from posexport.models.weights import read_weights
 
@@ -144,8 +144,10 @@ class CheckpointOptions:
 
 
 def takes_weights(options: Mapping[str, Any]) -> bool:
-    """Whether weights are read from the checkpoint: where a layer was given, and where a folder but no seed was given.
-    A config.json gives the shape alone."""
+    """Whether weights are read from the checkpoint.
+
+    They are if a layer was given, or if a folder but no seed was given. A config.json gives only the shape.
+    """
     source = options.get("from")
     if not isinstance(source, str):
         return False
@@ -155,7 +157,7 @@ def takes_weights(options: Mapping[str, Any]) -> bool:
 def checkpoint_of(
     options: Mapping[str, Any], parameters: Mapping[str, Any], progress: Progress = silent, *, weights: bool = True
 ) -> Checkpoint | None:
-    """The checkpoint that the option `from` names, None where it is not given; without its weights if not `weights`.
+    """The checkpoint that the option `from` names, None if it is not given; without its weights if not `weights`.
 
     Raises RequestError for options that config.json decides, and for a second source of weights.
     """
@@ -176,7 +178,7 @@ def checkpoint_of(
 
 
 def _check_alone(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
-    """RequestError for an option beside `from` that config.json decides, and for a second source of weights."""
+    """RequestError for an option given with `from` that config.json decides, and for a second source of weights."""
     decided = {field.name for field in attrs.fields(Spec)} - {*CHECKPOINT_FIELDS, "layers"}
     given = [name for name, value in options.items() if name in decided and value is not None]
     for name in (*given, *(["set"] if parameters else [])):

@@ -1,4 +1,4 @@
-"""The compile stage: an ONNX file becomes a TensorRT plan with its manifest.
+"""The compile stage: builds a TensorRT plan with its manifest from an ONNX file.
 
 Build time is not written to a file: the same command gives the same files, as far as the builder is deterministic.
 """
@@ -34,10 +34,10 @@ DECOMPOSED_ATTENTION, SCRATCH_MEMORY = "decomposed-attention", "scratch-memory"
 """Codes of warnings."""
 
 FP32, HEAD_DIM, SCORES, SPLIT, BUILDER = "fp32", "head-dim", "scores", "split", "builder"
-"""Codes of reasons why attention is not one fused kernel a layer."""
+"""Codes of reasons why attention is not one fused kernel for each layer."""
 
 SCRATCH_LIMIT = 10**9
-"""Bytes of scratch memory above which a plan gets a warning."""
+"""A plan that needs more bytes of scratch memory gets a warning."""
 
 
 def compile_plan(
@@ -53,11 +53,11 @@ def compile_plan(
 ) -> tuple[PlanManifest, float]:
     """Build any ONNX file at `path` into the plan `output` with its manifest; returns it and the build's seconds.
 
-    `warn` gets a reason for each thing that does not prevent the plan, with one of the codes above. The plan's manifest
-    is signed with `key`; one of the `trusted` keys must have signed the file's. `roles` say what inputs are for, by
-    name, where posexport didn't write the file and can't guess it.
+    `warn` gets a reason for each problem that does not prevent the plan, with one of the codes above. The plan's
+    manifest is signed with `key`; one of the `trusted` keys must have signed the file's manifest. `roles` are the roles
+    of inputs by name, for files that posexport didn't write and whose roles it can't guess.
     Raises RequestError for a file, option or folder that can't be used, for a file that contradicts its manifest or its
-    spec, and for a graph that the runtime rejects; RuntimeMissingError where the runtime can't be loaded. No file is
+    spec, and for a graph that the runtime rejects; RuntimeMissingError if the runtime can't be loaded. No file is
     changed then.
     """
     check_writable(output, options.timing_cache, options.runtime_cache)
@@ -111,14 +111,14 @@ def compile_plan(
 
 
 def _explained(source: CompileSource, options: BuildOptions, kernels: PlanKernels) -> PlanKernels:
-    """The kernels with why attention is not fused: of a block by its spec, of any other graph for each attention."""
+    """The kernels with the reason why attention is not fused: for a block by its spec, otherwise for each attention."""
     if source.artifact is None:
         return with_attentions(kernels, source.attentions, source.unknown, options.runtime)
     return attrs.evolve(kernels, unfused=unfused_reason(source.artifact.spec, source.artifact.form, kernels))
 
 
 def _warnings(source: CompileSource, options: BuildOptions, built: Built) -> Iterator[Reason]:
-    """Why a plan that was built may be slow or take much memory."""
+    """Why the new plan may be slow or use much memory."""
     kernels, scratch = built.kernels, built.memory["scratch"]
     if kernels.decomposed_attention:
         where = "" if source.artifact is None else f" in {source.artifact.spec.dtype}"
@@ -143,7 +143,7 @@ def _warnings(source: CompileSource, options: BuildOptions, built: Built) -> Ite
 
 
 def unfused_reason(spec: Spec, form: str, kernels: PlanKernels) -> Reason | None:
-    """Why attention is not fused in the kernels of a plan; None where it is, or where that is not known."""
+    """Why attention is not fused in the kernels of a plan; None if it is fused, or if that is not known."""
     if kernels.fused_attention is not False:
         return None
     if spec.dtype == "fp32":
@@ -174,7 +174,10 @@ def unfused_reason(spec: Spec, form: str, kernels: PlanKernels) -> Reason | None
 
 
 def _check_runtime_cache(options: BuildOptions) -> None:
-    """A runtime cache holds kernels that TensorRT for RTX compiles for the GPU at hand when a plan first runs."""
+    """RequestError for a runtime cache that the runtime doesn't have; RuntimeMissingError if the plan can't run here.
+
+    A runtime cache contains kernels that TensorRT for RTX compiles for the installed GPU when a plan first runs.
+    """
     if options.runtime_cache is None:
         return
     if options.runtime != "tensorrt-rtx":

@@ -1,4 +1,4 @@
-"""What a plan is built from: an artifact of posexport, or any other ONNX file with its attention and its shapes."""
+"""The source of a plan: an artifact of posexport, or any other ONNX file with its attention and its shapes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from posexport.spec.contract import Shape
 
 @attrs.frozen(kw_only=True)
 class CompileSource:
-    """An ONNX file that is built, and its manifest. Of a file that posexport didn't write, `shapes` are what its plan
-    takes, and `found` what it holds."""
+    """An ONNX file to build, and its manifest.
+
+    For a file that posexport didn't write, `shapes` are what its plan takes, and `found` is what the inspection found.
+    """
 
     graph: GraphFile
     manifest: OnnxManifest | PlanManifest | None
@@ -34,7 +36,7 @@ class CompileSource:
 
     @property
     def artifact(self) -> Artifact | None:
-        """The artifact of posexport that the file is, if it is one."""
+        """The file as an artifact of posexport, if it is one."""
         return self.graph if isinstance(self.graph, Artifact) else None
 
     @property
@@ -44,11 +46,11 @@ class CompileSource:
 
     @property
     def unknown(self) -> Reason | None:
-        """Why attention was not looked for in such a file."""
+        """Why attention was not looked for in a file that posexport didn't write."""
         return None if self.found is None else self.found.reason
 
     def inputs(self) -> dict[str, tuple[Shape, str]]:
-        """The inputs with their dimensions by the names that `--profile` takes."""
+        """The inputs, with the names of dimensions that `--profile` takes."""
         inputs = self.graph.inputs()
         if self.found is None:
             return inputs
@@ -63,7 +65,7 @@ def compile_source(
     trusted: Sequence[TrustedKey] = (),
     roles: Mapping[str, str] | None = None,
 ) -> CompileSource:
-    """Read what is built from the file at `path`; raises the errors of `posexport.export.compile.compile_plan`.
+    """Read the source of a plan at `path`; raises the errors of `posexport.export.compile.compile_plan`.
 
     `roles` of inputs are for files that posexport didn't write.
     """
@@ -71,7 +73,7 @@ def compile_source(
         loaded = load_sound(path, trusted)
     except ForeignFileError as error:
         if not error.is_graph:
-            raise  # an artifact that lost some of what is written into it
+            raise  # an artifact that lost some of its metadata
         graph = error.graph
     else:
         if roles:

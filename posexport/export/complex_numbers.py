@@ -1,9 +1,9 @@
 """Complex tensors of a traced module, for torch's exporter.
 
-ONNX has no operators for complex numbers: torch's exporter writes them as pairs of real numbers on a last axis of 2
-(torch.view_as_real), but has translations for a part of torch's operators only. The others, which move or copy numbers
-(such as the lookup of rotations by position) or multiply by real ones, are written here as the same operator on the
-pairs. Fourier transforms are written as products with tables.
+ONNX has no operators for complex numbers. torch's exporter writes them as pairs of real numbers on a last axis of
+length 2 (torch.view_as_real), but has translations for only some of torch's operators. This module writes others as the
+same operator on the pairs: those that move or copy numbers (such as the lookup of rotations by position) or multiply by
+real ones. Fourier transforms become products with tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def without_complex_operators(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program with those operators on pairs; the same program where nothing is complex."""
+    """The program with these operators on pairs; the same program if nothing is complex."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     if not any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
         return program
@@ -28,7 +28,7 @@ def without_complex_operators(program: torch.export.ExportedProgram) -> torch.ex
 
 
 def _for_complex(on_pairs: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition that declines where neither an argument nor the dtype that is asked for is complex."""
+    """A decomposition that declines unless an argument or the requested dtype is complex."""
 
     def decomposed(*args: Any, **options: Any) -> Any:
         dtype = options.get("dtype")
@@ -43,12 +43,12 @@ def _is_complex(value: Any) -> bool:
 
 
 def _behind(value: Any) -> Any:
-    """A real factor of pairs: a number, or a tensor with an axis for the pairs."""
+    """A real factor of pairs: a number, or a tensor with a last axis of length 1 for the pairs."""
     return _aten.unsqueeze(value, -1) if isinstance(value, torch.Tensor) else value
 
 
 def _as_complex(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A number or a tensor, real or complex, as a complex tensor whose parts are of a dtype."""
+    """A real or complex number or tensor as a complex tensor whose parts have this dtype."""
     if isinstance(value, torch.Tensor):
         if value.is_complex():
             return torch.view_as_complex(torch.view_as_real(value).to(dtype))
@@ -62,8 +62,11 @@ def _joined(pairs: torch.Tensor | Sequence[torch.Tensor]) -> Any:
 
 
 def _along(operator: Any, axis: int = 1, new_axes: int = 0) -> Callable[..., Any]:
-    """An operator whose argument number `axis` is an axis, or several: counted from the front, the pairs are behind it.
-    `new_axes` are those of its output."""
+    """An operator on pairs whose argument number `axis` is one axis or several.
+
+    The axes are counted from the front, so that the axis of the pairs stays last. `new_axes` is the number of axes that
+    the operator adds.
+    """
 
     def on_pairs(x: torch.Tensor, *args: Any) -> Any:
         given = [*args, *[0] * (axis - len(args))]  # the default of every operator below is the first axis
@@ -75,7 +78,7 @@ def _along(operator: Any, axis: int = 1, new_axes: int = 0) -> Callable[..., Any
 
 
 def _of_sizes(operator: Any, last: int) -> Callable[..., Any]:
-    """An operator whose argument is a size of each axis: `last` is that of the pairs."""
+    """An operator with an argument that has a size for each axis; `last` is the size for the axis of the pairs."""
 
     def on_pairs(x: torch.Tensor, sizes: Sequence[Any], **options: Any) -> Any:
         return _joined(operator(torch.view_as_real(x), [*sizes, last], **options))
@@ -84,7 +87,7 @@ def _of_sizes(operator: Any, last: int) -> Callable[..., Any]:
 
 
 def _squeezed(x: torch.Tensor, axes: int | Sequence[int] | None = None) -> torch.Tensor:
-    """Without these axes, all by default, where they are of one element; torch lets others stay."""
+    """The tensor without those of these axes (by default all) that have length 1; torch keeps the others."""
     given = range(x.dim()) if axes is None else [axes] if isinstance(axes, int) else axes
     single = [axis % x.dim() for axis in given if x.shape[axis] == 1]
     pairs = torch.view_as_real(x)
@@ -105,8 +108,10 @@ def _embedding(weight: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor
 
 
 def _of_two(operator: Any) -> Callable[..., Any]:
-    """An operator on two values of which one at least is complex; torch's exporter has those of two complex tensors of
-    one dtype."""
+    """An operator on two values, at least one of them complex.
+
+    torch's exporter already handles two complex tensors of one dtype.
+    """
 
     def on_pairs(a: Any, b: Any, **options: Any) -> Any:
         if all(isinstance(each, torch.Tensor) and each.dtype == torch.result_type(a, b) for each in (a, b)):
@@ -145,14 +150,16 @@ def _exponential(x: torch.Tensor) -> torch.Tensor:
 
 
 def _fourier(x: torch.Tensor, axes: Sequence[int], forward: bool, norm: str | None) -> torch.Tensor:
-    """A discrete Fourier transform by tables of cosines and sines: ONNX Runtime's DFT loses half of the digits where a
-    size is no power of 2, and TensorRT has none."""
+    """A discrete Fourier transform by tables of cosines and sines.
+
+    ONNX Runtime's DFT loses half of the digits if a size is not a power of 2, and TensorRT has none.
+    """
     pairs = torch.view_as_real(_as_complex(x, x.dtype.to_real()))
     real, imaginary = pairs.select(-1, 0), pairs.select(-1, 1)
     power = -0.5 if norm == "ortho" else -1.0 if (norm == "forward") == forward else 0.0
     for axis in axes:
         places = torch.arange(x.shape[axis], device=x.device)
-        count = places[-1:] + 1  # a tensor, as a quotient by a size that varies has no translation
+        count = places[-1:] + 1  # a tensor, because a quotient by a dynamic size has no translation
         angles = 2 * math.pi * (places[:, None] * places % count).to(real.dtype) / count
         scale = count.to(real.dtype) ** power
         cosines, sines = angles.cos() * scale, angles.sin() * (-scale if forward else scale)
@@ -163,7 +170,8 @@ def _fourier(x: torch.Tensor, axes: Sequence[int], forward: bool, norm: str | No
 
 
 def _transform(forward: bool, usual: Sequence[int] | None) -> Callable[..., Any]:
-    """A transform along `usual` axes, None for all, or along those that are given; one that cuts or pads is left."""
+    """A transform along the given axes, by default the `usual` ones (None: all). A transform that cuts or pads is
+    left."""
 
     def transformed(x: torch.Tensor, size: Any = None, dim: Any = None, norm: str | None = None) -> Any:
         axes = usual if dim is None else [dim] if isinstance(dim, int) else dim

@@ -1,7 +1,7 @@
-"""Decays of linear attention that are made of a sigmoid, in a traced module.
+"""Decays of linear attention that are computed with a sigmoid, in a traced module.
 
-A state is multiplied by the decays of all tokens. ONNX Runtime's Sigmoid is off by up to 1e-7, which is much of a decay
-of next to nothing, and adds up over the tokens: 1 / (1 + exp(-x)) is right to the last bits.
+A state is multiplied by the decays of all tokens. ONNX Runtime's Sigmoid has errors of up to 1e-7. This is large for a
+decay near zero, and it adds up over the tokens. 1 / (1 + exp(-x)) is right to the last bits.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from posexport.custom_ops import linear_attention
 
 _aten = torch.ops.aten
 _DECAY = 4
-"""Which argument of `linear_attention` is the decay."""
+"""The index of the argument of `linear_attention` that is the decay."""
 
 _SIGMOID = _aten.sigmoid.default
 _MADE_OF = (
     *(_aten.mul.Tensor, _aten.neg.default, _aten.to.dtype, _aten._to_copy.default, _aten.view.default),
     *(_aten.reshape.default, _aten.flatten.using_ints, _aten.unsqueeze.default, _aten.transpose.int),
 )
-"""Operators that lie between a sigmoid and a decay."""
+"""Operators that may be between a sigmoid and a decay."""
 
 
 def with_exact_decays(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program, whose decays have no sigmoid; it is changed in place."""
+    """The program with decays that are computed without a sigmoid; it is changed in place."""
     graph = program.graph
     for node in list(graph.nodes):
         if node.target is linear_attention.overload:
@@ -37,7 +37,7 @@ def with_exact_decays(program: torch.export.ExportedProgram) -> torch.export.Exp
 
 
 def _sigmoids(node: Any = None) -> list[torch.fx.Node]:
-    """Those that an argument is made of."""
+    """The sigmoids that an argument is computed from."""
     if not isinstance(node, torch.fx.Node):
         return []
     if node.target is _SIGMOID:
@@ -46,7 +46,7 @@ def _sigmoids(node: Any = None) -> list[torch.fx.Node]:
 
 
 def _write(sigmoid: torch.fx.Node) -> None:
-    """Make 1 / (1 + exp(-x)) of it."""
+    """Replace a sigmoid by 1 / (1 + exp(-x))."""
     node: Any = sigmoid.args[0]
     with sigmoid.graph.inserting_before(sigmoid):
         for operator, *others in ((_aten.neg.default,), (_aten.exp.default,), (_aten.add.Scalar, 1)):

@@ -1,12 +1,12 @@
-"""Loops over the experts that have tokens, as graphs can say them.
+"""Loops over the experts that have tokens, in a form that can be exported.
 
     chosen = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
     for expert in chosen:
         rank, token = torch.where(mask[expert].squeeze(0))
         result.index_add_(0, token, ...)
 
-torch can't export a loop over indices that follow from values. One over all experts is the same: an expert that has no
-tokens adds to none.
+torch can't export a loop over indices that depend on values. A loop over all experts gives the same result: an expert
+without tokens adds nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _GREATER = (torch.greater, torch.gt, Tensor.greater, Tensor.gt, Tensor.__gt__)
 
 
 class LoopsOverAllExperts(TorchFunctionMode):
-    """Inside, a loop over the indices of sums above zero is one over all indices. What is selected in the loop counts
-    as not empty, since some models have a branch for that."""
+    """A context in which a loop over the indices of sums above zero becomes a loop over all indices.
+
+    What is selected in the loop counts as not empty, because some models have a branch for that.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class LoopsOverAllExperts(TorchFunctionMode):
         made = func(*args, **kwargs or {})
         if func in _TOPK:
             self._ranked.append((made[1], args[0].shape[-1]))
-        elif func is functional.one_hot:  # some models count one expert more than there are
+        elif func is functional.one_hot:  # some models count one expert more than they have
             self._experts = _of(args[0], self._ranked)
         elif func in _SUM:
             self._sums.append(made)
@@ -69,7 +71,7 @@ class LoopsOverAllExperts(TorchFunctionMode):
 
 
 def _of(tensor: Any, numbers: list[tuple[Tensor, int]]) -> int | None:
-    """The number that stands beside a tensor."""
+    """The number that belongs to a tensor in a list of pairs."""
     return next((number for one, number in numbers if one is tensor), None)
 
 

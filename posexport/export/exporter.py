@@ -1,9 +1,9 @@
-"""The export stage: a torch block becomes an ONNX graph in one of the forms.
+"""The export stage: writes a torch block as an ONNX graph in one of the forms.
 
-The block calls posexport's operators; torch's exporter turns each into one node of the domain `posexport`, and this
-file attaches that node's body as a model-local function. The form `function` keeps them so; `decomposed` inlines them.
-Both are therefore the same operators in the same order. (torch's exporter inlines every function it is given, which is
-why the bodies are attached afterwards.)
+The block calls posexport's operators. torch's exporter turns each into one node of the domain `posexport`, and this
+module attaches that node's body as a model-local function. The form `function` keeps the functions; `decomposed`
+inlines them. So both have the same operators in the same order. (torch's exporter inlines every function that it gets,
+so the bodies are attached afterwards.)
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def export(
     """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
 
     A weight is looked up when the model is written, so `weights` may be a lazy mapping. `batch`, `seq` and `max_seq`
-    fix those dimensions, None leaves them dynamic; for `opset`, None takes the form's default.
-    Raises RequestError for unknown names, for a spec that the form can't carry for the target, and where no temporary
-    file can be made.
+    fix those dimensions; None leaves them dynamic. The default of `opset` is the form's.
+    Raises RequestError for unknown names, for a spec that the form can't express for the target, and if no temporary
+    file can be created.
     """
     opset = support.checked_opset(spec, form, target, opset)
     fixed = {"batch": batch, "seq": seq, "max_seq": max_seq}
@@ -110,7 +110,7 @@ def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) ->
 def capture(module: torch.nn.Module | torch.export.ExportedProgram, functions: Functions, **arguments: Any) -> ir.Model:
     """The graph as torch's exporter writes it, with one function node for each call of a posexport operator.
 
-    `arguments` are further ones of torch.onnx.export.
+    `arguments` are further arguments of torch.onnx.export.
     """
     with quiet(), torchlib_cache.built_once(), torch.no_grad():
         try:
@@ -122,12 +122,12 @@ def capture(module: torch.nn.Module | torch.export.ExportedProgram, functions: F
                     **{op.overload: functions.translation(op) for op in operators()},
                     **layer_copies.translations(),
                 },
-                # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
+                # torch's optimizer folds transposed weights into new initializers, which loses names and layout.
                 optimize=False,
                 verbose=False,
                 **arguments,
             )
-        except Exception as error:  # torch wraps what a body raises in its own errors
+        except Exception as error:  # torch wraps errors of a body in its own errors
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, RequestError):
                 cause = cause.__cause__
@@ -164,7 +164,7 @@ def _dynamic(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[dict[int, Any
 
 
 def _describe(model: ir.Model, spec: Spec, fixed: Mapping[str, int | None]) -> None:
-    """Give outputs the shapes of the contract: the exporter invents names for sums of lengths."""
+    """Give outputs the shapes of the contract: the exporter makes up names for sums of lengths."""
     for value, (shape, _) in zip(model.graph.outputs, graph_outputs(spec).values(), strict=True):
         value.shape = ir.Shape([fixed.get(dim) or dim if isinstance(dim, str) else dim for dim in shape])
 
@@ -174,8 +174,8 @@ def finish(model: ir.Model, form: str) -> None:
     for node in model.graph.all_nodes():
         length = node.inputs[1] if node.op_type == "SplitToSequence" and len(node.inputs) > 1 else None
         if length is not None and length.producer() is not None:
-            length.shape = None  # the optimizer raises an error for one number that is computed, if it knows the rank
-    # Folds axes and scalars that the exporter computes from constants. Weights keep their names and layout.
+            length.shape = None  # the optimizer raises an error for one computed number if it knows the rank
+    # Fold axes and scalars that the exporter computes from constants. Weights keep their names and layout.
     optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
     passes: list[ir.passes.InPlacePass] = [] if form == "function" else [common.InlinePass()]
     passes += [
@@ -184,7 +184,7 @@ def finish(model: ir.Model, form: str) -> None:
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),
-        common.NameFixPass(),  # a body inside a branch may name a value as the branch does
+        common.NameFixPass(),  # a body inside a branch may use the branch's name of a value
     ]
     for apply in passes:
         apply(model)
@@ -201,7 +201,7 @@ def _reads_no_initializer(node: ir.Node) -> bool | None:
 
 
 class _WithoutGraphs:
-    """stderr without the graph that torch.export writes there before it raises an error."""
+    """stderr without the graph that torch.export prints before it raises an error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._dropped = stream, False
@@ -216,8 +216,8 @@ class _WithoutGraphs:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals), and about what
-    its errors say."""
+    """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals), and about
+    details of its errors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

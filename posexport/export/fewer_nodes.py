@@ -1,12 +1,12 @@
-"""What torch's exporter writes in more nodes than it takes, in fewer, of the standard's operators.
+"""Writes patterns of torch's exporter in fewer nodes of the standard domain.
 
-- `x * rsqrt(v)`, of which it makes x * (1 / sqrt(v)), is x / sqrt(v). ONNX Runtime makes one node of an RMS norm that
-  divides (SimplifiedLayerNormalization), and leaves one that multiplies as it is.
-- `arange(n) + k` of integers, the positions behind k tokens of a cache, is a Range from k to k + n: a number that is
-  added to a tensor has to be copied to the GPU, one that begins a Range does not.
-- `Unsqueeze` and then `Squeeze` of the same axes are nothing, and the first half of cosines of angles that were joined
-  with themselves are the cosines of these: rotations whose halves are alike read one of them.
-- A mask that is looked up by the numbers of all rows and columns (posexport.export.looked_up_masks).
+- `x * rsqrt(v)`, which torch's exporter writes as x * (1 / sqrt(v)), becomes x / sqrt(v). ONNX Runtime fuses an RMS
+  norm that divides (SimplifiedLayerNormalization), but not one that multiplies.
+- `arange(n) + k` of integers, the positions after k tokens of a cache, becomes a Range from k to k + n. A number that
+  is added to a tensor has to be copied to the GPU; the start of a Range does not.
+- `Unsqueeze` and then `Squeeze` of the same axes are removed. The first half of cosines of angles that were
+  concatenated with themselves becomes the cosines of the angles: rotations with equal halves read only one of them.
+- A mask that is looked up by the numbers of all rows and columns (posexport.export.looked_up_masks) becomes the mask.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from posexport.rewrite.surgery import remove_unused
 
 
 def with_fewer_nodes(model: ir.Model) -> None:
-    """Write these nodes of the main graph anew, in place, until there are none."""
+    """Rewrite these patterns of the main graph in place, until none is left."""
     while replaced := _replaced(model.graph):
         remove_unused(model, replaced)
 
 
 def _replaced(graph: ir.Graph) -> list[ir.Value]:
-    """The values in whose place others are now."""
+    """Replace patterns once. Returns the values that were replaced."""
     replaced = list[ir.Value]()
     taken = {value.name or "" for node in graph for value in node.outputs} | {node.name or "" for node in graph}
     for node in list(graph):
         rule, nodes = _RULES.get((node.domain, node.op_type)), Nodes(taken)
         new = None if rule is None else rule(node, nodes)
         old = node.outputs[0]
-        if new is None or (not nodes.nodes and old.is_graph_output()):  # whose name another value can't have
+        if new is None or (not nodes.nodes and old.is_graph_output()):  # another value can't have its name
             continue
         if nodes.nodes:
             new.shape, new.type = old.shape, old.type
@@ -48,7 +48,7 @@ def _replaced(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _quotient(node: ir.Node, nodes: Nodes) -> ir.Value | None:
-    """x / sqrt(v) of a Mul of x and 1 / sqrt(v)."""
+    """x / sqrt(v) for a Mul of x and 1 / sqrt(v)."""
     for first, second in (node.inputs, reversed(node.inputs)):
         inverse = maker_of(second, "Reciprocal")
         if inverse is not None and first is not None and maker_of(inverse.inputs[0], "Sqrt") is not None:
@@ -57,7 +57,7 @@ def _quotient(node: ir.Node, nodes: Nodes) -> ir.Value | None:
 
 
 def _moved_range(node: ir.Node, nodes: Nodes) -> ir.Value | None:
-    """The Range from k to k + n of an Add of k and a Range to n that nothing else reads."""
+    """The Range from k to k + n for an Add of k and a Range to n that nothing else reads."""
     for steps, begin in (node.inputs, reversed(node.inputs)):
         counted = maker_of(steps, "Range")
         if counted is None or steps is None or begin is None or len(steps.uses()) > 1 or steps.is_graph_output():
@@ -69,7 +69,7 @@ def _moved_range(node: ir.Node, nodes: Nodes) -> ir.Value | None:
 
 
 def _unsqueezed(node: ir.Node, nodes: Nodes) -> ir.Value | None:
-    """x of the Squeeze of an Unsqueeze of x, both of the same axes that count from the front."""
+    """x for the Squeeze of an Unsqueeze of x, both with the same axes, counted from the front."""
     before = maker_of(node.inputs[0], "Unsqueeze")
     axes = None if before is None or len(node.inputs) < 2 else numbers_of(node.inputs[1])
     if before is None or axes is None or min(axes, default=-1) < 0 or axes != numbers_of(before.inputs[1]):
@@ -78,7 +78,7 @@ def _unsqueezed(node: ir.Node, nodes: Nodes) -> ir.Value | None:
 
 
 def _half(node: ir.Node, nodes: Nodes) -> ir.Value | None:
-    """f(a) of the first half of f(Concat(a, a)), where f is of each number and nothing else reads what it gives."""
+    """f(a) for the first half of f(Concat(a, a)), if f is elementwise and nothing else reads its values."""
     value, functions = node.inputs[0], list[ir.Node]()
     while value is not None and (function := value.producer()) is not None and _is_of_each_number(function):
         if len(value.uses()) > 1 or value.is_graph_output():
@@ -102,7 +102,7 @@ def _half(node: ir.Node, nodes: Nodes) -> ir.Value | None:
 
 
 def _is_of_each_number(node: ir.Node) -> bool:
-    """Whether a node computes each number of its first input by itself."""
+    """Whether a node is an elementwise function of its first input."""
     if node.domain or node.op_type not in ("Cos", "Sin", "Mul"):
         return False
     factor = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "Mul" and node.inputs[1] else None
@@ -110,7 +110,7 @@ def _is_of_each_number(node: ir.Node) -> bool:
 
 
 def _last_length(value: ir.Value | None) -> int | None:
-    """The length of the last axis of a product with a constant that has it."""
+    """The length of the last axis of a product, if a constant factor has that axis."""
     product = maker_of(value, "Mul")
     factors = () if product is None else (ir.convenience.get_const_tensor(one) for one in product.inputs if one)
     lengths = {tensor.shape.numpy()[-1] for tensor in factors if tensor is not None and tensor.shape.numpy()} - {1}
@@ -118,7 +118,7 @@ def _last_length(value: ir.Value | None) -> int | None:
 
 
 def _rank(value: ir.Value | None) -> int | None:
-    """How many axes a value has; None where that is not known."""
+    """The number of axes of a value; None if it is not known."""
     if value is None:
         return None
     tensor, node = ir.convenience.get_const_tensor(value), value.producer()
@@ -135,7 +135,7 @@ def _rank(value: ir.Value | None) -> int | None:
 
 
 def _is_one_integer(value: ir.Value) -> bool:
-    """Whether a value is known to be one integer without axes, as the length of an axis is."""
+    """Whether a value is known to be one integer without axes, like the length of an axis."""
     if value.dtype != ir.DataType.INT64:
         return False
     if value.shape is not None:

@@ -1,7 +1,7 @@
 """Which attentions of a graph that posexport didn't write are one kernel of its plan, and why others are not.
 
-The builder's table names the ONNX nodes of each kernel: "name", "node_of_<output>" for a node without a name, and
-"name | call (function)" inside of a function.
+The builder's table names the ONNX nodes of each kernel: "name", "node_of_<output>" for a node without a name, and "name
+| call (function)" inside a function.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from posexport.artifact.manifest import KernelRow, PlanAttention, PlanKernels
 from posexport.errors import Reason
 
 BUILDER, NOT_RECOGNISED, NOT_LISTED = "builder", "not-recognised", "not-listed"
-"""Codes of reasons, beside those of posexport.graphs.attention.support."""
+"""Codes of reasons, in addition to those of posexport.graphs.attention.support."""
 
 
 def with_attentions(
     kernels: PlanKernels, attentions: Sequence[Mapping[str, Any]], unknown: Reason | None, runtime: str
 ) -> PlanKernels:
-    """The kernels of a plan with what became of each attention.
+    """The kernels of a plan, with the result for each attention.
 
-    `attentions` are as posexport.graphs.attention.describe gives them, `unknown` says why they were not looked for.
+    `attentions` are as posexport.graphs.attention.describe gives them. `unknown` says why they were not looked for.
     """
     if unknown is not None or not attentions:
         why = "no attention was found" if unknown is None else unknown.text
@@ -46,7 +46,7 @@ def _attention(rows: Sequence[KernelRow], one: Mapping[str, Any], runtime: str) 
 
 
 def _is_node(text: str, node: str) -> bool:
-    """Whether a name in the builder's table is that of a node, or of one inside of the call of a function."""
+    """Whether a name in the builder's table is that of a node, or of a node inside the call of a function."""
     inner, *calls = text.split(" | ")
     return inner in (node, f"node_of_{node}") or any(call.rpartition(" (")[0] == node for call in calls)
 

@@ -1,11 +1,11 @@
-"""A decoder with its caches becomes a folder that onnxruntime-genai loads: the model, genai_config.json, the tokenizer.
+"""Writes a decoder with caches as a folder that onnxruntime-genai loads: the model, genai_config.json, the tokenizer.
 
     <folder>/genai_config.json   names of inputs and outputs, sizes, ids of special tokens, how tokens are chosen
     <folder>/model.onnx          the bytes of the file, its external data beside it
-    <folder>/model.onnx.json     its manifest, where it has one
-    <folder>/tokenizer.json ...  the tokenizer's files, where they lie beside the model
+    <folder>/model.onnx.json     its manifest, if it has one
+    <folder>/tokenizer.json ...  the tokenizer's files, if they are beside the model
 
-The type of model is "decoder" whatever the architecture: names and sizes say all that onnxruntime-genai needs then.
+The type of model is "decoder" for every architecture: names and sizes then tell onnxruntime-genai all that it needs.
 Source: https://onnxruntime.ai/docs/genai/reference/config.html.
 """
 
@@ -40,10 +40,10 @@ _NAMES = {
     "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
 }
-"""Names in config.json of what onnxruntime-genai asks for, whose architectures differ in them."""
+"""Keys in config.json for values that onnxruntime-genai needs; architectures use different keys."""
 
 _UNBOUNDED = 2048
-"""The context length of a model whose config.json has none, since its positions have no end (ALiBi)."""
+"""The context length of a model without one in config.json, because its positions are unlimited (ALiBi)."""
 
 
 def _is_number(value: object) -> bool:
@@ -57,15 +57,18 @@ _SEARCH: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "top_p": (_is_number, "a finite number"),
     "repetition_penalty": (_is_number, "a finite number"),
 }
-"""Settings of generation_config.json that onnxruntime-genai has under the same names; which values fit, and what these
-are in words."""
+"""Settings of generation_config.json that onnxruntime-genai has under the same names.
+
+For each setting: whether a value is valid, and the valid values in words.
+"""
 
 _CACHE_DTYPES = ("fp32", "fp16", "bf16")
 
 
 @attrs.frozen(kw_only=True)
 class GenaiPackage:
-    """What was written: `files` are the sha256 of the model's own files, `tokenizer` the names of the tokenizer's."""
+    """What was written. `files` are the sha256 of the model's own files; `tokenizer` are the names of the tokenizer's
+    files."""
 
     kind: Literal["package"] = "package"
     version: Literal[1] = 1
@@ -89,8 +92,8 @@ def package_genai(
 ) -> GenaiPackage:
     """Write the decoder at `path` into a new `folder`, which is replaced with `force`; returns what was written.
 
-    config.json must lie beside the model, as `posexport export --model` puts it there. RequestError for a file that
-    onnxruntime-genai can't drive, or where something is in the way; nothing is changed then.
+    config.json must be beside the model, where `posexport export --model` puts it. RequestError for a file that
+    onnxruntime-genai can't run, or if something is in the way; nothing is changed then.
     """
     check_onnx(path)
     check_name(folder)
@@ -118,7 +121,7 @@ def package_genai(
             (made / name).write_bytes(data)
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    if not write_folder(folder, fill, replace=force):  # another process has made it meanwhile
+    if not write_folder(folder, fill, replace=force):  # another process has created it meanwhile
         raise _is_there(folder)
     return GenaiPackage(
         folder=str(folder),
@@ -136,7 +139,7 @@ def _is_there(folder: Path) -> RequestError:
 
 
 def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
-    """genai_config.json of a file; RequestError for one that isn't a decoder, or has no config.json beside it."""
+    """genai_config.json of a file; RequestError if it isn't a decoder, or has no config.json beside it."""
     config = tokens.read_config(path.with_name("config.json"))
     if config is None:
         wrong = "can't be read as a JSON object" if is_there(path.with_name("config.json")) else "is not there"
@@ -197,7 +200,7 @@ def _config(path: Path, served: ServedArtifact, gpu: bool) -> dict[str, Any]:
 
 
 def _search(path: Path, generation: Mapping[str, Any]) -> dict[str, Any]:
-    """How tokens are chosen, as far as it is said; RequestError for a value of another type."""
+    """The settings for choosing tokens that are given; RequestError for a value of a wrong type."""
     settings = {name: generation[name] for name in _SEARCH if generation.get(name) is not None}
     for name, value in settings.items():
         fits, what = _SEARCH[name]
@@ -211,9 +214,11 @@ def _search(path: Path, generation: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class _Caches:
-    """The caches of a decoder: the count of its layers, key heads and their size, whether keys are kept in buffers, and
-    the `states` that some layers have. `of_convolutions` are settings for states of convolutions alone, which
-    onnxruntime-genai doesn't look for by itself."""
+    """The caches of a decoder: the numbers of layers and of key heads, the head size, and whether keys are in buffers.
+
+    `states` are the kinds of states that some layers have. `of_convolutions` are settings for models with only states
+    of convolutions, which onnxruntime-genai doesn't find by itself.
+    """
 
     layers: int
     heads: int
@@ -224,7 +229,7 @@ class _Caches:
 
 
 def _caches(path: Path, served: ServedArtifact) -> _Caches:
-    """Those of a file; RequestError where genai can't bind them."""
+    """The caches of a file; RequestError if onnxruntime-genai can't bind them."""
 
     def refused(text: str) -> RequestError:
         return RequestError(f"{str(path)!r} {text}: give a decoder that 'posexport export --model' made.")
@@ -311,6 +316,6 @@ def _is_count(value: object) -> bool:
 
 
 def _token(name: str, *sources: Mapping[str, Any]) -> int | None:
-    """An id of a special token, of the first source that has one; None where none has."""
+    """The id of a special token in the first source that has one; None if none has."""
     ids = (source.get(name) for source in sources)
     return next((one for one in ids if is_whole(one) and one >= 0), None)

@@ -1,10 +1,10 @@
-"""What some models do against overflow in fp16, as graphs can say it.
+"""What some models do against overflow in fp16, in a form that can be exported.
 
     if hidden.dtype == torch.float16 and not torch.isfinite(hidden).all():
         hidden = torch.clamp(hidden, min=-largest, max=largest)
 
-torch can't export a branch on numbers. Clamping always is the same but for numbers between `largest`, 1000 below the
-largest of fp16, and that.
+torch can't export a branch that depends on values. Clamping always gives the same result, except for numbers between
+`largest`, which is 1000 below the largest fp16 number, and that number.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.overrides import TorchFunctionMode
 
 
 class _NotAllFinite:
-    """What stands for the truth values of a tensor that may hold numbers that are not finite."""
+    """Stands for the booleans of a tensor that may contain numbers that are not finite."""
 
     def all(self) -> bool:
         return False
 
 
 class ClampsAlways(TorchFunctionMode):
-    """Inside, numbers in fp16 count as not all finite."""
+    """A context in which fp16 tensors count as not all finite."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,5 @@
-"""Weights and constants of an exported graph: public names, values that are read when written, no constant twice."""
+"""Weights and constants of an exported graph: public names, values that are read during writing, no duplicate
+constants."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from posexport.spec.spec import Spec
 
 
 class Initializers:
-    """The weights of a block as tensors of a graph, whose values are looked up when they are written."""
+    """The weights of a block as tensors of a graph. Their values are looked up when they are written."""
 
     def __init__(self, spec: Spec, weights: Mapping[str, torch.Tensor]) -> None:
         self._weights, self._shapes = weights, weight_shapes(spec)

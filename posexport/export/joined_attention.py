@@ -1,4 +1,4 @@
-"""Decomposed attention for ONNX Runtime alone and the logits that are its bias, as one function."""
+"""Joins decomposed attention that is only for ONNX Runtime with the logits that are its bias, into one function."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from posexport.graphs.function_bodies import DOMAIN, Functions
 
 
 def join(model: ir.Model, functions: Functions) -> None:
-    """Join each attention with its bias where nothing else reads that: then both go one head after the other, or some
-    queries at a time (posexport.custom_ops.attention_by_head). A bias for several layers is computed before them."""
+    """Join each attention with its bias, if nothing else reads the bias.
+
+    Both are then computed one head after the other, or for some queries at a time
+    (posexport.custom_ops.attention_by_head). A bias for several layers is computed before them.
+    """
     for node in [*model.graph]:
         attention = functions.call_of(node)
         if attention is None or attention.operator.joined_body is None:

@@ -1,7 +1,7 @@
-"""Sizes of a traced module that torch knows and its graph leaves to be computed: `x.view(batch, tokens, -1, 16)`.
+"""Sizes of a traced module that torch knows, but that its graph computes: `x.view(batch, tokens, -1, 16)`.
 
-Nothing behind such a view says how many heads there are, where the number of tokens came by another way. And torch's
-exporter writes `x.squeeze(0)` also where the size isn't 1, which torch leaves as it is and ONNX refuses.
+After such a view, the number of heads is not known if the number of tokens was computed differently. Also, torch's
+exporter writes `x.squeeze(0)` even if the size isn't 1: torch then changes nothing, but ONNX rejects it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops
 
 
 def with_known_sizes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program, whose views have the sizes that torch knows in place of -1; it is changed in place."""
+    """The program with views that have the sizes that torch knows in place of -1; it is changed in place."""
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target not in _VIEWS or -1 not in node.args[1]:
             continue

@@ -1,9 +1,9 @@
 """Stacks of layers: each kind of layer is traced once, and its nodes are copied for every layer of that kind.
 
-Torch's exporter takes about a second for a layer, a copy takes milliseconds. The hidden states and caches that enter
-a traced layer pass through a marker node. A node that depends on marked values or on a layer's weights belongs to
-that layer and is copied; the other nodes, which depend on positions and masks alone, serve all layers. The result is
-the graph of a trace of all layers, except that names of a layer's nodes and values begin with `layers.N.`.
+torch's exporter takes about a second for a layer, a copy takes milliseconds. The hidden states and caches that enter a
+traced layer pass through a marker node. A node that depends on marked values or on a layer's weights belongs to that
+layer and is copied. The other nodes, which depend only on positions and masks, serve all layers. The result is the
+graph of a trace of all layers, except that names of a layer's nodes and values begin with `layers.N.`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def layer_of(name: str) -> int | None:
 def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> None:
     """Turn a marked graph with one layer of each kind into the graph of all layers of `spec`, without markers.
 
-    `weights` holds the public names of all weights; `make` gives the tensors of the copied layers.
+    `weights` are the public names of all weights; `make` gives the tensors of the copied layers.
     """
     graph = model.graph
     markers = [node for node in graph if node.domain == TRACE_DOMAIN]
@@ -109,8 +109,10 @@ def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> N
 
 @attrs.frozen
 class _Kind:
-    """One kind of layer in the graph: its nodes, and the values that enter and leave it by their role ("hidden",
-    "past_key", "q_proj.weight", ...)."""
+    """One kind of layer in the graph: its nodes, and the values that enter and leave it.
+
+    The values are by role ("hidden", "past_key", "q_proj.weight", ...).
+    """
 
     nodes: list[ir.Node] = attrs.field(factory=list)
     enter: dict[str, ir.Value] = attrs.field(factory=dict)
@@ -118,7 +120,7 @@ class _Kind:
 
 
 def _kinds(graph: ir.Graph, markers: list[ir.Node], weights: set[str]) -> list[_Kind]:
-    """The layers of a marked graph, in their order."""
+    """The layers of a marked graph, in order."""
     kinds = [_Kind() for node in markers if node.attributes["role"].as_string() == "hidden"]
     owner: dict[ir.Value, int] = {}
     for node in markers:
@@ -141,7 +143,7 @@ def _kinds(graph: ir.Graph, markers: list[ir.Node], weights: set[str]) -> list[_
         owners = {owner[value] for value in node.inputs if value in owner}
         if node.domain == TRACE_DOMAIN or not owners:
             continue
-        (index,) = owners  # values of other layers reach it through markers only
+        (index,) = owners  # values of other layers reach it only through markers
         owner.update(dict.fromkeys(node.outputs, index))
         kinds[index].nodes.append(node)
     return kinds

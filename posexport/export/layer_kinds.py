@@ -1,9 +1,8 @@
-"""Which layers of a model are the same function but for the values of their weights: one of each kind stands for the
-others.
+"""Which layers of a model are the same function except for the values of their weights: one of each kind is traced.
 
-Layers of one kind have the same modules, settings and shapes, and what the model's configuration lists by layer is the
-same for them. That they also compute the same is tried: with the same weights and the same hidden states, and each with
-what the model gives it beside them, they must return equal numbers.
+Layers of one kind have the same modules, settings and shapes, and the same values in lists by layer in the model's
+configuration. Whether they compute the same is tested: with the same weights and hidden states, and with the other
+inputs that the model gives each, they must return equal numbers.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ from torch import Tensor, nn
 from posexport.models.whole import unchanged
 
 INDEX = ("layer_idx", "layer_index", "layer_id", "idx")
-"""Names of attributes that hold the index of a layer."""
+"""Names of attributes with the index of a layer."""
 
 _SETTINGS = (bool, int, float, str, tuple, type(None))
 _SCALE = 0.05
 
 
 class LayersDifferError(Exception):
-    """The traced layers can't stand for the others: all are to be traced."""
+    """The traced layers can't stand for the others, so all layers must be traced."""
 
 
 @attrs.frozen
 class Layers:
-    """The list of layers of a model: the `path` of the module in it, and for each layer the one that is traced for
-    it."""
+    """The list of layers of a model: the `path` of the module, and for each layer the layer that is traced for it."""
 
     path: str
     stands_for: tuple[int, ...]
@@ -47,10 +45,10 @@ class Layers:
 def find_layers(
     model: nn.Module, count: int, configs: Iterable[Any] = (), part: nn.Module | None = None
 ) -> Layers | None:
-    """The list of `count` layers of a model, by kind; None where there is no such list, or no two layers are alike.
+    """The list of `count` layers of a model, by kind; None if there is no such list, or no two layers are alike.
 
-    `configs` are configurations of transformers, whose lists of `count` values say what differs by layer. `part` is the
-    module of the model that has the list, None for the whole.
+    `configs` are configurations of transformers; their lists of `count` values say what differs by layer. `part` is the
+    module of the model that has the list, None for the whole model.
     """
     inside = {*(model if part is None else part).modules()}
     lists = [(path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList) and each in inside]
@@ -77,8 +75,11 @@ def _by_layer(configs: Iterable[Any], count: int) -> Iterator[list[str]]:
 
 
 def _kind(layer: nn.Module, kept: set[str]) -> tuple[Any, ...]:
-    """What two layers have in common that are alike: classes, settings but for the index, shapes and dtypes, and the
-    values of buffers that a checkpoint doesn't hold."""
+    """A key that is equal for layers of one kind.
+
+    It has classes, settings except the index, shapes and dtypes, and the values of buffers that are not in a
+    checkpoint.
+    """
     parts: list[Any] = []
     for path, module in layer.named_modules():
         settings = tuple(
@@ -98,7 +99,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def check_alike(model: nn.Module, layers: Layers, run: Callable[[], Any]) -> None:
-    """LayersDifferError unless each layer computes what the one does that stands for it. `run` calls the model."""
+    """LayersDifferError unless each layer computes the same as the layer that stands for it. `run` calls the model."""
     modules = model.get_submodule(layers.path)
     assert isinstance(modules, nn.ModuleList)
     calls = _calls(model, modules, run)
@@ -120,8 +121,11 @@ def check_alike(model: nn.Module, layers: Layers, run: Callable[[], Any]) -> Non
 
 
 def hidden_of(result: Any) -> tuple[Tensor, int | None]:
-    """The hidden states that a layer returns, and how many values come behind them in a tuple; None where there is no
-    tuple. Those are of no use to other layers: `check_alike` sees what layers are given."""
+    """The hidden states that a layer returns, and the number of values after them in a tuple; None if it is not a
+    tuple.
+
+    Other layers don't use these values: `check_alike` sees what layers get.
+    """
     if isinstance(result, Tensor):
         return result, None
     if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
@@ -131,7 +135,7 @@ def hidden_of(result: Any) -> tuple[Tensor, int | None]:
 
 @attrs.frozen
 class _Call:
-    """What a layer was called with, beside its hidden states of this `shape` and `dtype`."""
+    """The arguments of a layer, except its hidden states, which have this `shape` and `dtype`."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -185,8 +189,10 @@ def _calls(model: nn.Module, modules: nn.ModuleList, run: Callable[[], Any]) -> 
 
 
 def _are_the_same(one: _Call, other: _Call) -> bool:
-    """Whether two layers are given the same, but for hidden states: tensors must be one object, as masks are, since two
-    kinds of masks can be equal for a few tokens."""
+    """Whether two layers get the same arguments, except hidden states.
+
+    Tensors, such as masks, must be one object, because two kinds of masks can be equal for a few tokens.
+    """
     return (one.shape, one.dtype, one.named) == (other.shape, other.dtype, other.named) and (
         _same(one.args, other.args) and _same(one.kwargs, other.kwargs)
     )
@@ -202,7 +208,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def _same_weights(layers: list[nn.Module]) -> Iterator[None]:
-    """Layers with the same random weights."""
+    """A context in which the layers have the same random weights."""
     before = [(parameter, parameter.data) for layer in layers for parameter in layer.parameters()]
     random = torch.Generator().manual_seed(0)
     made = {

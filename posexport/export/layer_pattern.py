@@ -1,4 +1,4 @@
-"""A pattern of layers as people write it: `rope:window=1024,none` becomes one table per layer."""
+"""A pattern of layers as users write it: `rope:window=1024,none` becomes one table per layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posexport.spec.spec import LAYER_FIELDS
 
 
 def check_layers_follow(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """RequestError for an option that is `given` on the command line and that layers of a file's pattern set."""
+    """RequestError for an option `given` on the command line that layers of a file's pattern set themselves."""
     pattern = options.get("layer_pattern")
     if pattern is None or "layer_pattern" in given:
         return
@@ -40,7 +40,7 @@ def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def check_reach(
     layers: list[dict[str, Any]], sizes: Mapping[str, Any], pattern: Any, parameters: Mapping[str, Any]
 ) -> None:
-    """RequestError for an option of all layers that every layer of the pattern overrides."""
+    """RequestError for an option for all layers that every layer of the pattern overrides."""
     unused = [name for name in LAYER_FIELDS if name in sizes and all(name in layer for layer in layers)]
     unused += [name for name in parameters if all(name in keys for _, keys, _ in read_parts(pattern))]
     if unused:
@@ -50,10 +50,10 @@ def check_reach(
 
 
 def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Layers as `read_spec` takes them from text such as "rope:window=1024*5,rope:theta=1e6", or a list of its parts.
+    """Layers as `read_spec` takes them, from text such as "rope:window=1024*5,rope:theta=1e6", or a list of its parts.
 
-    A part is the name of an encoding, followed by its parameters and fields of a layer behind colons; `*N` repeats it.
-    An encoding with the name of `base` takes the parameters of `base` that it does not give itself.
+    A part is the name of an encoding, followed by its parameters and fields of a layer after colons; `*N` repeats it.
+    An encoding with the name of `base` takes the parameters of `base` that it does not set itself.
     """
     layers: list[dict[str, Any]] = []
     for name, given, count in read_parts(value):
@@ -65,7 +65,7 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_parts(value: Any) -> list[tuple[str, dict[str, str], int]]:
-    """(encoding, parameters, repetitions) of each part of a pattern; RequestError for one that can't be read."""
+    """(encoding, parameters, repetitions) of each part of a pattern; RequestError for a part that can't be read."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise RequestError(f"layer_pattern is {shown(value)}: it must be names of encodings, such as rope*3,none.")

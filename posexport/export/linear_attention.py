@@ -1,7 +1,7 @@
 """Linear attention of transformers' models, traced as posexport's operator.
 
-transformers computes it by loops over chunks of tokens, which torch can't export for every number of tokens. It names
-each of these functions alike in all models that have it.
+transformers computes it by loops over chunks of tokens, which torch can't export for every number of tokens. Each of
+these functions has the same name in all models that have it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule, of queries and keys [B, S, key heads, size] and values [B, S, heads, size]; `g` is a decay
-    of each head, or of each feature of its keys."""
+    """The gated delta rule, for queries and keys [B, S, key heads, size] and values [B, S, heads, size].
+
+    `g` is a decay of each head, or of each feature of its keys.
+    """
     heads = value.shape[2]
     q, k = (_repeated(x, heads).float() for x in (query, key))
     if use_qk_l2norm_in_kernel:
@@ -60,7 +62,7 @@ def _state_space(
     return_final_states: bool = False,
     **_: Any,
 ) -> Any:
-    """Mamba-2, of hidden states [B, S, heads, size], steps [B, S, heads], and B and C [B, S, groups, state size]."""
+    """Mamba-2, for hidden states [B, S, heads, size], steps [B, S, heads], and B and C [B, S, groups, state size]."""
     heads = hidden_states.shape[2]
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
@@ -68,12 +70,12 @@ def _state_space(
         dt = nn.functional.softplus(dt)
     steps = torch.clamp(dt, min=dt_limit[0], max=dt_limit[1])
     if initial_states is not None and (dt_limit[0] > 0 or dt_limit[1] < float("inf")):
-        # transformers, as Mamba's kernels, has no limits for one token behind others
+        # like Mamba's kernels, transformers applies no limits to a single token after others
         one_token = torch.arange(dt.shape[1], device=dt.device)[-1:, None] == 0
         steps = torch.where(one_token, dt, steps)
     steps = steps.float()
     values, keys, queries = hidden_states.float(), _repeated(B.float(), heads), _repeated(C.float(), heads)
-    # transformers has the features of keys last in a state
+    # in transformers, the features of keys are the last axis of a state
     state = _state(keys, values) if initial_states is None else initial_states.float().transpose(2, 3)
     read, present = linear_attention(
         queries.flatten(2), keys.flatten(2), (values * steps[..., None]).flatten(2), state, A.float() * steps
@@ -97,8 +99,10 @@ def _selective_scan(
     return_last_state: bool = False,
     **_: Any,
 ) -> Any:
-    """Mamba, of hidden states and steps [B, channels, S], A [channels, size], and B and C [B, size, S]: each channel is
-    a head with values of one number. It begins with an empty state."""
+    """Mamba, for hidden states and steps [B, channels, S], A [channels, size], and B and C [B, size, S].
+
+    Each channel is a head with values of one number. It begins with an empty state.
+    """
     channels, size = A.shape
     if delta_bias is not None:
         dt = dt + delta_bias.to(dt.dtype)[..., None]
@@ -118,7 +122,7 @@ def _selective_scan(
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
-    """[B, S, heads, size] of fewer heads, each of which serves several."""
+    """[B, S, heads, size] from fewer heads, each of which serves several."""
     groups = x.shape[2]
     return x if groups == heads else x[:, :, :, None].expand(-1, -1, -1, heads // groups, -1).flatten(2, 3)
 
@@ -134,12 +138,12 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _state_space,
     "mamba_selective_scan": _selective_scan,
 }
-"""What takes the place of transformers' functions, by their names."""
+"""The functions that replace transformers' functions, by their names."""
 
 
 @contextmanager
 def linear_attention_as_operator(model: nn.Module) -> Iterator[None]:
-    """The model computes linear attention by posexport's operator inside."""
+    """A context in which the model computes linear attention by posexport's operator."""
     files = {id(file): vars(file) for file in (sys.modules[type(module).__module__] for module in model.modules())}
     before = [(names, name, names[name]) for names in files.values() for name in _FUNCTIONS if name in names]
     try:

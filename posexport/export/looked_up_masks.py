@@ -1,6 +1,6 @@
-"""The mask of tokens that transformers looks up by the numbers of all rows and columns, `mask[rows, columns]`.
+"""A mask of tokens that transformers looks up by the numbers of all rows and columns, `mask[rows, columns]`.
 
-torch exports that as a GatherND with a dozen nodes for its indices. It is the mask itself, with other axes.
+torch exports this as a GatherND with a dozen nodes for its indices. The result is the mask itself, with other axes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from posexport.graphs.node_arguments import keeps_order, maker_of, numbers_of
 from posexport.graphs.nodes import Nodes
 
 FARTHEST = 2**31 - 1
-"""Where a Slice ends that leaves nothing out, or behind it."""
+"""The end of a Slice that takes all up to the end of the axis; a larger end does the same."""
 
 
 @attrs.frozen
 class _Counted:
-    """0, 1, 2, ... to before `end`, a number without axes, along one `axis` of `rank`."""
+    """0, 1, 2, ... up to `end` (exclusive), a number without axes, along one `axis` of `rank`."""
 
     end: ir.Value
     axis: int
@@ -25,7 +25,7 @@ class _Counted:
 
 
 def looked_up(node: ir.Node, nodes: Nodes) -> ir.Value | None:
-    """What a GatherND gives where its indices count along the axes of a graph's input; None for any other."""
+    """The result of a GatherND whose indices count along the axes of a graph's input; None for any other node."""
     source, indices = (_plain(value) for value in node.inputs)
     given = None if source is None else _input_of(source)
     if source is None or given is None or node.attributes.get_int("batch_dims", 0) != 0:
@@ -45,7 +45,7 @@ def looked_up(node: ir.Node, nodes: Nodes) -> ir.Value | None:
 
 
 def _counted(indices: ir.Value | None) -> list[_Counted]:
-    """The parts of indices, each along an axis of its own; none where they are something else."""
+    """The parts of indices, each along its own axis; empty if they are something else."""
     joined = maker_of(indices, "Concat")
     if joined is None or joined.attributes.get_int("axis", 0) != -1:
         return []
@@ -70,7 +70,7 @@ def _counted(indices: ir.Value | None) -> list[_Counted]:
 
 
 def _along(value: ir.Value | None) -> _Counted | None:
-    """A Range from 0 in steps of 1, with other axes put before and behind it."""
+    """A Range from 0 in steps of 1, with other axes before and after it; None for any other value."""
     made = maker_of(value, "Unsqueeze")
     if made is not None:
         inner, axes = _along(_plain(made.inputs[0])), numbers_of(made.inputs[1])
@@ -88,14 +88,14 @@ def _along(value: ir.Value | None) -> _Counted | None:
 
 
 def _input_of(value: ir.Value) -> ir.Value | None:
-    """The input of the graph of which a value is a cast, with all its axes."""
+    """The graph input that a value is, or is a cast of, if its axes are known; None otherwise."""
     cast = maker_of(value, "Cast")
     source = value if cast is None else cast.inputs[0]
     return source if source is not None and source.is_graph_input() and source.shape is not None else None
 
 
 def _is_length(end: ir.Value, given: ir.Value, axis: int) -> bool:
-    """Whether a number is the length of an axis of an input, by the name that both dimensions have."""
+    """Whether a number is the length of an axis of an input: both dimensions have the same name."""
     squeezed = maker_of(end, "Squeeze")
     lengths = None if squeezed is None else maker_of(squeezed.inputs[0], "Shape")
     other = None if lengths is None else lengths.inputs[0]
@@ -109,7 +109,7 @@ def _is_length(end: ir.Value, given: ir.Value, axis: int) -> bool:
 
 
 def _plain(value: ir.Value | None) -> ir.Value | None:
-    """Where a value comes from, without nodes that change nothing."""
+    """The source of a value, without nodes that change nothing."""
     while value is not None and (node := value.producer()) is not None and not node.domain and _changes_nothing(node):
         value = node.inputs[0]
     return value

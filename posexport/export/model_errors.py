@@ -1,8 +1,7 @@
-"""What goes wrong where a model of transformers runs or is exported, in one sentence that names the architecture and,
-where it is known, the operator.
+"""What goes wrong when a model of transformers runs or is exported, in one sentence.
 
-The operator is that of the node at which torch's exporter stopped, which its frames hold. Where it stopped in the code
-of the model, the sentence has the line.
+The sentence names the architecture and, if it is known, the operator of the node at which torch's exporter stopped; the
+frames of the error contain this node. If the exporter stopped in the code of the model, the sentence has the line.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from posexport.export.layer_kinds import LayersDifferError
 from posexport.runtimes.trace_errors import chain_of, known_kind, said
 
 _SENTENCES = (RequestError, LayersDifferError, MemoryError)
-"""What is handed on as it is."""
+"""Errors that are passed on unchanged."""
 
 _FIXED_SIZE = ("its code fixes a size that is to vary, as a loop over rows or tokens does", "")
 
 
 def running(architecture: str) -> AbstractContextManager[None]:
-    """transformers runs a model inside, without torch's exporter: what it raises becomes a RequestError."""
+    """A context in which transformers runs a model, without torch's exporter. What it raises becomes a RequestError."""
     return _refused(
         lambda chain: (
             f"transformers itself can't run {architecture} on the few tokens, image or sound that a trace "
@@ -36,7 +35,7 @@ def running(architecture: str) -> AbstractContextManager[None]:
 
 
 def exporting(architecture: str) -> AbstractContextManager[None]:
-    """torch's exporter works inside on a model that runs: what it raises becomes a RequestError."""
+    """A context in which torch's exporter works on a model that runs. What it raises becomes a RequestError."""
 
     def sentence(chain: list[BaseException]) -> str:
         operators = [found for each in chain if (found := _operator(each)) is not None]
@@ -54,7 +53,7 @@ def exporting(architecture: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _refused(sentence: Callable[[list[BaseException]], str]) -> Iterator[None]:
-    """What is raised inside becomes a RequestError with a sentence on the chain of errors."""
+    """A context in which errors become a RequestError, with a sentence for the chain of errors."""
     try:
         yield
     except _SENTENCES:
@@ -69,7 +68,7 @@ def _place(chain: list[BaseException]) -> str:
 
 
 def _operator(error: BaseException) -> str | None:
-    """The operator of the node that torch's exporter translated, by the innermost frame that holds one."""
+    """The operator of the node that torch's exporter translated, from the innermost frame that has a node."""
     found, trace = None, error.__traceback__
     while trace is not None:
         node: Any = trace.tb_frame.f_locals.get("node")
@@ -80,7 +79,7 @@ def _operator(error: BaseException) -> str | None:
 
 
 def _line(error: BaseException) -> str | None:
-    """The last line of the code of a model of transformers that an error came through."""
+    """The last line in a model's code of transformers that an error passed through."""
     found, trace = None, error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
@@ -91,7 +90,7 @@ def _line(error: BaseException) -> str | None:
 
 
 def _fixes_a_size(error: BaseException) -> bool:
-    """Whether torch compared the sizes that are to vary with those that it traced: it says so by a plain ValueError."""
+    """Whether torch compared the dynamic sizes with those that it traced; it then raises a plain ValueError."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

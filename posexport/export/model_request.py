@@ -1,4 +1,4 @@
-"""An export of a whole model: the options that go with a checkpoint, checked before anything is made, then written."""
+"""An export of a whole model: the options for a checkpoint are checked before anything is made; then it is written."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class ModelOptions(GraphOptions):
         return Path(f"{real_path(Path(self.checkpoint)).name}.onnx" if self.output is None else self.output)
 
     def path_of(self, part: str) -> Path:
-        """The file of a part of the model: `encoder_model.onnx` of an encoder where `model.onnx` is to be written."""
+        """The file of a part of the model: `encoder_model.onnx` for an encoder if `model.onnx` is to be written."""
         return path_of_part(self.path, part)
 
 
 @attrs.frozen(kw_only=True)
 class WrittenModel:
-    """A whole model in one file, or two of an encoder-decoder.
+    """A whole model in one file, or an encoder-decoder in two.
 
-    `manifests` is empty where nothing was written, because an attention was left and that was not allowed. `unread` are
-    the checkpoint's tensors that the model doesn't have, and `left_out` is what the model reads beside tokens, such as
-    "vision", and the file does not. `remarks` are sentences on what else is to be known of it.
+    `manifests` is empty if nothing was written, because an attention was left and that was not allowed. `unread` are
+    the checkpoint's tensors that the model doesn't have. `left_out` is what the model reads besides tokens, such as
+    "vision", and the file does not. `remarks` are sentences with further information about the file.
     """
 
     exported: tuple[ExportedModel, ...]
@@ -69,12 +69,12 @@ class WrittenModel:
 
     @property
     def left(self) -> list[Mapping[str, Any]]:
-        """The records of those that are not in the form."""
+        """The records of the attentions that are not in the form."""
         return [one for each in self.exported for one in each.left()]
 
 
 def model_options(given: Mapping[str, Any]) -> ModelOptions:
-    """The options of a command line, of which None, False and () are not given; RequestError for what the checkpoint
+    """The options of a command line; None, False and () mean "not given". RequestError for what the checkpoint
     decides."""
     chosen = {name: value for name, value in stated(given).items() if value is not False}
     if "from" not in chosen:
@@ -84,8 +84,10 @@ def model_options(given: Mapping[str, Any]) -> ModelOptions:
 
 
 def write_model(options: ModelOptions, progress: Progress = silent, key: SigningKey | None = None) -> WrittenModel:
-    """Export the model of the checkpoint and write it with its manifest, which is signed with a `key`, and with the
-    checkpoint's configurations and tokenizer beside it."""
+    """Export the model of the checkpoint and write it with its manifest, which is signed if there is a `key`.
+
+    The checkpoint's configurations and tokenizer are written beside it.
+    """
     check_output(options.path, ".onnx")
     checkpoint = Path(options.checkpoint)
     beside = side_files(checkpoint, options.path)

@@ -1,4 +1,4 @@
-"""Which axes of a module's inputs vary in its graph, and what these dimensions are called there."""
+"""Which axes of a module's inputs are dynamic in its graph, and the names of these dimensions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WORD, _UNUSUAL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"\W")
 
 
 class Axes:
-    """The axes of a call's tensors: `shapes` is what torch.export takes, made of a user's `dynamic_shapes`.
+    """The axes of a call's tensors. `shapes` is what torch.export takes, made from a user's `dynamic_shapes`.
 
-    There, a name does for a torch.export.Dim. Without `dynamic_shapes`, torch finds out which axes can vary (`found`);
-    `fixed` are those that can't because they have the size 1 in the call, as `name[axis]`.
+    In `dynamic_shapes`, a name may stand for a torch.export.Dim. Without `dynamic_shapes`, torch finds out which axes
+    can vary (`found`). `fixed` are those that can't because they have size 1 in the call, as `name[axis]`.
     """
 
     def __init__(self, bound: Bound, dynamic_shapes: Any = None) -> None:
@@ -40,7 +40,7 @@ class Axes:
         self.fixed = tuple(f"{name}[{axis}]" for (name, axis), size in sizes.items() if size == 1 and self.found)
 
     def _walk(self, value: Any, shape: Any, name: str) -> Any:
-        """The shapes of a value: those that are given, or else each tensor's default."""
+        """The shapes of a value: the given ones, or otherwise each tensor's default."""
         if isinstance(value, torch.Tensor):
             if shape is None:
                 return dict.fromkeys(range(value.dim()), Dim.AUTO) if self.found else None
@@ -71,7 +71,7 @@ class Axes:
         return {axis: Dim.DYNAMIC if isinstance(dim, str) else dim for axis, dim in axes.items()}
 
     def name_dimensions(self, model: ir.Model) -> None:
-        """Give the dimensions of a graph the user's names, or else `<input>_axis<number>` of the first that has it."""
+        """Give the dimensions of a graph the user's names, or `<input>_axis<number>` of the first input that has it."""
         names: dict[str, str] = {}
         for given in (True, False):
             for tensor, value in zip(self._tensors, model.graph.inputs, strict=True):
@@ -91,7 +91,7 @@ def _inside(name: str, key: object) -> str:
 
 
 def _named(dim: Any, names: Mapping[str, str]) -> int | str | None:
-    """A dimension in the new names; torch writes one that turned out fixed as a name of digits."""
+    """A dimension in the new names. torch writes a dimension that turned out to be fixed as a name of digits."""
     if isinstance(dim, int):
         return dim
     if dim.value is None or dim.value.isdigit():

@@ -1,8 +1,8 @@
-"""Modules that convert their weights where they run, as routers of experts do:
+"""Modules that convert their weights when they run, as routers of experts do:
 
     self.classifier = self.classifier.to(torch.float32)
 
-torch puts the converted values into the weights themselves, which it can't do with those that it traces.
+torch writes the converted values into the weights themselves, which is impossible for weights that it traces.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 @contextmanager
 def traced_conversions() -> Iterator[None]:
-    """torch.export traces inside: a module that is converted has the converted tensors in place of its weights, so that
-    the graph converts them. torch.export gives it its weights again."""
+    """A context for torch.export in which a converted module gets the converted tensors in place of its weights.
+
+    So the graph converts them. torch.export restores the weights afterwards.
+    """
     with mock.patch.object(nn.Module, "_apply", _apply):
         yield
 

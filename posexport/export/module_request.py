@@ -1,4 +1,4 @@
-"""An export of a module in a Python file of the user: its example inputs are found, then it is written."""
+"""An export of a module in a Python file of the user: finds its example inputs, then exports and writes it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def module_options(given: Mapping[str, Any]) -> ModuleOptions:
 def write_module(
     options: ModuleOptions, progress: Progress = silent, key: SigningKey | None = None
 ) -> tuple[ExportedModule, OnnxManifest]:
-    """Run the file, export the module and write the graph with its manifest, which is signed with a `key`.
+    """Run the file, export the module and write the graph with its manifest, which is signed if there is a `key`.
 
-    RequestError for whatever goes wrong in the file, named with its line.
+    RequestError for whatever goes wrong in the file, with its line.
     """
     progress("loading torch")
     from posexport.artifact.manifest import ModuleSource

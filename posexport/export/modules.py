@@ -1,10 +1,10 @@
-"""Any torch module becomes an ONNX model in one of the forms.
+"""Writes any torch module as an ONNX model in one of the forms.
 
 Attention by posexport's operators (`posexport.custom_ops`) is written in the form directly. Otherwise torch's exporter
-writes it as it does, and posexport.rewrite recognises it and gives it the form.
+writes attention in its own way, and posexport.rewrite recognises it and gives it the form.
 
-Axes are dynamic as `dynamic_shapes` says. Without it, torch finds out which can be: all but those of size 1 in the
-example, and those that something in the module fixes, such as the size of a weight.
+Axes are dynamic as `dynamic_shapes` says. Without it, torch finds out which axes can be: all except those of size 1 in
+the example, and those that something in the module fixes, such as the size of a weight.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ _ATTENTION = tuple(operator.function for operator in KINDS)
 
 @attrs.frozen(kw_only=True)
 class ExportedModule:
-    """A module as a model. `operators` attentions are written by posexport's operators; where there are none,
-    `rewritten` says what became of torch's. `fixed` are axes that can't vary because their size in the example is 1."""
+    """A module as a model.
+
+    `operators` is the number of attentions that are written by posexport's operators. If there are none, `rewritten`
+    tells the result for torch's attentions. `fixed` are axes that can't vary because their size in the example is 1.
+    """
 
     model: ir.Model
     operators: int
@@ -59,7 +62,7 @@ class ExportedModule:
         return [site_record({"name": site.attention.name}, site.state, site.reason, site.evidence) for site in sites]
 
     def left(self) -> list[dict[str, Any]]:
-        """The records of those that are not in the form."""
+        """The records of the attentions that are not in the form."""
         return [one for one in self.attentions() if one["state"] == KEPT and one["reason"]["code"] != ALREADY]
 
     def summary(self) -> str:
@@ -85,9 +88,9 @@ def export_module(
 
     `args` are example inputs: a tensor, a tuple in the order of `forward`, or a dictionary by parameter; tensors may be
     in lists and dictionaries. `dynamic_shapes` is as torch.export takes it, from axis to torch.export.Dim or a name for
-    each parameter; None leaves it to torch. Inputs are named after the parameters, outputs after the keys of what is
-    returned or `output`, unless names are given in the order of the tensors.
-    Raises RequestError for what the form can't express, for values that are no tensors and for what torch's exporter
+    each parameter; None leaves it to torch. Inputs are named after the parameters, outputs after the keys of the
+    returned dictionary or `output`, unless names are given in the order of the tensors.
+    Raises RequestError for what the form can't express, for values that are not tensors and for what torch's exporter
     doesn't take, and the errors of the module.
     """
     return export_any(
@@ -115,7 +118,7 @@ def export_any(
     source: ModuleSource | None = None,
     progress: Progress = silent,
 ) -> ExportedModule:
-    """As `export_module`, with what is to be said of the export; `source` is where the module comes from."""
+    """Like `export_module`, with information about the export; `source` is where the module comes from."""
     functions = Functions(support.checked_opset(None, form, target, opset), form, target)
     bound = bind(module, example)
     axes = Axes(bound, dynamic_shapes)
@@ -134,7 +137,7 @@ def export_any(
                 bound.kwargs,
                 dynamic_shapes=axes.shapes,
                 strict=False,
-                # comparisons of sizes that are said to vary are left for run time, as torch.onnx.export does; others
+                # comparisons of sizes that are declared dynamic are left for run time, as in torch.onnx.export; others
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
@@ -148,7 +151,7 @@ def export_any(
     axes.name_dimensions(model)
     name_values(model, inputs, results)
     rewritten = None
-    if not calls:  # a module with posexport's operators has its form from them
+    if not calls:  # posexport's operators already give a module its form
         progress("looking for attention")
         rewritten = _rewritten(model, form, target, opset)
         model = rewritten.model
@@ -161,14 +164,14 @@ def export_any(
 
 
 def _rewritten(model: ir.Model, form: str, target: str, opset: int | None) -> Rewritten:
-    """The attention that torch wrote, in the form."""
+    """The graph with torch's attention in the form."""
     from posexport.rewrite.rewriter import rewrite_model
 
     return rewrite_model(model, form=form, target=target, opset=opset)
 
 
 def _names(what: str, given: Sequence[str] | None, tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """The names of inputs or outputs; RequestError unless they are as many as the tensors."""
+    """The names of inputs or outputs; RequestError unless there is one for each tensor."""
     if given is None:
         return tuple(tensors)
     names = tuple(given) if isinstance(given, list | tuple) else ()
@@ -180,7 +183,7 @@ def _names(what: str, given: Sequence[str] | None, tensors: Mapping[str, torch.T
 
 
 def _run(module: torch.nn.Module, bound: Bound) -> dict[str, torch.Tensor]:
-    """The outputs of a call; RequestError for a forward that changes a tensor in place, which a graph can't."""
+    """The outputs of a call; RequestError for a forward that changes a tensor in place, which a graph can't do."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **tensors_of(bound)}
     before = {name: tensor._version for name, tensor in held.items()}
     outputs = outputs_of(module(*bound.args, **bound.kwargs))

@@ -1,5 +1,7 @@
-"""What is to be known of the file of a whole model before it is used, one sentence each: what it leaves out, which of
-its sizes is a guess, and where it can't run."""
+"""What a user should know about the file of a whole model, one sentence each.
+
+The sentences say what the file leaves out, which of its sizes is a guess, and where it can't run.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype
 from posexport.models.whole_encoder import left_out_inputs
 
 FEW = 2**20
-"""Bytes of experts for each token of a prompt that are not worth a word."""
+"""Experts with at most this many bytes for each token of a prompt need no remark."""
 
 _CHOSEN = (*("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),)
-"""Names in configurations of how many experts read a token."""
+"""Keys in configurations for the number of experts that read a token."""
 
 _PIPELINE = "modules.json"
-"""The file in which sentence-transformers lists what it puts behind a model."""
+"""The file in which sentence-transformers lists the modules that it adds after a model."""
 
 
 def remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> tuple[str, ...]:
-    """The sentences on the file of a model, whose weights get this `dtype`, the checkpoint's where it is None."""
+    """The sentences about the file of a model whose weights get this `dtype`; None: the checkpoint's."""
     return tuple(_remarks(pretrained, dtype))
 
 
@@ -69,20 +71,22 @@ def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]
 
 
 def _behind(folder: Path) -> tuple[str, ...]:
-    """The kinds of modules that sentence-transformers puts behind the model of a folder."""
+    """The kinds of modules that sentence-transformers adds after the model of a folder."""
     try:
         listed = read_json(folder / _PIPELINE) if is_there(folder / _PIPELINE) else []
     except (OSError, ValueError, RequestError):
         listed = []
     modules = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    kinds = [one.get("type") for one in modules if one.get("idx") != 0]  # that is the model, of whatever class
+    kinds = [one.get("type") for one in modules if one.get("idx") != 0]  # 0 is the model, of whatever class
     names = [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
     return tuple(name for name in names if name != "Transformer")
 
 
 def expert_bytes(model: nn.Module, itemsize: int) -> int:
-    """The bytes of the experts of one layer that read one token; 0 of a model without experts, and of one that computes
-    them one after the other."""
+    """The bytes of the experts of one layer that read one token.
+
+    0 for a model without experts, and for a model that computes them one after the other.
+    """
     whole: Any = model
     if not whole._can_set_experts_implementation():
         return 0

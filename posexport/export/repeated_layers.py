@@ -1,10 +1,10 @@
 """The layers of a model that is not posexport's: one of each kind is traced, and its nodes are copied for the others.
 
-While one of each kind is traced, the others hand their hidden states on unchanged, so that every layer keeps its index.
-Hidden states that enter a traced layer, and those behind the last one, are marked.
+While one layer of each kind is traced, the others pass their hidden states on unchanged, so that every layer keeps its
+index. Hidden states that enter a traced layer, and those after the last layer, are marked.
 
-A node that depends on them, on a layer's weights or on its cache belongs to the layer. Sizes don't: those of one layer
-are those of all, but for sizes that follow from values, as how many tokens an expert has.
+A node that depends on them, on a layer's weights or on its cache belongs to the layer. Sizes don't count: sizes of one
+layer are those of all layers, except sizes that depend on values, such as the number of tokens of an expert.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from posexport.export.layer_copies import TRACE_DOMAIN, enter
 from posexport.export.layer_kinds import Layers, LayersDifferError, hidden_of
 
 END = -1
-"""The layer that the marker behind the last layer names."""
+"""The layer index of the marker after the last layer."""
 
 
 class _Skipped(nn.Module):
-    """In the place of a layer: hands its hidden states on, as the layers return them that are traced. Its settings,
-    which some models read, are those of the layer."""
+    """Replaces a layer and passes its hidden states on, in the form that the traced layers return.
+
+    It has the settings of the layer, which some models read.
+    """
 
     def __init__(self, layer: nn.Module, returned: list[int | None]) -> None:
         super().__init__()
-        self._layer, self._returned = (layer,), returned  # a tuple, so that it is no part of the module
+        self._layer, self._returned = (layer,), returned  # a tuple, so that it is not a submodule
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer[0], name)
@@ -44,7 +46,7 @@ class _Skipped(nn.Module):
 
 @contextmanager
 def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
-    """The model with the traced layers alone, which are marked."""
+    """A context in which the model has only the traced layers, which are marked."""
     modules = model.get_submodule(layers.path)
     assert isinstance(modules, nn.ModuleList)
     before = list(modules)
@@ -84,14 +86,14 @@ def only_traced(model: nn.Module, layers: Layers) -> Iterator[None]:
 
 @attrs.frozen
 class Boundaries:
-    """The names of the values that enter the traced layers, by layer, and of the one behind the last."""
+    """The names of the values that enter the traced layers, by layer, and of the value after the last layer."""
 
     enter: Mapping[int, str]
     end: str
 
 
 def without_markers(model: ir.Model, layers: Layers) -> Boundaries:
-    """Remove the markers; the values that they marked get names of their own, but for an output of the model."""
+    """Remove the markers. The marked values get new names, except an output of the model."""
     names: dict[int, str] = {}
     for node in [node for node in model.graph if node.domain == TRACE_DOMAIN]:
         index, value = node.attributes["layer"].as_int(), node.inputs[0]
@@ -112,19 +114,21 @@ def without_markers(model: ir.Model, layers: Layers) -> Boundaries:
 
 
 Make = Callable[[str, ir.Value], ir.TensorProtocol]
-"""Gives the tensor of a weight by its name, shaped as another."""
+"""Gives the tensor of a weight by its name, with the shape of another weight."""
 
 
 def copy_layers(model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make) -> None:
-    """Add the layers that were not traced, as copies of those that stand for them. `weights` are the names of all
-    weights; other initializers, which are constants, serve all layers of a kind."""
+    """Add the layers that were not traced, as copies of the layers that stand for them.
+
+    `weights` are the names of all weights. Other initializers are constants and serve all layers of a kind.
+    """
     _Copier(model.graph, layers, boundaries, weights, make).run()
 
 
 def owners(
     model: ir.Model, layers: Layers, boundaries: Boundaries, weights: Collection[str], make: Make
 ) -> dict[str, int]:
-    """The traced layers that nodes belong to, by the names of the nodes and of their results."""
+    """The traced layers that nodes belong to, by the names of the nodes and of their outputs."""
     nodes = _Copier(model.graph, layers, boundaries, weights, make).nodes
     owned: dict[str, int] = {}
     for index, each in nodes.items():
@@ -160,7 +164,7 @@ class _Copier:
         return None if match is None else int(match["layer"])
 
     def _divide(self, weights: Sequence[ir.Value]) -> None:
-        """Which node, weight, input and output belongs to which traced layer."""
+        """Assign nodes, weights, inputs and outputs to the traced layers."""
         owner: dict[ir.Value, int] = {}
         for pattern, values, held in (
             (self.weight, weights, self.weights),
@@ -259,8 +263,10 @@ class _Copier:
 
 
 def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value], sizes: Collection[ir.Node]) -> None:
-    """LayersDifferError where something else than a layer's own nodes reads what they compute, but for its `ends`, and
-    for `sizes` of all layers: such as a sum of the hidden states of all layers."""
+    """LayersDifferError if other nodes than the layer's own read what it computes, such as a sum over all layers.
+
+    Its `ends` may be read, also by `sizes` nodes that serve all layers.
+    """
     inside = {*nodes}
     for value in (value for node in nodes for value in node.outputs if value not in ends):
         readers = [use.node for use in value.uses() if use.node not in sizes]
@@ -269,14 +275,14 @@ def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value], sizes: C
 
 
 _SIZED_BY_VALUES = ("NonZero", "Compress", "Unique")
-"""Operators whose results have sizes that follow from values."""
+"""Operators whose outputs have sizes that depend on values."""
 
 _SIZED_AS_FIRST = ("ScatterND", "ScatterElements")
-"""Operators whose results have the sizes of their first input."""
+"""Operators whose outputs have the sizes of their first input."""
 
 
 def _sizes_of_all(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes of a sorted graph that read sizes which follow from no values."""
+    """The nodes of a sorted graph that read sizes which don't depend on values."""
     varying, sizes = set[ir.Value](), set[ir.Node]()
     for node in graph:
         inputs = node.inputs[:1] if node.op_type in _SIZED_AS_FIRST else node.inputs
@@ -289,7 +295,7 @@ def _sizes_of_all(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _values_read(node: ir.Node) -> Iterator[ir.Value]:
-    """The inputs of a node; LayersDifferError for one whose own graph reads values around it, which is not copied."""
+    """The inputs of a node; LayersDifferError if its body reads values around it, because such a node is not copied."""
     for attribute in node.attributes.values():
         try:
             _copied(attribute)
@@ -314,7 +320,7 @@ def _replace(node: ir.Node, old: ir.Value, new: ir.Value) -> None:
 
 
 def _insert(values: Any, by_layer: Mapping[int, Sequence[ir.Value]]) -> None:
-    """Put the values of all layers, in the order of the layers, where the first of them stands."""
+    """Put the values of all layers, in the order of the layers, at the place of the first one."""
     known = {value for each in by_layer.values() for value in each}
     if not known:
         return

@@ -1,4 +1,4 @@
-"""An export as it was asked for: options of every source, checked before anything is made, then written."""
+"""A requested export: options of every source, checked before anything is made; then it is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class ExportOptions(BlockOptions):
-    """Options of an export that are no part of the spec, validated wherever they come from."""
+    """Options of an export that are not part of the spec, validated wherever they come from."""
 
     form: str = text("decomposed", "form of the graph")
     target: str = text("portable", "what the form is lowered for")
@@ -33,9 +33,9 @@ class ExportOptions(BlockOptions):
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """A checked export. `weights` are those of a checkpoint, and None where they come from a file or a seed.
+    """A checked export. `weights` are those of a checkpoint, None if they come from a file or a seed.
 
-    `given` names the options that somebody gave, on the command line, in a file or by a preset.
+    `given` are the names of the options that were given on the command line, in a file or by a preset.
     """
 
     spec: Spec
@@ -58,7 +58,7 @@ OPTIONS = (
     *(field.name for field in attrs.fields(ExportOptions)),
     *("from", "layer"),
 )
-"""The options that a config file may hold beside `set`."""
+"""The options that a config file may have, in addition to `set`."""
 
 
 def read_request(
@@ -69,9 +69,9 @@ def read_request(
     folder: Path = HERE,
     progress: Progress = silent,
 ) -> Request:
-    """The request of a config file or a preset with the options that are `given` beside it; None means "not given".
+    """The request of a config file or a preset, with the options that are `given` in addition; None means "not given".
 
-    Paths in it are relative to `folder`. Raises RequestError for whatever is wrong with the options.
+    Paths in it are relative to `folder`. Raises RequestError for anything wrong with the options.
     """
     options, encoding_set = merge_options(config, preset, given_set, given, OPTIONS, folder)
     for name in ("from", "weights"):
@@ -88,7 +88,7 @@ def read_request(
 
 
 def write(request: Request, path: Path, progress: Progress = silent, key: SigningKey | None = None) -> OnnxManifest:
-    """Export and write; returns the manifest, which is signed with a `key`."""
+    """Export and write; returns the manifest, which is signed if there is a `key`."""
     spec, options, weights = request.spec, request.options, request.weights
     progress("loading torch")
     from posexport.artifact.onnx_artifact import write_onnx

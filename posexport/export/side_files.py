@@ -17,7 +17,7 @@ NAMES = (
 
 
 def side_files(checkpoint: Path, output: Path) -> Mapping[str, Path]:
-    """The files of a checkpoint that are to stand beside the output, by name.
+    """The files of a checkpoint that belong beside the output, by name.
 
     RequestError where another file has such a name there: it may belong to another model. OSError for a file of the
     checkpoint that can't be read or has almost only holes, before the work and not when it is copied.

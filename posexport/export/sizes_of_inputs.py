@@ -1,6 +1,6 @@
-"""Sizes that a graph computes from values inside it are those of its inputs, where their dimensions have one name.
+"""Reads sizes from a graph's inputs that it computes from inner values, if their dimensions have one name.
 
-What follows from sizes alone, such as a causal mask, is then the same for all layers of a stack, and computed once.
+What depends only on sizes, such as a causal mask, is then the same for all layers of a stack, and computed once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 
 
 def read_from_inputs(model: ir.Model) -> None:
-    """Make each Shape of one dimension, which an input has too, read that input; equal nodes then become one."""
+    """Make each Shape of one dimension that an input also has read that input. Equal nodes then become one."""
     known: dict[str, tuple[ir.Value, int]] = {}
     for given in model.graph.inputs:
         for axis, size in enumerate(given.shape or ()):
@@ -29,7 +29,7 @@ def read_from_inputs(model: ir.Model) -> None:
 
 
 def _name_of_size(node: ir.Node) -> str:
-    """The name of the dimension that a Shape of one reads; empty for other nodes, and where it has none."""
+    """The name of the dimension that a Shape of one dimension reads; empty for other nodes, and if it has no name."""
     value = node.inputs[0] if node.op_type == "Shape" else None
     if value is None or value.shape is None or not {"start", "end"} <= {*node.attributes}:
         return ""

@@ -1,7 +1,7 @@
 """Differences of a number and a tensor of integers, such as `1.0 - attention_mask`, in a traced module.
 
-torch's exporter makes a subtraction of two tensors of them and then doesn't take the number: the tensor is converted to
-the dtype of the result before.
+torch's exporter writes a subtraction of two integer tensors and then doesn't accept the number. So the tensor is first
+converted to the dtype of the result.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ _TO = torch.ops.aten.to.dtype
 
 
 def with_converted_tensors(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program, whose tensors have the dtype of the result where they are subtracted from a number; it is changed in
-    place."""
+    """The program with tensors converted to the dtype of the result before they are subtracted from a number.
+
+    It is changed in place.
+    """
     graph = program.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not _RSUB:

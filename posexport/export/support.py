@@ -1,4 +1,4 @@
-"""Which specs, opsets and targets each form supports, with the reason for each spec that it does not.
+"""Which specs, opsets and targets each form supports, with the reason for each spec that it does not support.
 
 Imports no engine, so that `posexport list` and the support matrix can use it. The bodies of the operators (custom_ops)
 raise the same reasons for calls outside a spec.
@@ -21,7 +21,7 @@ def default_opset(form: str, spec: Spec | None = None) -> int:
 
 
 def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> Reason | None:
-    """Why `form` can't express `spec` for `target`; None where it can."""
+    """Why `form` can't express `spec` for `target`; None if it can."""
     reason = unsupported_opset(form, target, opset)
     if reason is not None:
         return reason
@@ -33,7 +33,7 @@ def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: i
 
 
 def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None) -> int:
-    """The opset, by default the form's; RequestError where the form can't carry the spec, or a name is unknown.
+    """The opset, by default the form's; RequestError if the form can't express the spec, or a name is unknown.
 
     Without a spec, any module may be exported.
     """

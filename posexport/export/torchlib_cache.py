@@ -1,7 +1,8 @@
-"""A cache for torch's exporter, which builds its table of translations at every export: it is built once per opset.
+"""A cache for the table of translations of torch's exporter, which builds it at every export: it is built once per
+opset.
 
-That takes about 0.6 s, half of the export of a block. The table depends on the installed torch and onnxscript only. A
-version of torch that keeps it elsewhere is slower, and exports the same graphs.
+Building takes about 0.6 s, half of the export of a block. The table depends only on the installed torch and onnxscript.
+With a version of torch that keeps the table elsewhere, exports are slower but give the same graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _registry(build: Any, opset: int) -> Any:
 
 @contextlib.contextmanager
 def built_once() -> Iterator[None]:
-    """Within this context, torch's exporter gets a copy of the table that was built first."""
+    """A context in which torch's exporter gets a copy of the table that was built first."""
     try:
         from torch.onnx._internal.exporter import _registration
 
@@ -44,7 +45,7 @@ def built_once() -> Iterator[None]:
         table.functions = {target: list(metas) for target, metas in table.functions.items()}
         return table
 
-    with (  # `mock` puts back what was there, whatever is raised
+    with (  # `mock` restores the old values, whatever is raised
         mock.patch.object(apis, OPERATORS, return_value=operators),
         mock.patch.object(_registration.ONNXRegistry, REGISTRY, staticmethod(registry)),
     ):

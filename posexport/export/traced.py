@@ -1,4 +1,4 @@
-"""What is done alike with every program that torch traced of a module, and with its graph."""
+"""Steps that are the same for every program that torch traced from a module, and for its graph."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _CHANGES = (
 
 
 def translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program in operators that torch's exporter translates, and translates to the same numbers."""
+    """The program in operators that torch's exporter translates to the same numbers."""
     for change in _CHANGES:
         program = change(program)
     return program
 
 
 def describe(model: ir.Model, source: ModuleSource, form: str, target: str | None) -> None:
-    """Say in the metadata what the file is the export of, its form, and its target where that is not any."""
+    """Write into the metadata what the file is an export of, its form, and its target if the file is not portable."""
     model.metadata_props.update({"posexport.form": form, "posexport.version": __version__, **module_metadata(source)})
     if target is not None:
         model.metadata_props["posexport.target"] = target
@@ -47,7 +47,7 @@ def describe(model: ir.Model, source: ModuleSource, form: str, target: str | Non
 def name_values(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Give inputs and outputs their names, which nothing else in the graph may have.
 
-    An output that is an input or a weight, or another output, becomes a value of its own.
+    An output that is an input or a weight, or another output, becomes a separate value.
     """
     graph = model.graph
     taken = {*inputs, *outputs}

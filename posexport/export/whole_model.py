@@ -1,8 +1,8 @@
-"""A whole model of a Hugging Face checkpoint becomes ONNX models, its attention in one of the forms.
+"""Writes a whole model of a Hugging Face checkpoint as ONNX models, with its attention in one of the forms.
 
-transformers builds the model, torch exports it, posexport.rewrite recognises its attention and gives it the form. One
-layer of each kind is traced and rewritten, and copied for the others (posexport.export.repeated_layers). Weights have
-no values until the model is written: their tensors are the checkpoint's files, mapped.
+transformers builds the model, torch exports it, and posexport.rewrite recognises its attention and gives it the form.
+One layer of each kind is traced and rewritten, and copied for the others (posexport.export.repeated_layers). Weights
+have no values until the model is written: their tensors are the mapped files of the checkpoint.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ _PADDED = {
     "input_ids": torch.zeros(2, 4, dtype=torch.int64),
     "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
 }
-"""A batch with padding, so that masks are made, which models leave out where nothing is hidden."""
+"""A batch with padding, so that the model makes masks: models leave them out if nothing is hidden."""
 
 
 @attrs.frozen(kw_only=True)
 class ExportedModel:
-    """A whole model, or the `part` "encoder" or "decoder" of one; `attentions` is a record of each attention as
-    `posexport rewrite --json` has it: where `like` names another one, that was tested, whose layer is of the same
-    kind."""
+    """A whole model, or its `part` "encoder" or "decoder".
+
+    `attentions` has a record of each attention as in `posexport rewrite --json`. If it has `like`, the attention of
+    that name was tested instead, in a layer of the same kind.
+    """
 
     model: ir.Model
     architecture: str
@@ -68,15 +70,17 @@ class ExportedModel:
     part: str = ""
 
     def left(self) -> list[Mapping[str, Any]]:
-        """The records of those that are not in the form."""
+        """The records of the attentions that are not in the form."""
         return [one for one in self.attentions if one["state"] == KEPT and one["reason"]["code"] != ALREADY]
 
 
 @attrs.frozen(kw_only=True)
 class HowToExport:
-    """How the model is written. `dtype` is that of the weights, None for the checkpoint's; `kv_cache` is "none",
-    "concat" (grown) or "shared" (buffers); `angles` is "exact" or None; `hidden_states` adds the states that enter the
-    head to the outputs."""
+    """How the model is written.
+
+    `dtype` is that of the weights, None for the checkpoint's. `kv_cache` is "none", "concat" (grown) or "shared"
+    (buffers). `angles` is "exact" or None. `hidden_states` adds the states that enter the head to the outputs.
+    """
 
     form: str = "decomposed"
     target: str = "portable"
@@ -160,7 +164,7 @@ class _Export:
     progress: Progress
 
     def run(self, layers: Layers | None) -> ExportedModel:
-        """The model; with `layers`, one of each kind is traced."""
+        """The model. With `layers`, only one layer of each kind is traced."""
         progress, how, signature = self.progress, self.how, self.part.signature
         if layers is not None:
             signature = without_keys_of_others(signature, layers.traced)
@@ -192,7 +196,7 @@ class _Export:
         )
 
     def _check(self, model: ir.Model) -> None:
-        """RequestError for bfloat16 at an opset in which an operator, such as Conv before 22, doesn't take it."""
+        """RequestError for bfloat16 at an opset in which an operator, such as Conv before 22, doesn't accept it."""
         try:
             onnx_file.check(model)
         except (InferenceError, ValidationError) as error:
@@ -241,8 +245,10 @@ class _Export:
             return exporter.capture(program, self.functions)
 
     def _fill(self, model: ir.Model) -> None:
-        """Give the initializers the names of the checkpoint's weights, and their tensors; a weight that has two names
-        is there once."""
+        """Give the initializers the names of the checkpoint's weights, and their tensors.
+
+        A weight with two names is in the graph only once.
+        """
         weights, first = self.pretrained.weights, dict[int, ir.Value]()
         for name, value in list(model.graph.initializers.items()):
             plain = name.removeprefix("model.")
@@ -281,12 +287,15 @@ class _Export:
 
 
 UNREAD = 8
-"""Rows at the beginning of a table of positions that no token reads: RoBERTa has 2."""
+"""The most rows at the beginning of a table of positions that no token reads: RoBERTa has 2."""
 
 
 def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pretrained: Pretrained) -> None:
-    """RequestError where tracing fixed a size that is to vary, also where torch only says so in its ranges, and where
-    the trace takes fewer tokens than the model was trained for, but for a few: tables may have rows that none reads."""
+    """RequestError if tracing fixed a dynamic size, or if the trace takes fewer tokens than the model was trained for.
+
+    torch may report a fixed size only in its ranges. A few tokens fewer are allowed (UNREAD): tables may have rows that
+    no token reads.
+    """
     architecture, length = pretrained.architecture, trained_length(pretrained.folder)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     for given, (name, shape) in zip(program.graph_signature.user_inputs, signature.inputs.items(), strict=True):
@@ -308,8 +317,10 @@ def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pr
 
 
 def _name_dimensions(model: ir.Model, signature: Signature) -> None:
-    """The shapes of inputs and outputs as they are declared, or as torch traced them where it fixed a size or where
-    they follow from tracing; those between, which name other sizes, are dropped."""
+    """Give inputs and outputs their declared shapes, and drop the shapes of inner values, which name other sizes.
+
+    Shapes are as torch traced them if it fixed a size, or if they are not declared.
+    """
     outputs = {value.name: value.shape for value in model.graph.outputs}
     for node in model.graph.all_nodes():
         for value in node.outputs:
@@ -348,7 +359,7 @@ def _drop_untraced(model: ir.Model, layers: Layers) -> None:
 
 
 def attention_records(rewritten: Rewritten, layers: Layers | None, owned: Mapping[str, int]) -> list[Mapping[str, Any]]:
-    """A record of each attention of all layers; `owned` says which traced layer it belongs to, by its name."""
+    """A record of each attention of all layers; `owned` says by name which traced layer a node belongs to."""
     view = next((site.view for site in rewritten.sites), None)
     describer = None if view is None else Describer(view)
     sites: list[Mapping[str, Any]] = []
@@ -359,7 +370,7 @@ def attention_records(rewritten: Rewritten, layers: Layers | None, owned: Mappin
         sites.append(site_record(description, result.state, result.reason, result.evidence, result.angles))
     if layers is None:
         return sites
-    # nodes that a node was expanded to have the name of its result before a slash
+    # nodes of an expanded node have the name of its result before a slash
     of_sites = [owned.get(site["name"], owned.get(site["name"].partition("/")[0])) for site in sites]
     by_layer = {
         kind: [site for site, own in zip(sites, of_sites, strict=True) if own == kind] for kind in layers.traced

@@ -1,1 +1,1 @@
-"""Model repositories of the Triton Inference Server; `package` is where to begin."""
+"""Model repositories of the Triton Inference Server; `package` is the entry point."""

@@ -1,16 +1,16 @@
 """Whether Triton may run the requests of several clients as one batch, for each kind of artifact.
 
 Triton's dynamic batcher joins requests along the first dimension, and only requests whose other dimensions are equal.
-Every row must give the same output as alone, and equal shapes must be frequent enough to be worth a queue:
+Every row must give the same output as by itself, and equal shapes must be frequent enough to be worth a queue:
 
-- no cache, or a shared one (a buffer of one length for all rows; `write_indices` holds the length of each): joined;
+- no cache, or a shared one (a buffer of one length for all rows; `write_indices` has the length of each): joined;
 - a grown cache: its length is part of the shape and differs between clients, so no requests would be joined;
 - frequencies that depend on the largest position of the batch (`dynamic`, `longrope`): a row would change with its
   neighbours, so requests are never joined;
-- GroupQueryAttention takes several tokens beside a cache in a batch of one only: a joined prefill would fail.
+- GroupQueryAttention takes several tokens with a cache only in a batch of one: a joined prefill would fail.
 
-Where requests are not joined, `max_batch_size` is 0 and the batch stands in `dims`: with any other value Triton's
-TensorRT backend enables its batcher by itself. A single request may still hold several rows.
+If requests are not joined, `max_batch_size` is 0 and the batch is in `dims`: with any other value, Triton's TensorRT
+backend enables its batcher by itself. A single request may still have several rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
 
 MAX_BATCH = 8
-"""The default number of rows that are joined at most."""
+"""By default, at most this many rows are joined."""
 
 
 @attrs.frozen(kw_only=True)
 class Batching:
-    """`max_batch_size` is 0 where Triton joins no requests; `reason` says why, or under which condition it does."""
+    """`max_batch_size` is 0 if Triton joins no requests; `reason` says why, or under which condition it joins them."""
 
     max_batch_size: int
     preferred: tuple[int, ...] = ()
@@ -52,8 +52,8 @@ def batching_of(
 ) -> Batching:
     """The batching that suits an artifact with these inputs and outputs (`values`).
 
-    `operators` are those of an ONNX graph, `profiles` those of a plan. `requested` is the number of rows that the user
-    wants joined at most (0: none). Raises RequestError where joining that many would be wrong or impossible.
+    `operators` are those of an ONNX graph, `profiles` those of a plan. `requested` is the most rows that the user wants
+    joined (0: none). Raises RequestError if joining that many would be wrong or impossible.
     """
     least, usual, most = _rows(values, profiles)
     never = _never(spec, values, profiles, least)
@@ -106,7 +106,7 @@ def _rows(values: Values, profiles: ShapeProfiles | None) -> tuple[int, int | No
 
 
 def _never(spec: Spec, values: Values, profiles: ShapeProfiles | None, least: int) -> str | None:
-    """Why joined requests would fail or give other outputs, or None."""
+    """Why joined requests would fail or give other outputs; None if they would not."""
     fixed = [name for name, (shape, _) in values.items() if shape[:1] != ("batch",)]
     if fixed:
         return f"the first dimension of {fixed[0]} is fixed, so a request holds all rows"

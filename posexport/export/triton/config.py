@@ -16,14 +16,14 @@ from posexport.runtimes.installation import install_command
 TYPES = {"fp32": "TYPE_FP32", "fp16": "TYPE_FP16", "bf16": "TYPE_BF16", "fp64": "TYPE_FP64", "bool": "TYPE_BOOL"}
 TYPES |= {f"{kind}{bits}": f"TYPE_{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 TYPES |= {"string": "TYPE_STRING"}
-"""Triton's names of dtypes; those that posexport has no name for, by onnx's in lower case."""
+"""Triton's names of dtypes. Dtypes that posexport has no name for have onnx's name in lower case."""
 
 KINDS = {None: "KIND_AUTO", True: "KIND_GPU", False: "KIND_CPU"}
 """The kind of an instance for --gpu (True) and --cpu (False). With None, Triton uses GPUs if there are any."""
 
 
 def schema() -> tuple[Any, Any]:
-    """(model_config_pb2, google.protobuf.text_format); RuntimeMissingError where tritonclient isn't installed."""
+    """(model_config_pb2, google.protobuf.text_format); RuntimeMissingError if tritonclient isn't installed."""
     try:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2
@@ -37,7 +37,7 @@ def schema() -> tuple[Any, Any]:
 def config_of(
     name: str, artifact: ServedArtifact, batching: Batching, gpu: bool | None = None, instances: int = 1
 ) -> Any:
-    """The ModelConfig message of a model, with so many `instances` for each device that `gpu` allows."""
+    """The ModelConfig message of a model, with this number of `instances` for each device that `gpu` allows."""
     pb, _ = schema()
     platform, file = BACKENDS[artifact.backend]
     config = pb.ModelConfig(
@@ -65,13 +65,13 @@ def config_of(
 def text_of(config: Any, comments: list[str]) -> bytes:
     """The message as config.pbtxt, under comments of one line each."""
     _, text_format = schema()
-    head = "".join(f"# {plain(line, kept='')}\n" for line in comments)  # names in them may be those of a file
+    head = "".join(f"# {plain(line, kept='')}\n" for line in comments)  # the lines may contain names from a file
     body: str = text_format.MessageToString(config)
     return f"{head}\n{body}".encode()
 
 
 def read_config(text: bytes) -> Any:
-    """config.pbtxt as a message; RequestError where it does not fit Triton's schema."""
+    """config.pbtxt as a message; RequestError if it does not fit Triton's schema."""
     pb, text_format = schema()
     try:
         return text_format.Parse(text.decode(), pb.ModelConfig())
@@ -80,7 +80,8 @@ def read_config(text: bytes) -> Any:
 
 
 def _warm_up(config: Any, artifact: ServedArtifact) -> None:
-    """Add one request of the usual shape before a model counts as ready: engines allocate and choose kernels in it."""
+    """Add one request of the usual shape before a model counts as ready. In it, engines allocate memory and choose
+    kernels."""
     if not artifact.usual:
         return
     most = config.max_batch_size

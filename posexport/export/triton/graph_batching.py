@@ -1,7 +1,7 @@
-"""Whether Triton may run the requests of several clients as one batch, for a graph that anyone wrote.
+"""Whether Triton may run the requests of several clients as one batch, for any graph.
 
-The first dimension of each input must be that of the rows, by its role, and each row must come out as it would alone.
-No name tells the latter: it is tried, in float64, on drawn rows that differ in positions and padding.
+The first dimension of each input must be that of the rows, by its role, and each row must give the same output as by
+itself. Names don't tell the latter, so it is tested in float64, on drawn rows that differ in positions and padding.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import Values
 
 TRIALS = 6
-"""Sets of inputs that are tried at most."""
+"""The most sets of inputs that are tried."""
 
 EQUAL = 1e-9
-"""The most that a row may differ from itself alone, of the largest value."""
+"""The largest difference between a row in a batch and the same row by itself, as a part of the largest value."""
 
 TIME_LIMIT = 300.0
-"""Seconds for all evaluations of one kind."""
+"""The seconds for all evaluations of one kind."""
 
 _COUNTS = {
     *("past_length", "total_length", "lengths", "last_key", "write_indices", "cache_position"),
     *("logits_to_keep", "use_cache"),
 }
-"""Roles of inputs that zeros would contradict: an engine may refuse such a request."""
+"""Roles of inputs for which zeros would be contradictory: an engine may reject such a request."""
 
 _USUAL = ({SEQ: 128}, {SEQ: 16}, {SEQ: 1, PAST: 1024}, {SEQ: 1, PAST: 16})
-"""Sizes of a request that warms up, the first that the graph takes; the last two where it has a cache."""
+"""Sizes of a request that warms up: the first that the graph takes. The last two are for a graph with a cache."""
 
 
 class GraphTrial:
-    """A graph that is tried in a process of its own, which ends with the block. `roles` are those of its inputs, or why
-    they aren't known."""
+    """A graph that is tried in a separate process, which ends with the block.
+
+    `roles` are those of its inputs, or the reason why they aren't known.
+    """
 
     def __init__(self, path: Path, roles: Mapping[str, Role] | Reason, values: Values) -> None:
         self._path, self._values, self._pool = path, values, Pool(TIME_LIMIT)
@@ -61,7 +63,7 @@ class GraphTrial:
         self._pool.__exit__(*error)
 
     def batching(self, requested: int | None) -> Batching:
-        """The batching that suits it; RequestError where joining `requested` rows would be wrong."""
+        """The batching that suits the graph; RequestError if joining `requested` rows would be wrong."""
         never = self._mixed_axes()
         tried = 0
         if never is None and requested != 0:
@@ -72,8 +74,8 @@ class GraphTrial:
         return decided(requested, never, seldom("their length", is_dynamic(self._roles, PAST), grouped), condition)
 
     def usual(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of a request of zeros that the graph takes; none where it takes none, or none is known. RequestError
-        where it fixes them to what nobody can give."""
+        """Shapes of a request of zeros that the graph takes; empty if none is known. RequestError if it fixes
+        impossible sizes."""
         if self._unknown is not None or _COUNTS & {role.kind for role in self._roles.values()}:
             return {}
         cached = is_dynamic(self._roles, PAST)
@@ -91,7 +93,7 @@ class GraphTrial:
         return list(answer.outputs) if answer.failure is None else answer.failure
 
     def _mixed_axes(self) -> str | None:
-        """Why the first dimensions are not those of the rows, or None."""
+        """Why the first dimensions are not those of the rows; None if they are."""
         if self._unknown is not None:
             return self._unknown.text
         for name, (shape, _) in self._values.items():
@@ -104,14 +106,14 @@ class GraphTrial:
         return None
 
     def _tried(self) -> tuple[int, str | None]:
-        """On how many sets of inputs each row came out as alone, and on which it didn't, or why none was tried."""
+        """The number of sets of inputs that were tried, and on which a row differed, or why none was tried."""
         tried, failure = 0, None
         several = [case for case in cases_of(self._roles, 0) if case.sizes[BATCH] > 1]
         for case in several:
             if tried == TRIALS:
                 break
             answer = self._evaluated([case.arrays, *_rows_of(case)])
-            if isinstance(answer, Reason):  # inputs of such sizes may be none for this graph
+            if isinstance(answer, Reason):  # this graph may not take inputs of such sizes
                 failure = failure or answer
                 continue
             tried += 1
@@ -126,13 +128,13 @@ class GraphTrial:
 
 
 def _rows_of(case: DrawnInputs) -> Iterator[Arrays]:
-    """Each row as a request of its own."""
+    """Each row as a separate request."""
     for row in range(case.sizes[BATCH]):
         yield {name: array[row : row + 1] for name, array in case.arrays.items()}
 
 
 def _unlike(together: Arrays, alone: list[Arrays]) -> str | None:
-    """The first output of which a row is another than alone, or that has no row for each request."""
+    """The first output with a row that differs from the same row by itself, or without a row for each request."""
     for name, whole in together.items():
         parts = [one[name] for one in alone]
         shapes = {part.shape for part in parts}

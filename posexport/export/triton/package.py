@@ -1,4 +1,4 @@
-"""The package stage: an artifact becomes a model of a Triton Inference Server repository (`repository`)."""
+"""The package stage: writes an artifact as a model of a Triton Inference Server repository (`repository`)."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def package_triton(
 ) -> Package:
     """Write the artifact at `path` (.onnx or .plan) into a Triton model repository; returns what was written.
 
-    One of the `trusted` keys must have signed the artifact. Its manifest there has another name of a file, so it is
-    signed anew with `key`, or not at all. Raises RequestError for what Triton can't serve, or where something is in the
-    way; RuntimeMissingError where its schema isn't installed. No file is changed then.
+    One of the `trusted` keys must have signed the artifact. Its manifest in the repository names another file, so it is
+    signed again with `key`, or not at all. Raises RequestError for what Triton can't serve, or if something is in the
+    way; RuntimeMissingError if Triton's schema isn't installed. No file is changed then.
     """
     check_artifact(path)
     place = ModelVersion(repository, _name(options.name, path), options.version, options.force)
@@ -121,7 +121,10 @@ def package_triton(
 def _batched(
     artifact: ServedArtifact, path: Path, requested: int | None, progress: Progress
 ) -> tuple[ServedArtifact, Batching]:
-    """How requests are joined, by the spec; of a graph, which is tried, with the shapes of a usual request too."""
+    """The artifact, and how its requests are joined: by its spec, or by trying the graph.
+
+    A graph without a spec also gets the shapes of a usual request.
+    """
     values = {**artifact.inputs, **artifact.outputs}
     if artifact.spec is not None:
         batching = batching_of(

@@ -20,9 +20,9 @@ def read_served(
 ) -> ServedArtifact:
     """The artifact at `path` (.onnx or .plan), to run on a GPU, on the CPU (False) or where Triton chooses (None).
 
-    Raises RequestError where it can't be read, where it contradicts its manifest or its spec or none of the `trusted`
-    keys signed it, for a dtype or a device that its backend does not support, and where it has no manifest that `key`
-    could sign.
+    Raises RequestError if it can't be read, if it contradicts its manifest or its spec or none of the `trusted` keys
+    signed it, for a dtype or a device that its backend does not support, and if it has no manifest that `key` could
+    sign.
     """
     served = _from_plan(path, trusted) if path.suffix == ".plan" else _from_onnx(path, trusted)
     if served.spec is not None and served.spec.dtype in UNSERVED[served.backend]:

@@ -3,7 +3,7 @@
     <repository>/<name>/config.pbtxt                the configuration, shared by all versions
     <repository>/<name>/<version>/model.onnx        or model.plan, the bytes of the artifact
     <repository>/<name>/<version>/model.onnx.json   its manifest: `posexport verify` accepts a packaged ONNX file too
-    <repository>/<name>/<version>/model.onnx.json.sig   the manifest's signature, where it is signed
+    <repository>/<name>/<version>/model.onnx.json.sig   the manifest's signature, if it is signed
     <repository>/<name>/<version>/<file>.data       external data, under the name that the graph has
 
 Source: https://github.com/triton-inference-server/server, docs/user_guide/model_repository.md.
@@ -29,7 +29,7 @@ from posexport.progress import Progress
 
 @attrs.frozen
 class ModelVersion:
-    """A place in a repository; `force` allows to replace what is there."""
+    """A place in a repository; with `force`, existing files may be replaced."""
 
     repository: Path
     name: str
@@ -47,7 +47,8 @@ class ModelVersion:
         return self.home / str(self.version)
 
     def check(self) -> None:
-        """RequestError where something is in the way of the model's folder or of this version, or it can't be named."""
+        """RequestError if something is in the way of the model's folder or of this version, or if its name is not
+        valid."""
         check_name(self.folder)
         if not self.repository.parent.is_dir():
             raise RequestError(
@@ -66,8 +67,9 @@ class ModelVersion:
     ) -> dict[str, str]:
         """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder.
 
-        The manifest is signed with a `key`. `config` is the configuration as a message, `text` as the file.
-        RequestError where it can't be replaced. What other processes write meanwhile stays: the version goes beside it.
+        The manifest is signed if there is a `key`. `config` is the configuration as a message, `text` as the file.
+        RequestError if it can't be replaced. What other processes write in the meantime stays: the version is added to
+        it.
         """
         hashes: dict[str, str] = {}
 
@@ -93,7 +95,7 @@ class ModelVersion:
         return hashes
 
     def _check_config(self, config: Any) -> None:
-        """RequestError where another configuration is there, unless `force` is set and no other version uses it."""
+        """RequestError if another configuration is there, unless `force` is set and no other version uses it."""
         path = self.home / "config.pbtxt"
         numbers = [folder for folder in self.home.glob("*") if folder.name.isascii() and folder.name.isdecimal()]
         versions = {folder.name for folder in numbers if folder.is_dir()}

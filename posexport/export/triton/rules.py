@@ -1,7 +1,7 @@
-"""What Triton requires of a model configuration beyond its schema, checked with the model itself.
+"""What Triton requires of a model configuration beyond its schema, checked against the model itself.
 
-The protobuf schema says which fields there are. These rules are what Triton's server checks when it loads a model, and
-what its two backends compare with the file. A model that breaks one is "UNAVAILABLE" at start-up.
+The protobuf schema says which fields exist. These rules are what Triton's server checks when it loads a model, and what
+its two backends compare with the file. A model that breaks one is "UNAVAILABLE" at start-up.
 Source: ValidateModelConfig and ValidateIOShape in triton-inference-server/core, model_config_utils.cc;
 CompareDimsSupported in onnxruntime_backend; GenerateWarmupData and Normalize in core.
 """

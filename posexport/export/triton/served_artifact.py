@@ -1,4 +1,4 @@
-"""A file as Triton will serve it: an artifact of posexport, a plan, or an ONNX file that anyone wrote."""
+"""A file as Triton will serve it: an artifact of posexport, a plan, or any other ONNX file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ UNSERVED = {"onnxruntime": {"bf16"}, "tensorrt": set[str]()}
 class ServedArtifact:
     """A file to be served; `title` says what it is.
 
-    `files` maps names in the version's folder to (the file to copy, its sha256 in the manifest). `usual` holds for each
-    input the shape that it is tuned for; it is empty where that is not known. `profiles` are those of a plan,
-    `operators` those of an ONNX graph. Of a graph that anyone wrote `spec` is None, and `roles` are those of its
-    inputs, or why they aren't known.
+    `files` maps names in the version's folder to (the file to copy, its sha256 in the manifest). `usual` has the shape
+    that each input is tuned for; it is empty if that is not known. `profiles` are those of a plan, `operators` those of
+    an ONNX graph. For a graph that is not an artifact, `spec` is None, and `roles` are those of its inputs, or the
+    reason why they aren't known.
     """
 
     backend: str
@@ -53,8 +53,10 @@ class ServedArtifact:
 
 
 def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple[Path, str | None]]:
-    """The files of external data to copy, with the sha256 that a manifest has; RequestError for a reserved name,
-    and for data in the file itself, whose name changes."""
+    """The files of external data to copy, with their sha256 in a manifest.
+
+    RequestError for a reserved name, and for external data in the file itself, whose name changes.
+    """
     model = BACKENDS["onnxruntime"][1]
     if graph.path.name != model and graph.holds_external_data:
         raise RequestError(
@@ -71,7 +73,7 @@ def weight_files(graph: GraphFile, hashes: Mapping[str, str]) -> dict[str, tuple
 
 
 def copy_file(source: Path, target: Path, sha256: str | None) -> str:
-    """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
+    """Copy a file in pieces; returns its sha256. RequestError if it differs from the one in the manifest."""
     with target.open("wb") as write:
         hashing = HashingFile(write)
         hashing.copy(source)

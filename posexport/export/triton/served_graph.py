@@ -1,4 +1,4 @@
-"""An ONNX file that anyone wrote, as Triton will serve it: inputs, outputs and dimensions are the graph's own."""
+"""Any ONNX file as Triton will serve it: inputs, outputs and dimensions are the graph's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posexport.spec.contract import Shape, Values, read_dims
 
 
 def served_graph(graph: GraphFile) -> ServedArtifact:
-    """The file that was read; RequestError for tensors that Triton has none of, and for those without a shape."""
+    """The file that was read; RequestError for tensors that Triton doesn't support, and for tensors without a shape."""
     manifest = check_manifest(graph)
     file = BACKENDS["onnxruntime"][1]
     inputs, outputs = _served("input", graph), _served("output", graph)
@@ -41,7 +41,7 @@ def served_graph(graph: GraphFile) -> ServedArtifact:
 
 
 def _roles(graph: GraphFile) -> dict[str, Role] | Reason:
-    """The roles of its inputs, or why they can't be guessed."""
+    """The roles of the graph's inputs, or the reason why they can't be guessed."""
     try:
         return roles_of(graph)
     except RequestError as error:
@@ -66,5 +66,5 @@ def _served(kind: str, graph: GraphFile) -> Values:
 
 
 def _dimensions(info: onnx.ValueInfoProto, shape: Shape) -> Shape:
-    """The shape, where a dimension is a number, or a name if it may vary; some files write -1, or a number as text."""
+    """The shape with numbers for fixed dimensions and names for others. Some files write -1, or a number as text."""
     return tuple("?" if isinstance(dim, int) and dim < 1 else dim for dim in read_dims(shape))

@@ -34,11 +34,8 @@ def without_bfloat16_arithmetic(program: torch.export.ExportedProgram) -> torch.
             ]
             computed = graph.call_function(node.target, tuple(wide), dict(node.kwargs))
             computed.meta["val"] = node.meta["val"].to(torch.float32)
-        node.target, node.args, node.kwargs = (
-            _TO,
-            (computed, torch.bfloat16),
-            {},
-        )  # the node stays: an output is known by its name
+        # the node itself stays, because an output is known by its name
+        node.target, node.args, node.kwargs = _TO, (computed, torch.bfloat16), {}
     graph.lint()
     program.graph_module.recompile()
     return program

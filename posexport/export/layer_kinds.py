@@ -144,7 +144,7 @@ class _Call:
     named: bool
 
     def again(self, layer: nn.Module) -> Tensor:
-        """The result for other hidden states, the same ones each time."""
+        """The result for random hidden states, which are the same each time."""
         random = torch.Generator().manual_seed(1)
         hidden = torch.randn(self.shape, generator=random, dtype=torch.float32).to(self.dtype)
         with torch.no_grad(), unchanged(layer):

@@ -79,7 +79,7 @@ def _operator(error: BaseException) -> str | None:
 
 
 def _line(error: BaseException) -> str | None:
-    """The last line in a model's code of transformers that an error passed through."""
+    """The last line in transformers' code of a model that an error passed through."""
     found, trace = None, error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)

@@ -265,7 +265,7 @@ class _Copier:
 def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value], sizes: Collection[ir.Node]) -> None:
     """LayersDifferError if other nodes than the layer's own read what it computes, such as a sum over all layers.
 
-    Its `ends` may be read, also by `sizes` nodes that serve all layers.
+    Any node may read its `ends`, and `sizes` nodes, which serve all layers, may read any value.
     """
     inside = {*nodes}
     for value in (value for node in nodes for value in node.outputs if value not in ends):

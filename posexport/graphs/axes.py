@@ -102,10 +102,10 @@ _TELLING_IN_SPACE = ("features", "encoder_features")
 
 
 def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: Collection[str] = ()) -> set[str]:
-    """The names of dimensions that stand for several lengths, or for none that is known.
+    """The names of dimensions that stand for several lengths, or for an unknown length such as `unk`.
 
-    Such a name is that of the rows and of the tokens of one input. Or it is that of the cached tokens and of something
-    else, if a cache grows (is one of `joined`).
+    A name stands for several lengths if it is that of both the rows and the tokens of one input. While a cache grows
+    (is one of `joined`), it also does if it is that of the cached tokens and of something else.
     """
     found = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and _NO_NAME.fullmatch(dim)}
     meanings: dict[str, set[str]] = {}
@@ -225,7 +225,7 @@ def _free(shape: Shape, axes: Axes) -> set[int | str]:
 
 
 def _without_queries(shape: Shape, axes: Axes) -> Axes:
-    """The axes of a mask without a meaning for a queries' axis of length 1: the mask is the same for all queries."""
+    """The axes of a mask. An axis of queries with length 1 gets no meaning: the mask is the same for all queries."""
     return tuple(1 if dim == 1 and axis == SEQ else axis for dim, axis in zip(shape, axes, strict=True))
 
 

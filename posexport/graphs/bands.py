@@ -29,13 +29,15 @@ POWERS = (64, 128, 256, 512)
 """Numbers of keys that are whole blocks of kernels. A step has such a number of keys or one less, by seed."""
 
 SHORTEST = 40
-"""The last rung of tokens is at least this, whatever it costs."""
+"""Cost does not make the last rung of tokens smaller than this."""
 
 _OF_ALL = 18
-"""The sum of all lengths with their rows, about, as a multiple of the longest length."""
+"""The approximate sum of all lengths times their rows, as a multiple of the longest length."""
 
 FEWEST_ROWS, _OF_ALL_ROWS = 6, 3
-"""The last rung of rows is at least the first number; the second is the sum of a ladder as a multiple of its last rung.
+"""Cost does not make the last rung of rows smaller than the first number.
+
+The second number is the sum of a ladder as a multiple of its last rung.
 """
 
 

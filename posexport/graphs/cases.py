@@ -184,9 +184,9 @@ def cases_of(
 
 
 def without_keys(roles: Mapping[str, Role]) -> tuple[Corner, ...]:
-    """The corners in which real tokens see no key, if an input may cause this.
+    """Corners for comparing two graphs, in which real tokens see no key, if an input may cause this.
 
-    There, even one graph need not give numbers.
+    One graph by itself need not give numbers there.
     """
     return (_UNSEEN,) if pads_encoder(roles) else ()
 

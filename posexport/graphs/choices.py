@@ -1,4 +1,4 @@
-"""An If among other nodes of a graph whose bodies contain attention: each body as its own graph.
+"""An If with attention in its bodies, among other nodes of a graph: each body as its own graph.
 
     z = If(condition) { then: attention of x and y | else: x }        x, y: features of the graph around it
 

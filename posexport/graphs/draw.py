@@ -38,27 +38,22 @@ SCORES: Mapping[str, tuple[float, float]] = {
     "biased": (BIASES, -1.0),
     "infinite": (0.0, -math.inf),
 }
-"""What a floating-point mask adds to scores, by kind.
-
-The first number is the standard deviation for visible keys. The second hides a key, as a multiple of the largest number
-of the mask's dtype.
-"""
+"""What a floating-point mask adds to scores: the standard deviation for visible keys, and what hides a key, as a
+multiple of the largest number of the mask's dtype."""
 
 HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
-"""The first is the standard deviation of "loud" in half precision. The others are how much larger one feature of the
-kind "outlier" is than the rest, also in half precision."""
+"""The deviation of "loud" in half precision; how much larger one feature of "outlier" is, and that in half
+precision."""
 
 
 @attrs.frozen(kw_only=True)
 class Kinds:
-    """The kinds of one set of inputs.
-
-    `positions` is one of POSITIONS, `padding` one of PADDING or "mixed", `values` one of VALUES, `scores` one of
-    SCORES. With `ends`, the first and the last token of the vocabulary are among the tokens. With positions `every`,
-    all tokens are, if there are enough places. With `apart`, rows of a buffer contain different numbers of tokens, and
-    one row contains none. With `marks`, ids that the graph compares tokens with are among the tokens: at most a quarter
-    of each row, except in rows with one or two tokens. With `unseen`, all tokens of the encoder's last row are padding.
-    """
+    """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING or "mixed", `values` of VALUES,
+    `scores` of SCORES. With `ends`, the first and the last token of the vocabulary are among the tokens. With positions
+    `every`, all tokens are, if there are enough places. With `apart`, rows of a buffer contain different numbers of
+    tokens, and one contains none. With `marks`, ids that the graph compares tokens with are among the tokens: at most a
+    quarter of each row, except in rows with one or two tokens. With `unseen`, all tokens of the encoder's last row are
+    padding."""
 
     positions: str = "consecutive"
     padding: str = "none"
@@ -138,12 +133,9 @@ def _ids(draw: _Draw) -> Array:
 
 
 def _mark(ids: Array, marks: Sequence[int], rng: np.random.Generator, first: int) -> None:
-    """Replace tokens by ids that the graph compares tokens with.
-
-    They go to random places between the first and the last token of each row; the number of places is the same in each
-    row. In rows with one or two tokens, the last token of about every other row is replaced, unless its index is below
-    `first`: a query must see a key that is not padding.
-    """
+    """Replace random tokens between the first and the last of each row by ids that the graph compares tokens with;
+    their number is the same in each row. In rows with one or two tokens, the last token of about every other row is
+    replaced, unless its index is below `first`: a query must see a key that is not padding."""
     length = ids.shape[-1]
     places, count = length - 2, max(length // 4, 1)
     for number, row in enumerate(ids.reshape(-1, length)):
@@ -159,11 +151,8 @@ def _types(draw: _Draw) -> Array:
 
 
 def _positions(draw: _Draw) -> Array:
-    """Positions, counted without padding as pipelines do.
-
-    They are those of the new tokens, or only of the first new token, or of an encoder's tokens or all keys, depending
-    on the axes.
-    """
+    """Positions, counted without padding as pipelines do: of the new tokens, or only of the first new token, or of an
+    encoder's tokens or all keys, depending on the axes."""
     limit = draw.role.rows or (FARTHEST if draw.kinds.positions == "farthest" else FAR)
     keys = draw.encoder_keys if ENCODER in draw.role.axes else draw.keys
     places = np.maximum(keys.cumsum(1) - 1, 0)
@@ -186,11 +175,8 @@ def _positions(draw: _Draw) -> Array:
 
 def _mask(draw: _Draw) -> Array:
     """A mask of rows and keys has ones and zeros. A mask of tokens and keys is True if a token sees a key, or is what
-    is added to scores (SCORES).
-
-    In a mask of tokens and keys, a token of a graph with a cache sees only keys up to its own. Each token sees itself.
-    A mask for all rows is that of the first row.
-    """
+    is added to scores (SCORES); with a cache, a token sees only keys up to its own. Each token sees itself. A mask for
+    all rows is that of the first row."""
     encoder = draw.role.kind.startswith("encoder") or ENCODER in draw.role.axes
     keys = draw.encoder_keys if encoder else draw.keys
     rank, width = len(draw.shape), draw.shape[-1]
@@ -229,10 +215,8 @@ def _widened(keys: Array, width: int) -> Array:
 
 
 def _floats(draw: _Draw) -> Array:
-    """Normally distributed numbers, scaled by the kind of values.
-
-    A cache that is written into has numbers in its free places too, as after earlier use, unless the kind is "zeros".
-    """
+    """Normally distributed numbers, scaled by the kind of values. Free places of a cache that is written into have
+    numbers too, as after earlier use, unless the kind is "zeros"."""
     kind, half = draw.kinds.values, draw.dtype.itemsize == 2
     factor = HALF_LOUD if kind == "loud" and half else VALUES[kind]
     values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
@@ -274,7 +258,7 @@ def _number(value: Callable[[Mapping[str, int]], int]) -> Callable[[_Draw], Arra
 
 
 def _begins(draw: _Draw) -> Array:
-    """The begin of each row, or of the first row if one number is for all."""
+    """Where the new tokens of each row begin, or those of the first row if one number is for all."""
     begins = draw.begins.reshape(-1, *[1] * (len(draw.shape) - 1))
     return begins if draw.shape and draw.shape[0] == len(begins) else np.full(draw.shape, draw.begins[0])
 
@@ -333,10 +317,10 @@ def draw_inputs(
     label: str = "drawn",
     tokens: Mapping[str, Iterator[int]] | None = None,
 ) -> DrawnInputs:
-    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted).
+    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted);
+    RequestError if the graph allows none, or if an input's axes don't fit its role.
 
     `tokens` gives the tokens of inputs by name, so that several sets share a vocabulary (`every_token`).
-    RequestError if nothing can be drawn with the sizes that the graph allows, or if an input's axes don't fit its role.
     """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
@@ -382,10 +366,8 @@ def draw_inputs(
 
 
 def _made(draw: _Draw) -> Array:
-    """The array of an input. Makers have rows first, so an input with tokens first is transposed.
-
-    RequestError if the input has axes that its role can't have.
-    """
+    """The array of an input. Makers have rows first, so an input with tokens first is transposed. RequestError if the
+    input has axes that its role can't have."""
     if is_token_first(draw.role.axes):
         role, (first, second, *rest) = draw.role, draw.shape
         axes, stated = ((each[1], each[0], *each[2:]) for each in (role.axes, role.shape))
@@ -408,10 +390,7 @@ PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
 
 
 def probe_inputs(roles: Mapping[str, Role], seed: int) -> DrawnInputs:
-    """The set of inputs on which a graph is probed.
-
-    If the graph takes only some sizes, it has the second of them. The first may be one block of tokens, in which
-    attention looks as if it saw all of them.
-    """
+    """The set of inputs on which a graph is probed. If the graph takes only some sizes, it has the second of them: the
+    first may be one block of tokens, in which attention looks as if it saw all of them."""
     second = {axis: next((size for size in sizes if size > 1), 1) + 1 for axis, sizes in taken_sizes(roles).items()}
     return draw_inputs(roles, {**PROBED, **second}, np.random.default_rng(seed), label="probe")

@@ -1,4 +1,4 @@
-"""Writes operators that stand for attention or a rotation out in standard operators.
+"""Expands operators that stand for attention or a rotation into standard operators.
 
 Attention-23 and 24 of ONNX, and Attention, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft
 become products, masks and rotations. Attention is then recognised in one way, whoever wrote it, and any form can become

@@ -158,7 +158,7 @@ class Frame:
             raise
         except RecursionError:
             raise RequestError(f"{place_of(node)} lies in more than {_DEEPEST} functions and bodies.") from None
-        except Exception as error:  # whatever torch, numpy, onnx or a kernel says of a wrong graph
+        except Exception as error:  # torch, numpy, onnx and kernels raise any error for a wrong graph
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             shapes = ", ".join(map(_described, inputs[:8])) or "no inputs"
             raise NodeError(node, f"{place_of(node)} can't be evaluated on {shapes}: {reason}") from error

@@ -203,7 +203,7 @@ def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, pro
         return attrs.evolve(found, reason=Reason(NOT_EVALUATED, str(error).rstrip(".")))
     except MemoryError:
         raise
-    except Exception as error:  # whatever a strange graph, or a role that it can't have, makes torch or numpy raise
+    except Exception as error:  # a strange graph, or a wrong role, makes torch or numpy raise any error
         asked = "on inputs of the roles that --input gives, so check those" if given else "on any inputs of its roles"
         return attrs.evolve(
             found, reason=Reason(NOT_EVALUATED, f"the graph can't be evaluated {asked} ({type(error).__name__})")
@@ -227,7 +227,7 @@ def described_one(describer: Describer, one: Found) -> dict[str, Any]:
         return describer.describe(one)
     except PosexportError as error:
         return describer.missing(one, Reason(NOT_EVALUATED, str(error).rstrip(".")))
-    except Exception as error:  # whatever a strange graph makes torch or numpy raise
+    except Exception as error:  # a strange graph makes torch or numpy raise any error
         return describer.missing(one, Reason(FAILED, f"it can't be described ({type(error).__name__})"))
 
 

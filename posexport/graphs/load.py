@@ -98,7 +98,7 @@ def inlined(model: ir.Model, kept: str | None = None) -> ir.Model:
         left = _only_called(model)
         try:
             InlinePass(criteria=lambda function: function.domain != kept and function.identifier() not in left)(model)
-        except (ValueError, ir.passes.PreconditionError) as error:  # a circle of calls, or more inputs than it has
+        except (ValueError, ir.passes.PreconditionError) as error:  # calls in a circle, or too many inputs
             raise InvalidGraphError(
                 f"the graph calls a function wrongly ({shown(str(error), 200)}): export it again."
             ) from None

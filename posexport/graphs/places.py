@@ -93,6 +93,7 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Random positions up to the limit; each power of two is equally likely. The last position is the limit's."""
+    """Random positions below the limit; each power of two is equally likely. The last token has the largest
+    position."""
     far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
     return np.hstack((far[:, :-1], np.full((len(far), 1), limit - 1)))

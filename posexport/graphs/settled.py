@@ -30,10 +30,11 @@ _LONG, _LARGEST_SIDE = 300, 1024
 
 
 def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict[str, Role]:
-    """The roles, with sizes fixed that are the only ones the graph takes, if it doesn't take the usual ones.
+    """The roles, with fixed sizes for axes of which the graph takes only one size.
 
-    If the graph takes several sizes, the roles list those that were found. The roles stay as they are if the graph
-    takes none of the sizes that were tried, or has an operator that can't be evaluated.
+    If the graph takes several sizes, the roles list those that were found (Role.taken). The roles stay as they are if
+    the graph takes the usual sizes, takes none of the sizes that were tried, or has an operator that can't be
+    evaluated.
     """
     try:
         if _evaluate(model, roles, seed):

@@ -61,8 +61,7 @@ def _together(shapes: SymbolicShapes, values: Sequence[tuple[Shape, tuple[int, .
 
 
 def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
-    """The broadcast length of an axis; each length is given with its length in the probe. A length that isn't 1
-    counts."""
+    """The broadcast length of an axis: a length that isn't 1. Each length is given with its length in the probe."""
     other = {size for size, _ in sizes if size != ONE}
     if len(other) < 2:
         return next(iter(other), ONE)
@@ -70,7 +69,7 @@ def _common(shapes: SymbolicShapes, sizes: Sequence[tuple[Size, int]]) -> Size:
     fixed = next((size for size, actual in sizes if size.is_fixed and actual != 1), None)
     if fixed is not None:
         return fixed
-    for size, actual in sizes:  # if this one is 1, none of the others may be more
+    for size, actual in sizes:  # if this one may be 1, no other may be larger
         largest = (shapes.symbols.least(size) or 0) > 1 or all(shapes.symbols.is_at_most(one, size) for one in other)
         if actual != 1 and largest:
             return size

@@ -52,8 +52,10 @@ class BatchNormalization(OpRun):
 
 
 class LayerNormalization(OpRun):
-    """onnx's own squares half precision in half precision, whatever `stash_type` says: it overflows at 65,504 (from
-    opset 17)."""
+    """onnx's own computes squares of half precision in half precision, whatever `stash_type` says (from opset 17).
+
+    They overflow at 65,504.
+    """
 
     centred = True
 

@@ -226,9 +226,7 @@ def length_of_short_frequencies(folder: Path) -> int | None:
     found, key = list[int](), "original_max_position_embeddings"
     for data in (config, text_part(config)):
         tables = [data.get(name) for name in ("rope_parameters", "rope_scaling")]
-        tables += [
-            table for one in tables if isinstance(one, dict) for table in one.values()
-        ]  # one for each type of layers
+        tables += [table for one in tables if isinstance(one, dict) for table in one.values()]  # by type of layers
         for table in tables:
             if isinstance(table, dict) and any(table.get(name) in _SHORT_AND_LONG for name in ("rope_type", "type")):
                 lengths = (table.get(key), data.get(key))

@@ -52,9 +52,7 @@ _NO_TRANSLATION: Told = (
 
 def _guard(error: Any) -> Told:
     """The problem is a condition, or a number, that depends on values."""
-    kinds = {
-        kind.__name__ for kind in type(getattr(error, "cond", None)).__mro__
-    }  # types of sympy, which has no type hints
+    kinds = {kind.__name__ for kind in type(getattr(error, "cond", None)).__mro__}  # of sympy, which has no type hints
     return _BRANCH if kinds & {"Relational", "BooleanFunction"} else _NUMBER
 
 

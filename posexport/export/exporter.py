@@ -216,8 +216,7 @@ class _WithoutGraphs:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals), and about
-    details of its errors."""
+    """Silence torch's exporter about packages that are not needed, such as torchvision, and details of its errors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -67,8 +67,7 @@ _CACHE_DTYPES = ("fp32", "fp16", "bf16")
 
 @attrs.frozen(kw_only=True)
 class GenaiPackage:
-    """What was written. `files` are the sha256 of the model's own files; `tokenizer` are the names of the tokenizer's
-    files."""
+    """What was written: `files` are the sha256 of the model's own files, `tokenizer` the names of the tokenizer's."""
 
     kind: Literal["package"] = "package"
     version: Literal[1] = 1

@@ -1,5 +1,4 @@
-"""Weights and constants of an exported graph: public names, values that are read during writing, no duplicate
-constants."""
+"""Weights and constants of an exported graph: public names, values read during writing, no duplicate constants."""
 
 from __future__ import annotations
 

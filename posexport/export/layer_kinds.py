@@ -121,8 +121,7 @@ def check_alike(model: nn.Module, layers: Layers, run: Callable[[], Any]) -> Non
 
 
 def hidden_of(result: Any) -> tuple[Tensor, int | None]:
-    """The hidden states that a layer returns, and the number of values after them in a tuple; None if it is not a
-    tuple.
+    """The hidden states that a layer returns, and the number of values after them; None if it returns no tuple.
 
     Other layers don't use these values: `check_alike` sees what layers get.
     """

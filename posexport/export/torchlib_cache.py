@@ -1,5 +1,4 @@
-"""A cache for the table of translations of torch's exporter, which builds it at every export: it is built once per
-opset.
+"""A cache for the table of translations that torch's exporter builds at every export: it is built once per opset.
 
 Building takes about 0.6 s, half of the export of a block. The table depends only on the installed torch and onnxscript.
 With a version of torch that keeps the table elsewhere, exports are slower but give the same graphs.

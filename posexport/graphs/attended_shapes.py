@@ -47,8 +47,7 @@ def attended_by_heads(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def attended_by_groups(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    """com.microsoft GroupQueryAttention: queries [B, S, N*D], or with keys and values after them [B, S, (N + 2
-    K)*D]."""
+    """com.microsoft GroupQueryAttention: queries [B, S, N*D], or with keys and values [B, S, (N + 2 K)*D]."""
     q, k = shapes.of_input(node, 0), shapes.of_input(node, 1)
     if not q or len(q) != 3 or k is not None:
         return q

@@ -14,8 +14,7 @@ import onnx_ir as ir
 from posexport.graphs.operators import HIDDEN, Call, Unexpanded
 
 LEAST_FILTER = -10000.0
-"""ONNX Runtime's default `mask_filter_value`, which is added to scores of padding. A larger value leaves padding
-visible."""
+"""ONNX Runtime's default `mask_filter_value`, which is added to scores of padding: a larger one hides nothing."""
 
 
 def split_heads(call: Call, value: ir.Value, heads: int) -> ir.Value:

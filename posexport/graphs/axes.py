@@ -102,7 +102,7 @@ _TELLING_IN_SPACE = ("features", "encoder_features")
 
 
 def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: Collection[str] = ()) -> set[str]:
-    """The names of dimensions that stand for several lengths, or for an unknown length such as `unk`.
+    """The names of dimensions that stand for several lengths or, like `unk`, for an unknown one.
 
     A name stands for several lengths if it is that of both the rows and the tokens of one input. While a cache grows
     (is one of `joined`), it also does if it is that of the cached tokens and of something else.
@@ -142,8 +142,7 @@ def said_by(dim: str | int) -> str | None:
 
 
 def multiple_of(dim: str | int) -> tuple[int, str] | None:
-    """The factor and the other name or meaning of a dimension that is a multiple of another one; None for other
-    dimensions."""
+    """The factor and the other name or meaning of a dimension that is a multiple of another one; otherwise None."""
     found = _MULTIPLE.fullmatch(dim) if isinstance(dim, str) else None
     return (int(found["factor"]), found["name"]) if found else None
 

@@ -14,8 +14,7 @@ BRANCHES = ("then_branch", "else_branch")
 
 
 def branches_of(model: ir.Model) -> dict[str, ir.Model]:
-    """Each body of a graph that is one choice, as a model with the inputs that the body reads; empty for other
-    graphs."""
+    """Each body of a graph that is one choice, as a model with the inputs that it reads; empty for other graphs."""
     return {} if _choice(model) is None else {name: branch_of(model, name) for name in BRANCHES}
 
 

@@ -266,8 +266,10 @@ def _further(seed: int, count: int) -> Iterator[Corner]:
 
 
 def _for_grouped(corner: Corner) -> Corner:
-    """The corner for GroupQueryAttention, which counts keys from the left and takes chunks after a cache for only one
-    row."""
+    """The corner for GroupQueryAttention.
+
+    It counts keys from the left, and takes several new tokens after a cache for only one row.
+    """
     padding = "none" if corner.past or corner.kinds.padding == "none" else "right"
     batch = 1 if corner.past and corner.seq > 1 else corner.batch
     return attrs.evolve(corner, batch=batch, kinds=attrs.evolve(corner.kinds, padding=padding))

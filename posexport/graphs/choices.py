@@ -28,8 +28,10 @@ class Body:
 
 
 def bodies_with(model: ir.Model, holds: Callable[[ir.Node], bool]) -> Iterator[Body]:
-    """The bodies of each If of the main graph with a node for which `holds` is true, and whose own nodes give their
-    outputs."""
+    """The bodies of each If of the main graph that have a node for which `holds` is true.
+
+    The outputs of such a body are outputs of its own nodes, all different.
+    """
     for node in model.graph:
         if (node.domain, node.op_type) != ("", "If") or not node.outputs[0].name:
             continue

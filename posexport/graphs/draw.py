@@ -42,8 +42,7 @@ SCORES: Mapping[str, tuple[float, float]] = {
 multiple of the largest number of the mask's dtype."""
 
 HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
-"""The deviation of "loud" in half precision; how much larger one feature of "outlier" is, and that in half
-precision."""
+"""The deviation of "loud" in half precision; the factor of one feature of "outlier", and that in half precision."""
 
 
 @attrs.frozen(kw_only=True)

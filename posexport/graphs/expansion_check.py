@@ -63,8 +63,7 @@ def _is_feature(flow: Dataflow, probe: Probe, value: ir.Value) -> bool:
 
 
 def _same_output(index: int, want: torch.Tensor, have: torch.Tensor, limit: float) -> bool:
-    """Whether an output is the same. The free slots of a buffer may differ: operators leave zeros there, or old
-    values."""
+    """Whether an output is the same. Free slots of a buffer may differ: operators leave zeros or old values there."""
     if index in _CACHES and want.ndim == 4 and want.shape == have.shape:
         have = have.masked_fill((want == 0).all(-1, keepdim=True), 0)
     return _same(want, have, limit)

@@ -65,10 +65,9 @@ class Frame:
     """Functions that get values as soon as these are known. `run` doesn't return these values."""
 
     def run(self, given: Mapping[ir.Value, Value], wanted: Sequence[ir.Value], key: object) -> list[Value]:
-        """Evaluate what the wanted values need, and return those without a watcher. Values are freed after their last
-        reader.
+        """Evaluate what the wanted values need, and return those without a watcher.
 
-        `key` identifies a graph with these given and wanted values.
+        Values are freed after their last reader. `key` identifies a graph with these given and wanted values.
         """
         plan = self.plans.get(key)
         if plan is None:

@@ -1,5 +1,4 @@
-"""The bodies of posexport's operators as model-local ONNX functions, built for the attributes and dtypes of each
-call."""
+"""The bodies of posexport's operators as model-local ONNX functions, built for each call's attributes and dtypes."""
 
 from __future__ import annotations
 

@@ -45,8 +45,10 @@ def may_have_five(scores: ir.Value) -> bool:
 
 
 def may_be_written_out(node: ir.Node, scores: ir.Value) -> bool:
-    """Whether a product around these scores may have two axes of heads, keys and values of one head without an axis, or
-    axes without letters."""
+    """Whether a product around these scores may be one that `matmul` or `einsum` expands.
+
+    It may have two axes of heads, keys and values of one head without an axis, or axes without letters.
+    """
     if node.op_type != "Einsum" or may_have_five(scores):
         return may_have_five(scores)
     operands, _, result = equation_of(node).partition("->")
@@ -95,10 +97,9 @@ def matmul(call: Call) -> Sequence[ir.Value]:
 
 
 def einsum(call: Call) -> Sequence[ir.Value]:
-    """Einsum of two operands whose result has five axes (rows, heads, groups and those of the product), or four axes of
-    which one operand lacks the second.
+    """Einsum of two operands whose result has five axes, or four of which one operand lacks the second.
 
-    Other equations get letters in place of an ellipsis.
+    Five axes are rows, heads, groups and those of the product. Other equations get letters in place of an ellipsis.
     """
     values = [value for value in call.node.inputs if value is not None]
     letters = letters_of(call.node, [len(call.shape(value)) for value in values])

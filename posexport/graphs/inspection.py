@@ -42,12 +42,12 @@ NOT_STARTED = "not-started"
 
 @attrs.frozen(kw_only=True)
 class Inspection:
-    """The role of each input by name, None if it can't be guessed, and the attentions as data
-    (docs/reference/attentions.md).
+    """The role of each input by name, None if it can't be guessed, and the attentions as data.
 
-    `reason` says why attention was not looked for. If all roles are known, `shapes` are those of the inputs with all
-    sizes that the graph needs, `axes` the meanings of their axes (posexport.graphs.axes), `positions` the rows of the
-    smallest table of positions, and `sides` the usual height and width of images.
+    docs/reference/attentions.md describes the data. `reason` says why attention was not looked for. If all roles are
+    known, `shapes` are those of the inputs with all sizes that the graph needs, `axes` the meanings of their axes
+    (posexport.graphs.axes), `positions` the rows of the smallest table of positions, and `sides` the usual height and
+    width of images.
     """
 
     roles: Mapping[str, str | None]

@@ -57,8 +57,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def ir_of(graph: GraphFile) -> ir.Model:
-    """The graph as an onnx_ir model, with its external data in the file's folder; InvalidGraphError if it isn't
-    valid."""
+    """The graph as an onnx_ir model, with external data in the file's folder; InvalidGraphError if it isn't valid."""
     try:
         with without_warnings():
             model = ir.from_proto(graph.model)
@@ -160,10 +159,10 @@ def _fits(model: ir.Model, function: ir.Function, domain: str, opsets: dict[str,
 
 
 def live(model: ir.Model, kept: str | None = None) -> ir.Model:
-    """`inlined`, with sequences replaced by parts (posexport.graphs.sequences), and without unused nodes of the main
-    graph.
+    """`inlined`, with parts in place of sequences and without unused nodes of the main graph.
 
-    A node is unused if no output of the graph is computed from it. Weights stay.
+    posexport.graphs.sequences makes the parts. A node is unused if no output of the graph is computed from it. Weights
+    stay.
     """
     graph = inlined(model, kept).graph
     without_sequences(graph)

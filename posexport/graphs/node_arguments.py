@@ -1,5 +1,4 @@
-"""Facts about a node: its optional inputs, the node that makes an input, whether it only copies, and whether it
-rounds."""
+"""Facts about a node: its optional inputs, the maker of an input, whether it only copies, and whether it rounds."""
 
 from __future__ import annotations
 

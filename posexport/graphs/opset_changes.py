@@ -1,9 +1,8 @@
-"""Whether an operator of the standard domain means the same in two opsets, so that its node may be in a graph of
-either.
+"""Whether an operator of the standard domain means the same in two opsets.
 
-Most new versions of an operator add something: dtypes, an input, or an attribute whose default is the old behaviour. A
-node means the same if it uses nothing that the other version lacks, and if its defaults are the same in both.
-`_CHANGED` lists the operators that changed in another way.
+If it does, its node may be in a graph of either. Most new versions of an operator add something: dtypes, an input, or
+an attribute whose default is the old behaviour. A node means the same if it uses nothing that the other version lacks,
+and if its defaults are the same in both. `_CHANGED` lists the operators that changed in another way.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ def _mask_left(rng: np.random.Generator, total: int, past: int) -> Array:
 
 
 def _mask_right(rng: np.random.Generator, total: int, past: int) -> Array:
-    """Padding at the end of the cached tokens, as after prompts with padding on the right, or of the row if nothing is
-    cached."""
+    """Padding at the end of the cached tokens, as after padded prompts, or of the row if nothing is cached."""
     end, index = past or total, np.arange(total)
     return (index < end - rng.integers(1, max(end * 2 // 3, 2))) | (index >= end)
 
@@ -93,7 +92,6 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Random positions below the limit; each power of two is equally likely. The last token has the largest
-    position."""
+    """Random positions below the limit; each power of two is equally likely. The last token has the largest one."""
     far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
     return np.hstack((far[:, :-1], np.full((len(far), 1), limit - 1)))

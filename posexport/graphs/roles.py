@@ -256,8 +256,7 @@ def shape_of_value(value: ir.Value) -> Shape:
 
 
 def dtype_of_value(value: ir.Value) -> str:
-    """posexport's name of a dtype, or numpy's if posexport has none; RequestError for strings and values without a
-    dtype."""
+    """posexport's name of a dtype, or numpy's if there is none; RequestError for strings and values without a dtype."""
     if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         what = "no tensor" if value.dtype is None else "texts"
         raise _undrawable(value, what)

@@ -40,8 +40,10 @@ DECISIONS |= ROUNDING
 """Operators whose results jump if a float changes a little; of Cast, only casts to integers or bool."""
 
 ROUNDED_BITS = 8.0
-"""How far values that are rounded to integers move, in last bits. A runtime multiplies by one over the scale, which
-rounds once more."""
+"""By how many last bits values move that are rounded to integers.
+
+It is more than one: a runtime multiplies by one over the scale, which rounds once more.
+"""
 
 _INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == ir.DataType.BOOL}
 
@@ -68,8 +70,7 @@ class GraphRunner:
         return self._evaluated(tensors, Evaluator(self._model, wide=self._wide), make_each, overrides)
 
     def run_all(self, inputs: Sequence[Arrays]) -> Iterator[tuple[int, Arrays]]:
-        """The number and the outputs of each set of inputs as it ends. Large weights are converted once for all
-        sets."""
+        """The number and the outputs of each set of inputs as it ends. All share the converted large weights."""
         if self._options.get("decisions") or self._options.get("last_bits") is not None:
             yield from enumerate(map(self.run, inputs))
             return

@@ -57,8 +57,7 @@ class SymbolicShapes:
             self._compute(roles)
 
     def _compute(self, roles: Mapping[str, Role]) -> None:
-        """Compute the shapes of all values. `_known` are dimensions that are fixed, by name, and `_least` bounds of
-        others."""
+        """Compute the shapes of all values, with fixed dimensions `_known` and bounds `_least` of others, by name."""
         flow = self._flow
         self.symbols = Symbols()
         self.fixed = set(flow.constant)
@@ -287,8 +286,7 @@ class SymbolicShapes:
         }
 
     def letters(self, node: ir.Node) -> tuple[dict[str, list[Size]], str] | None:
-        """The lengths of each letter of an Einsum in its operands, and the letters of its result; None if they aren't
-        known."""
+        """The lengths of each letter of an Einsum, and the letters of its result; None if they aren't known."""
         shapes = [self.of(value) for value in node.inputs if value is not None]
         letters = letters_of(node, [*map(len, shapes)])
         if letters is None:

@@ -45,8 +45,7 @@ _STEPS = 64
 
 
 def rows_of(value: ir.Value) -> int | None:
-    """The number of values that integers of this input may have: the rows of the smallest table that they are looked up
-    in."""
+    """The number of values that integers of this input may have: the rows of the smallest table for their lookup."""
     limits = list(_limits(value))
     return min(limits) if limits else None
 
@@ -273,8 +272,7 @@ def patches_of(model: ir.Model) -> int | None:
 
 
 def _places(value: ir.Value) -> int:
-    """The rows of a constant [1, rows, features], or the number of constant places at which a table is read; 0 for
-    others."""
+    """The rows of a constant [1, rows, features], or the number of constant indices into a table; 0 for others."""
     node = value.producer()
     if node is not None and node.op_type == "Gather" and len(node.inputs) == 2 and None not in node.inputs:
         table, places = (_constant_shape(each) for each in node.inputs if each is not None)

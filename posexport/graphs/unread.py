@@ -48,8 +48,10 @@ def _is_unread(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _role(value: ir.Value, roles: Mapping[str, Role]) -> Role | None:
-    """The role of floating-point features [rows, tokens, size] whose rows and tokens have the names of an input's
-    dimensions."""
+    """The role of floating-point features [rows, tokens, size], by the names of the first two dimensions.
+
+    An input must have rows and tokens with the same names; otherwise None.
+    """
     if not value.name or value.shape is None or value.dtype is None or not value.dtype.is_floating_point():
         return None
     shape = shape_of_value(value)

@@ -154,8 +154,7 @@ def _probed(model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed
 
 
 def _dtypes(model: ir.Model, arrays: Mapping[str, torch.Tensor], values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
-    """The dtype of each value by name, from the graph if it states it, otherwise from a run in the graph's own
-    dtypes."""
+    """The dtype of each value by name, from the graph if it states it, otherwise from a run in its own dtypes."""
     found = {value.name or "": value.dtype for value in values}
     unknown = [name for name, dtype in found.items() if dtype is None]
     if unknown:

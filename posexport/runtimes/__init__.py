@@ -119,8 +119,7 @@ def runtime(name: str) -> Runtime:
 
 @functools.cache
 def gpu_missing() -> str | None:
-    """Why no CUDA device can be used; None if one can. It asks the driver itself, so that no engine needs to be
-    imported."""
+    """Why no CUDA device can be used; None if one can. It asks the driver itself, without importing an engine."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

@@ -21,8 +21,7 @@ from posexport.spec.contract import Values
 
 @attrs.frozen(kw_only=True)
 class CheckpointModule:
-    """The model of the checkpoint in the folder `reference`, with the interface of
-    posexport.runtimes.module_file.UserModule.
+    """The model of the checkpoint in the folder `reference`, used like posexport.runtimes.module_file.UserModule.
 
     `constants` are the names of buffers, such as frequencies, that keep their dtype if the weights get another.
     """

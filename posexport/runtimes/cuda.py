@@ -40,8 +40,10 @@ def device_count() -> int:
 
 
 def library_folders() -> list[str]:
-    """The folders of the CUDA runtime in pip's packages: `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13
-    on."""
+    """The folders of the CUDA runtime in pip's packages.
+
+    They are `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13 on.
+    """
     pattern = "nvidia/*/bin/**/cudart64_*.dll" if sys.platform == "win32" else "nvidia/*/lib/libcudart.so*"
     folders = (file.parent for entry in sys.path if entry for file in sorted(Path(entry).glob(pattern)))
     return list(dict.fromkeys(map(str, folders)))

@@ -77,10 +77,9 @@ class GenerationOptions:
 
 @attrs.frozen(kw_only=True)
 class Generated:
-    """The new tokens of each row, up to and including the one that stopped it, and the seconds of the prompt and of
-    each step.
+    """The new tokens of each row, and the seconds of the prompt and of each step.
 
-    `cache` is "grown", "buffers", "states" or "none".
+    The last token of a row is the one that stopped it. `cache` is "grown", "buffers", "states" or "none".
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -285,8 +284,7 @@ def _allowed(logits: Array, options: GenerationOptions, made: int) -> Array:
 
 
 def _finite(logits: Array, running: Sequence[bool]) -> Array:
-    """The logits, with zeros in stopped rows in which no token can be chosen; RequestError if a running row has
-    none."""
+    """The logits, with zeros in stopped rows that allow no token; RequestError if a running row allows none."""
     empty = np.isneginf(logits).all(1)
     if (empty & np.asarray(running, dtype=bool)).any():
         raise RequestError(

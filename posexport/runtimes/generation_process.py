@@ -143,8 +143,7 @@ def _opened(
 
 
 def _check_dtypes(graph: GraphFile) -> None:
-    """RequestError for a file in bf16: numpy has no such dtype. Otherwise a session would fail at one of its
-    operators."""
+    """RequestError for a file in bf16, before a session fails at one of its operators: numpy has no such dtype."""
     for name, (_, dtype) in (*graph.inputs().items(), *graph.outputs().items()):
         if dtype == "bf16":
             raise RequestError(

@@ -53,10 +53,10 @@ class GenerationSettings:
 
 
 def generation_settings(folder: Path) -> GenerationSettings:
-    """The settings of generation_config.json in a folder, or of config.json if it doesn't exist, as transformers reads
-    them.
+    """The settings of generation_config.json in a folder, or of config.json if that doesn't exist.
 
-    RequestError for a file that can't be read, and for a list of tokens that is not valid.
+    transformers reads them in the same way. RequestError for a file that can't be read, and for a list of tokens that
+    is not valid.
     """
     name, settings = generation_part(folder)
     return _settings(folder, name, settings) if name else GenerationSettings()

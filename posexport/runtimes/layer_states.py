@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def layer_states(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The states during the run inside: those that enter a list of layers (`model.layers`), and those that each layer
-    returns (`model.layers.0`).
+    """A context that collects the hidden states of a run: those that enter a list of layers, and those that each layer
+    returns.
 
-    Lists inside layers of other lists are left out, and so are lists whose layers don't follow one another.
+    Their names are like `model.layers` and `model.layers.0`. Lists inside layers of other lists are left out, and so
+    are lists whose layers don't follow one another.
     """
     model = next((each for each in module.modules() if hasattr(each, "base_model_prefix")), module)
     chains = [_Chain(path, layers) for path, layers in _lists(model)]
@@ -64,8 +65,7 @@ class _Chain:
             self._states.append(state)
 
     def states(self) -> dict[str, Tensor]:
-        """The states by name, in order; empty unless each layer was called once, with the state of the layer before
-        it."""
+        """The states by name, in order; empty unless each layer was called once, directly after the one before."""
         if not self._follows or len(self._states) != len(self._layers) + 1:
             return {}
         names = (self._path, *(f"{self._path}.{index}" for index in range(len(self._layers))))

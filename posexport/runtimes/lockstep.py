@@ -125,8 +125,7 @@ class _Lockstep:
         return self._held[key]
 
     def _give_turn_after(self, number: int) -> None:
-        """Give the turn to the next calculation that has not ended. After the last one, a new round begins with the
-        first."""
+        """Give the turn to the next calculation that has not ended; after the last one, begin a new round."""
         following = next((other for other in self._going if other > number), None)
         if following is None:
             self._held.clear()

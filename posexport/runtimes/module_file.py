@@ -116,10 +116,10 @@ def _run(path: Path) -> tuple[ModuleType, str]:
 
 @contextlib.contextmanager
 def user_code(path: Path, what: str) -> Iterator[None]:
-    """A context in which code of the file at `path` runs. It finds modules beside the file, and what it prints goes to
-    stderr.
+    """A context in which code of the file at `path` runs.
 
-    What it raises becomes a RequestError that names the line, also sys.exit and a TraceError of its export.
+    The code finds modules beside the file, and what it prints goes to stderr. What it raises becomes a RequestError
+    that names the line, also sys.exit and a TraceError of its export.
     """
     folder = str(real_path(path).parent)
     sys.path.insert(0, folder)

@@ -1,5 +1,4 @@
-"""onnx's ReferenceEvaluator: every operator in numpy as the standard defines it. It is slow, so it gets only small
-inputs."""
+"""onnx's ReferenceEvaluator: every operator in numpy as the standard defines it. It is slow: for small inputs only."""
 
 from __future__ import annotations
 
@@ -84,8 +83,10 @@ class RMSNormalization(LayerNormalization):
 
 
 class MatMul(OpRun):
-    """A float16 product that adds in float32 and rounds once. numpy's does the same, but takes 50 times as long without
-    a BLAS."""
+    """A float16 product that adds in float32 and rounds once.
+
+    numpy's own does the same, but without a BLAS, and takes 50 times as long.
+    """
 
     def _run(self, a: Any, b: Any) -> tuple[Any]:
         if a.dtype != np.float16:
@@ -98,10 +99,10 @@ _MENDED = [GatherElements, BatchNormalization, LayerNormalization, RMSNormalizat
 
 
 class _Evaluator(ReferenceEvaluator):
-    """Also gives the operators above to the functions of a model: for each function, onnx makes an evaluator of this
-    class.
+    """Also evaluates the functions of a model with the operators above.
 
-    Weights outside the graph's message are mapped from files in the `folder`.
+    onnx makes an evaluator of this class for each function. Weights outside the graph's message are mapped from files
+    in the `folder`.
     """
 
     def __init__(self, proto: Any, *arguments: Any, folder: Path | None = None, **options: Any) -> None:

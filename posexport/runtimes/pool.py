@@ -139,8 +139,7 @@ class Pool:
         return self._workers[key]
 
     def _end_others(self, worker: Worker) -> None:
-        """End the processes that may have the same file loaded as `worker`. Those with a GPU stay: they may have built
-        a plan."""
+        """End the processes that may have the same file loaded. Those with a GPU stay: they may have built a plan."""
         for other, _ in [*self._workers.values()] if self._alone else ():
             if other is not worker and other in self._light:
                 other.stop()

@@ -128,10 +128,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, as transformers reads them in a folder; empty if none is given. Negative ids don't
-    count.
+    """The ids that end a text, as transformers reads them in a folder; empty if none is given.
 
-    RequestError for a file that can't be read, and for what is not a token.
+    Negative ids don't count. RequestError for a file that can't be read, and for what is not a token.
     """
     name, settings = generation_part(folder)
     return _ends(folder / name, settings)
@@ -170,7 +169,7 @@ def _with_text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:
-    """The content of a generation_config.json or config.json; None if it doesn't exist. RequestError if it can't be
+    """The content of a generation_config.json or config.json, None if there is none; RequestError if it can't be
     read."""
     config = read_config(path)
     if config is None and is_there(path):

@@ -184,8 +184,7 @@ class ModuleRunner:
 
 
 def _template(user: Module, names: Sequence[str]) -> Any:
-    """Inputs with the structure that the module takes: its example, or otherwise a tensor for each parameter that it
-    needs."""
+    """Inputs with the structure that the module takes: its example, or a tensor for each parameter that it needs."""
     example = user.setting("example_inputs")
     if example is not None:
         return example
@@ -197,8 +196,7 @@ def _template(user: Module, names: Sequence[str]) -> Any:
 
 
 def paired(who: str, own: Iterable[str], what: str, names: Sequence[str]) -> list[str]:
-    """The file's name for each name of the module: the same names, or those in order if the file has none of the
-    module's."""
+    """The file's name for each name of the module: the same, or by order if the file has none of the module's names."""
     own = list(own)
     if {*own} == {*names}:
         return own

@@ -134,8 +134,10 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def said(error: BaseException) -> str:
-    """`ValueError: no heads`: the type of an error and the first line of its text, and the second if the first ends in
-    a colon."""
+    """`ValueError: no heads`: the type of an error and the first line of its text.
+
+    If the first line ends in a colon, the second line follows.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")
     return type(error).__name__ + (f": {text}" if text else "")

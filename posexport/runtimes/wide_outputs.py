@@ -1,5 +1,4 @@
-"""Outputs with very many columns, such as the logits of a large vocabulary: for many tokens, only some columns are
-kept.
+"""Outputs with very many columns, such as the logits of a large vocabulary: for many tokens, only some are kept.
 
 600 tokens of a vocabulary of 150,000 are 730 MB in float64, for each set of inputs and each evaluation. An error of a
 token shows in nearly all of its logits, and an error of a column shows at any token. So outputs with few tokens keep

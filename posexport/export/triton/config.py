@@ -80,8 +80,7 @@ def read_config(text: bytes) -> Any:
 
 
 def _warm_up(config: Any, artifact: ServedArtifact) -> None:
-    """Add one request of the usual shape before a model counts as ready. In it, engines allocate memory and choose
-    kernels."""
+    """Add one request of the usual shape before a model is ready: in it, engines allocate memory and choose kernels."""
     if not artifact.usual:
         return
     most = config.max_batch_size

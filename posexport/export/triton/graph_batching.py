@@ -74,8 +74,10 @@ class GraphTrial:
         return decided(requested, never, seldom("their length", is_dynamic(self._roles, PAST), grouped), condition)
 
     def usual(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of a request of zeros that the graph takes; empty if none is known. RequestError if it fixes
-        impossible sizes."""
+        """Shapes of a request of zeros that the graph takes; empty if none is known.
+
+        RequestError if the graph fixes sizes that nobody can give.
+        """
         if self._unknown is not None or _COUNTS & {role.kind for role in self._roles.values()}:
             return {}
         cached = is_dynamic(self._roles, PAST)

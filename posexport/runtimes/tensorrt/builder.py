@@ -124,8 +124,7 @@ def build(
 
 
 def _lengths(profiles: ShapeProfiles) -> tuple[int, int, int]:
-    """The smallest, usual and largest number in an input that decides lengths, such as the number of tokens in a
-    cache."""
+    """The smallest, usual and largest number in an input that decides lengths, such as how full a cache is."""
     usual, longest = (max(dim for shapes in profiles.values() for dim in shapes[moment]) for moment in ("opt", "max"))
     return 0, usual, longest
 

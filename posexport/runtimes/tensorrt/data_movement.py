@@ -31,8 +31,7 @@ def shuffle(layer: Any, x: Tensor, shape: Tensor | None = None) -> Tensor:
 
 
 def _resolved(dims: list[int], x: Tensor, placeholder: bool, declared: dict[int, int]) -> list[int]:
-    """Sizes with -1 (inferred) replaced, and with 0 replaced by the input's size of that axis if it is a
-    placeholder."""
+    """Sizes with -1 (inferred) replaced, and 0 replaced by the input's size of that axis if 0 is a placeholder."""
     if placeholder:
         dims = [x.shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
     if -1 in dims:

@@ -37,8 +37,7 @@ _ROUNDED = ("ELEMENTWISE", "REDUCE")
 """Layers whose fp32 results are rounded to fp32."""
 
 _KEPT_BYTES = 2**30
-"""The most bytes of weights that are kept in float64 for further runs. Reading them again takes a quarter of a run's
-time."""
+"""The most bytes of weights that are kept in float64: reading them again takes a quarter of a run's time."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -125,11 +124,10 @@ class ImportRunner:
             return self._filled(values)
 
     def _filled(self, values: dict[str, torch.Tensor]) -> Arrays:
-        """Evaluate the layers that outputs and assertions need, drop values that are not read again, and return the
-        outputs.
+        """Evaluate the layers that outputs and assertions need, and return the outputs.
 
         Layers are evaluated when their inputs are available, not in the network's order. Unselected branches are
-        skipped.
+        skipped. Values that are not read again are dropped.
         """
         unread = Counter(self._uses)
         wanted = {tensor.name: DTYPES[tensor.dtype.name] for tensor in self._outputs}

@@ -73,8 +73,7 @@ def _windows(x: Tensor, window: Sequence[int], stride: Sequence[int]) -> Tensor:
 
 
 def _padding(layer: Any, x: Tensor, window: Sequence[int]) -> list[tuple[int, int]]:
-    """Elements before and after each of the last axes. If windows are rounded up, it includes what they need after the
-    axis."""
+    """Elements before and after each of the last axes, with what windows need after the axis if they are rounded up."""
     mode, found = layer.padding_mode.name, list[tuple[int, int]]()
     if mode.startswith("EXPLICIT"):
         found = list(zip(layer.pre_padding, layer.post_padding, strict=True))

@@ -170,7 +170,7 @@ def _fourier(x: torch.Tensor, axes: Sequence[int], forward: bool, norm: str | No
 
 
 def _transform(forward: bool, usual: Sequence[int] | None) -> Callable[..., Any]:
-    """A transform along the given axes, by default the `usual` ones (None: all); torch does those that cut or pad."""
+    """A transform along the given axes, by default the `usual` ones (None: all). One that cuts or pads stays."""
 
     def transformed(x: torch.Tensor, size: Any = None, dim: Any = None, norm: str | None = None) -> Any:
         axes = usual if dim is None else [dim] if isinstance(dim, int) else dim

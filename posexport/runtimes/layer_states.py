@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def layer_states(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """A context that collects the hidden states of a run: those that enter a list of layers, and those that each layer
-    returns.
+    """A context that collects the hidden states of a run, by name.
 
-    Their names are like `model.layers` and `model.layers.0`. Lists inside layers of other lists are left out, and so
-    are lists whose layers don't follow one another.
+    They are the states that enter a list of layers (`model.layers`), and those that each layer returns
+    (`model.layers.0`). Lists inside layers of other lists are left out, and so are lists whose layers don't follow one
+    another.
     """
     model = next((each for each in module.modules() if hasattr(each, "base_model_prefix")), module)
     chains = [_Chain(path, layers) for path, layers in _lists(model)]

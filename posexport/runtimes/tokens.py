@@ -169,8 +169,10 @@ def _with_text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:
-    """The content of a generation_config.json or config.json, None if there is none; RequestError if it can't be
-    read."""
+    """The content of a generation_config.json or config.json; None if it doesn't exist.
+
+    RequestError if it can't be read.
+    """
     config = read_config(path)
     if config is None and is_there(path):
         raise RequestError(

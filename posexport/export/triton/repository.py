@@ -47,7 +47,7 @@ class ModelVersion:
         return self.home / str(self.version)
 
     def check(self) -> None:
-        """RequestError if something is in the way of the model's folder or of this version, or its name is not
+        """RequestError if something is in the way of the model's folder or of this version, or the name is not
         valid."""
         check_name(self.folder)
         if not self.repository.parent.is_dir():

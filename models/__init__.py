@@ -1,6 +1,7 @@
-"""The torch side of posexport: encodings, and the blocks that use them.
+"""Encodings, and the torch blocks that use them.
 
-Importing this package loads no torch: the table below is data. Import `posexport.models.block` to build a block.
+Importing this package does not load torch, because the table below is data. Import `posexport.models.block` to build a
+block.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
 
 
 def read_encoding(data: Mapping[str, Any]) -> Encoding:
-    """An encoding from `{"name": ..., parameter: value}`; RequestError for unknown names and values not allowed."""
+    """Read an encoding from `{"name": ..., parameter: value}`. RequestError for an unknown name or a value that is not
+    allowed."""
     parameters = dict(data)
     name = parameters.pop("name", None)
     if not isinstance(name, str) or name not in ENCODINGS:
@@ -42,7 +44,7 @@ def read_encoding(data: Mapping[str, Any]) -> Encoding:
 
 
 def read_spec(data: Mapping[str, Any]) -> Spec:
-    """A spec from plain data as `Spec.to_dict` writes it; missing fields have their defaults."""
+    """Read a spec from plain data as `Spec.to_dict` writes it. Missing fields get their defaults."""
     fields = dict(data)
     encoding = fields.pop("encoding", None)
     if not isinstance(encoding, Mapping):
@@ -51,14 +53,14 @@ def read_spec(data: Mapping[str, Any]) -> Spec:
     if fields.get("layer_pattern"):
         if not isinstance(fields["layer_pattern"], list | tuple):
             raise RequestError(f"layer_pattern is {fields['layer_pattern']!r}: it must be a list of layers.")
-        if len(fields["layer_pattern"]) > MOST_LAYERS:  # before each is read
+        if len(fields["layer_pattern"]) > MOST_LAYERS:  # before any layer is read
             raise RequestError(f"layer_pattern has {len(fields['layer_pattern'])} layers: at most {MOST_LAYERS}.")
         fields["layer_pattern"] = [_read_layer(layer) for layer in fields["layer_pattern"]]
     return Spec(encoding=read_encoding(encoding), **fields)
 
 
 def _read_layer(data: object) -> Layer:
-    """One kind of layer of a pattern from `{"encoding": {...}, field: value}`."""
+    """Read one kind of layer of a pattern from `{"encoding": {...}, field: value}`."""
     if not isinstance(data, Mapping) or not isinstance(data.get("encoding"), Mapping):
         raise RequestError(f"layer_pattern has {shown(data)}: each layer must be a table with an encoding.")
     fields = {key: value for key, value in data.items() if key != "encoding"}

@@ -1,11 +1,11 @@
 """Encodings that read the position of one token at a time, and the block without positions.
 
-none         attention alone, so that permuting the tokens permutes the outputs (NoPE)
+none         attention without positions: permuting the tokens permutes the outputs (NoPE)
 learned      x_s + W[p_s], W [max_positions, D] (BERT: Devlin et al. 2019, arXiv:1810.04805, section 3)
 sinusoidal   x_s + PE(p_s), PE(p)_2i = sin(p w_i), PE(p)_2i+1 = cos(p w_i), w_i = theta^(-2i/D)
              (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)
 temperature  q_i (1 + attn_scale log(1 + floor((p_i + 1) / floor_scale))), which keeps attention sharp over long
-             contexts: what Llama 4 has in the layers without RoPE (Meta 2025, its code; after Nakanishi 2025,
+             contexts. Llama 4 has it in the layers without RoPE (Meta 2025, its code; after Nakanishi 2025,
              arXiv:2501.19399, eq. 1)
 """
 
@@ -52,14 +52,18 @@ class Learned(Encoding):
         return (self.max_positions,)
 
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
-        from torch.nn.functional import embedding  # one Gather in ONNX; indexing would give a GatherND of six nodes
+        from torch.nn.functional import embedding  # one Gather in ONNX; indexing gives a GatherND of six nodes
 
         return x_BSD + embedding(positions, state["weight"])
 
 
 @attrs.frozen(kw_only=True)
 class Sinusoidal(Encoding):
-    """`order` says which comes first; `layout` whether they alternate, or fill one half of the features each."""
+    """Sines and cosines of the position, added to the input.
+
+    `order` says whether sines or cosines come first. `layout` says whether they alternate, or each fill one half of the
+    features.
+    """
 
     name = "sinusoidal"
     summary = "fixed sines and cosines of the position, added to the input"
@@ -89,7 +93,7 @@ class Temperature(Encoding):
     summary = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
     source = "Meta 2025 (Llama 4), after Nakanishi 2025, arXiv:2501.19399, eq. 1"
     base_properties = ("norms", "permutation", "prefix", "finite")
-    negative_positions = False  # far below zero, the logarithm has no value
+    negative_positions = False  # the logarithm is undefined far below zero
     floor_scale: int = fields.integer(8192, "positions that share a factor")
     attn_scale: float = fields.positive(0.1, "weight of the logarithm")
 

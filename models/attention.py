@@ -1,7 +1,7 @@
 """One layer in torch: projections, the encoding's hooks, and posexport's attention operator.
 
-Shape suffixes: B batch, S sequence, D hidden_size. Queries, keys and values stay [B, S, heads*head_dim], the layout
-of the projections; the operators split heads themselves, so that every form may choose its own layout.
+Shape suffixes: B batch, S sequence, D hidden_size. Queries, keys and values stay [B, S, heads*head_dim], the layout of
+the projections. The operators split the heads, so that each form can choose its own layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posexport.spec.spec import Spec
 
 
 class EncodingState(nn.Module):
-    """The weights and constants of one encoding, by name: the `State` that its hooks read."""
+    """The weights and constants of one encoding, by name. This is the `State` that its hooks read."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -47,9 +47,11 @@ class EncodingState(nn.Module):
 
 @dataclass(frozen=True)
 class SharedInputs:
-    """The inputs that all layers share; None where the block has no such input.
+    """The inputs that all layers share. An input that the block does not have is None.
 
-    `tokens` [B, S, D] is what enters the first layer: sizes that are read from it are the same value in all layers.
+    `tokens` [B, S, D] is the input of the first layer. All layers read sizes from it, so that these are the same value
+    in the graph.
+
     `positions` int64 [B, S] or [B, S, axes], `k_positions` of the keys [B, T], `mask` int64 [B, T], `encoder` states
     [B, E, D], `write_indices` int64 [B] into shared caches.
     """
@@ -67,7 +69,8 @@ Cache = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Multi-head, grouped-query or multi-query attention, [B, S, D] to [B, S, D], over itself or an encoder."""
+    """Multi-head, grouped-query or multi-query attention, [B, S, D] to [B, S, D]: self-attention, or cross-attention to
+    an encoder."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -84,7 +87,7 @@ class Attention(nn.Module):
         self.encoding = EncodingState(spec, dtype) if acts else None
 
     def forward(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
-        """Attention with its projections, and the new cache where there is one."""
+        """Return attention with its projections, and the new cache if there is a cache."""
         spec, state, positions = self.spec, self.encoding, shared.positions
         source = x_BSD if shared.encoder is None else shared.encoder
         q, k, v = self.q_proj(x_BSD), self.k_proj(source), self.v_proj(source)
@@ -128,11 +131,12 @@ class Attention(nn.Module):
         )
 
     def _by_difference(self) -> bool:
-        """Whether the differences of consecutive positions are all that matters."""
+        """Whether positions are consecutive and the encoding depends only on their differences."""
         return self.spec.consecutive and self.spec.encoding.by_difference(self.spec)
 
     def _ahead(self, shared: SharedInputs, past: Cache | None) -> Tensor | None:
-        """The differences for which numbers are laid out by a slide."""
+        """Return the differences of positions if the encoding computes one number for each and lays them out as a
+        matrix."""
         if not self._by_difference() or not self.spec.encoding.slides(self.spec):
             return None
         seq, write_indices = shared.tokens.shape[1], shared.write_indices
@@ -140,7 +144,7 @@ class Attention(nn.Module):
         return ahead(seq, total, self.spec.causal, shared.tokens.device, write_indices)
 
     def _bias(self, state: EncodingState, q: Tensor, tokens: Tensor, context: AttentionContext) -> Tensor | None:
-        """The bias of the encoding, once for all rows where they are alike."""
+        """Return the bias of the encoding. If all rows of the batch have the same bias, it is computed once."""
         positions = context.positions()
         if self.spec.consecutive and state.encoding.in_order:
             return state.encoding.order_bias(state, q)
@@ -153,7 +157,8 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(Attention):
-    """Attention and an MLP with norms and residuals; a norm before each (pre) or after each residual sum (post)."""
+    """Attention and an MLP with norms and residuals. A norm is before each of them (pre) or after each residual sum
+    (post)."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__(spec, dtype)

@@ -1,17 +1,20 @@
 """Rotary encodings over several axes: columns (x), rows (y) and time (t), in this order in `position_ids`.
 
-rope2d      half of a head turns by one axis, half by the other, pair i of each by p * theta^(-4i/head_dim)
-            (Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13, "RoPE-Axial"); with `spacing=alternate` the axes take
-            the frequencies theta^(-2i/head_dim) in turns (Pixtral: Agrawal et al. 2024, arXiv:2410.07073, section 2.1)
-rope3d      the same for video, `split` features for each axis (as in HunyuanVideo: Kong et al. 2024, arXiv:2412.03603)
-mrope       pair i has RoPE's frequency and turns by the axis of its section (Qwen2-VL: Wang et al. 2024,
-            arXiv:2409.12191, section 2.1); sections are consecutive or interleaved (Qwen3-VL)
-rope-mixed  pair i of head h turns by x * f_x + y * f_y, both trained (Heo et al. 2024, eq. 14, "RoPE-Mixed")
-rope-dinov3 as rope2d over the centres of patches, from -1 to 1 along each axis, times 2 pi (Simeoni et al. 2025,
+rope2d      one half of a head rotates by one axis, the other half by the other axis. Pair i of each half rotates by
+            p * theta^(-4i/head_dim) (Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13, "RoPE-Axial"). With
+            `spacing=alternate` the axes take the frequencies theta^(-2i/head_dim) in turns (Pixtral: Agrawal et al.
+            2024, arXiv:2410.07073, section 2.1)
+rope3d      the same for video, with `split` features for each axis (as in HunyuanVideo: Kong et al. 2024,
+            arXiv:2412.03603)
+mrope       pair i has RoPE's frequency and rotates by the axis of its section (Qwen2-VL: Wang et al. 2024,
+            arXiv:2409.12191, section 2.1). Sections are consecutive or interleaved (Qwen3-VL)
+rope-mixed  pair i of head h rotates by x * f_x + y * f_y, both trained (Heo et al. 2024, eq. 14, "RoPE-Mixed")
+rope-dinov3 as rope2d, with the centres of patches from -1 to 1 along each axis, times 2 pi (Simeoni et al. 2025,
             arXiv:2508.10104, as in its code)
-rope-vjepa2 a third of a head for each axis, an angle per feature (Assran et al. 2025, arXiv:2506.09985, as in its code)
+rope-vjepa2 one third of a head for each axis, and an angle for each feature (Assran et al. 2025, arXiv:2506.09985, as
+            in its code)
 
-Every constant is a matrix [axes, P] of frequencies, zero where a pair does not turn by that axis.
+Every constant is a matrix [axes, P] of frequencies. An entry is zero if the pair does not rotate by that axis.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _LAYOUT = "pairs (2i, 2i+1), or (i, i + n/2) of the n features of an axis, or (i
 
 
 def placed(order: str, runs: Sequence[Tensor]) -> Tensor:
-    """The matrix [axes, P] of runs of frequencies, one for each axis in `order`."""
+    """Return the matrix [axes, P] of runs of frequencies, one run for each axis in `order`."""
     import torch
 
     matrix: Tensor = torch.block_diag(*runs)
@@ -49,7 +52,7 @@ def placed(order: str, runs: Sequence[Tensor]) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class Rope2d(Rotary):
-    """For any grid, any order of tokens and dropped tokens."""
+    """RoPE over the columns and rows of a grid of any size. Tokens may have any order, and some may be missing."""
 
     name = "rope2d"
     summary = "rotary over columns and rows: half of each head turns by x, half by y"
@@ -101,7 +104,7 @@ class Rope3d(Rotary):
     )
 
     def parts(self, spec: Spec) -> tuple[int, ...]:
-        """Features of each axis, in `order`."""
+        """Return the number of features of each axis, in `order`."""
         third = 2 * (spec.head_dim // 6)
         return self.split or (spec.head_dim - 2 * third, third, third)
 
@@ -130,7 +133,7 @@ class Rope3d(Rotary):
 
 @attrs.frozen(kw_only=True)
 class Mrope(Rope):
-    """RoPE whose pairs turn by time, row or column, as `mrope_section` assigns them; scaling as in RoPE."""
+    """RoPE whose pairs rotate by time, row or column, as `mrope_section` says. Scaling works as in RoPE."""
 
     name = "mrope"
     summary = "multimodal rotary: sections of RoPE's pairs turn by time, row and column"
@@ -143,7 +146,7 @@ class Mrope(Rope):
     mrope_interleaved: bool = fields.flag(False, "time, row and column alternate (Qwen3-VL)")
 
     def sections(self, spec: Spec) -> tuple[int, ...]:
-        """Pairs of time, row and column."""
+        """Return the number of pairs of time, row and column."""
         pairs = self.dim(spec) // 2
         return self.mrope_section or (pairs - 2 * (3 * pairs // 8), 3 * pairs // 8, 3 * pairs // 8)
 
@@ -209,7 +212,7 @@ class RopeMixed(Rotary):
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         freqs = state["freqs"]
-        freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never half precision
+        freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never in half precision
         cos, sin = (custom_ops.angles_by_heads(t, state.spec.num_heads) for t in cos_sin(positions, freqs))
         return cos, sin
 
@@ -221,7 +224,7 @@ class RopeDinov3(Rotary):
     source = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
     axes = 2
     base_properties = ("norms", "permutation", "finite")
-    angular = False  # its angles are those of fractions
+    angular = False  # its angles are angles of fractions
     negative_positions = False
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
@@ -256,8 +259,11 @@ class RopeDinov3(Rotary):
 
 @attrs.frozen(kw_only=True)
 class RopeVjepa2(Rotary):
-    """V-JEPA 2's rotation over time, row and column: the two features of a pair (2i, 2i+1) have different angles,
-    because its code repeats the frequencies of an axis as a whole."""
+    """The rotation of V-JEPA 2 over time, row and column.
+
+    The two features of a pair (2i, 2i+1) have different angles, because the original code repeats the whole list of
+    frequencies of an axis.
+    """
 
     name = "rope-vjepa2"
     summary = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"

@@ -1,11 +1,11 @@
-"""Encodings that add a bias to the logits, before softmax, computed only from the positions of query and key.
+"""Encodings that add a bias to the logits before softmax. The bias depends only on the positions of query and key.
 
-alibi     -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3); where n is
-          no power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
+alibi     -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3). If n is
+          not a power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
 alibi2d   -m_h d(p_i, p_j) on a grid, d Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566, section 3.1) or
           manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
-t5        W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2.1): of the buckets for one
-          direction, half are exact distances and half grow with the logarithm up to max_distance
+t5        W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2.1). For each direction, half of the
+          buckets are exact distances and half grow with the logarithm up to max_distance
 kerple    -r1 log(1 + r2 |p_i - p_j|) or -r1 |p_i - p_j|^r2, both trained per head (Chi et al. 2022, arXiv:2205.09921,
           section 4, and its code, whose lower bound of 0.01 is kept)
 sandwich  n/(8h) sum over f of cos((p_i - p_j) w_f), w_f = theta^(-2f/dim) (Chi et al. 2023, arXiv:2212.10356, section 5
@@ -13,10 +13,10 @@ sandwich  n/(8h) sum over f of cos((p_i - p_j) w_f), w_f = theta^(-2f/dim) (Chi 
 fire      f(log(1 + |c (p_i - p_j)|) / log(1 + |c max(L, p_i)|)), f an MLP with one hidden layer and a bias per head,
           c and L trained (Li et al. 2024, arXiv:2310.04418, section 3, and the listing in its appendix)
 swin      B[(p_i - p_j)_y, (p_i - p_j)_x], trained (Liu et al. 2021, arXiv:2103.14030, eq. 4)
-swinv2    16 sigmoid(MLP(offsets on a log scale)), and logits that are cosines of queries and keys times a trained
-          factor per head (Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4)
+swinv2    16 sigmoid(MLP(offsets on a log scale)). Logits are cosines of queries and keys times a trained factor per
+          head (Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4)
 
-For swin and swinv2, positions are (x = column, y = row) in a window, and the batch holds windows, as in Swin's code:
+For swin and swinv2, positions are (x = column, y = row) in a window. The batch contains windows, as in Swin's code:
 [batch * windows, window_size^2 tokens, hidden_size].
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The slopes of Press et al. for any number of heads, all positive."""
+    """Return the slopes of Press et al. for any number of heads. All are positive."""
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     finer = [2.0 ** (-4.0 * h / power) for h in range(1, 2 * power + 1, 2)]
@@ -51,9 +51,10 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list[int]:
-    """The bucket of each key position minus query position from -max_distance to max_distance.
+    """Return the bucket of each key position minus query position from -max_distance to max_distance.
 
-    Only integer arithmetic: with an fp32 logarithm, the bucket of a distance at an edge depends on rounding.
+    The code uses only integer arithmetic. With an fp32 logarithm, the bucket of a distance at the edge of a bucket
+    depends on rounding.
     """
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
@@ -62,7 +63,7 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     for step in range(1, wide):
         # floor(log(d/exact) / log(max/exact) * wide) >= step  <=>  d^wide >= exact^(wide-step) * max^step
         bound = exact ** (wide - step) * max_distance**step
-        guess = round(exact * (max_distance / exact) ** (step / wide))  # at most 1 beside the edge
+        guess = round(exact * (max_distance / exact) ** (step / wide))  # at most 1 away from the edge
         edges.append(bisect_left(range(max_distance + 1), bound, guess - 1, guess + 1, key=lambda d: d**wide))
     by_distance = [d if d < exact else exact + bisect_right(edges, d) for d in range(max_distance + 1)]
     later = [side + bucket for bucket in by_distance[1:]] if bidirectional else [0] * max_distance
@@ -70,20 +71,22 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
 
 
 def slopes_of(given: tuple[float, ...] | None, spec: Spec) -> list[float]:
-    """The slopes of all heads: those that were given, or the authors'."""
+    """Return the slopes of all heads: the given ones, or the authors'."""
     return [*(given or alibi_slopes(spec.num_heads))]
 
 
 def wrong_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> Iterator[str]:
-    """The problem of slopes whose number differs from that of the heads."""
+    """Yield a problem if the number of slopes is not the number of heads."""
     if slopes is not None and len(slopes) != spec.num_heads:
         yield f"{name} has {len(slopes)} numbers: it must have one for each of {spec.num_heads} heads."
 
 
 @attrs.frozen(kw_only=True)
 class Alibi(Encoding):
-    """Attention with linear biases: distance lowers the score; in a block that is not causal symmetrically, unless
-    `slopes_ahead` is given."""
+    """Attention with linear biases: the score falls with the distance.
+
+    In a block that is not causal, keys ahead of the query have the same slopes, unless `slopes_ahead` is given.
+    """
 
     name = "alibi"
     summary = "logits fall linearly with distance, at a slope per head"
@@ -139,13 +142,13 @@ class Alibi2d(Encoding):
 
 @attrs.frozen(kw_only=True)
 class T5(Encoding):
-    """A trained bias per bucket of distance and head; bidirectional unless the block is causal."""
+    """A trained bias per bucket of distance and head. It has buckets for both directions unless the block is causal."""
 
     name = "t5"
     summary = "trained bias per bucket of distance and head"
     source = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
     base_properties = ("shift", "buckets", "permutation", "prefix", "finite")
-    in_cross = True  # as in T5's decoder, where cross-attention has no bias
+    in_cross = True  # as in T5's decoder: its cross-attention gets no bias
     num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
     max_distance: int = fields.integer(128, "distance from which on all share the last bucket", at_most=2**20)
 
@@ -186,7 +189,7 @@ class Kerple(Encoding):
         return values.abs()
 
     def steepness(self, spec: Spec) -> float:
-        return 1.0  # of a power of the distance; r1 and r2 are trained
+        return 1.0  # for the power kernel; r1 and r2 are trained
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return custom_ops.kerple_bias(q_positions, k_positions, state["r1"], state["r2"], self.kernel == "power")
@@ -208,8 +211,8 @@ class Sandwich(Encoding):
         yield from inexact(spec, self.theta)
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
-        # sums of dim terms that nearly cancel between near keys: added one by one, as ONNX Runtime does it, they may be
-        # off ten times as much as where torch adds them in parts
+        # The bias is a sum of dim terms that nearly cancel for near keys. ONNX Runtime adds the terms one by one, so
+        # its error may be ten times that of torch, which adds them in parts.
         return 8 * self.dim * 2.0**-24
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
@@ -217,14 +220,17 @@ class Sandwich(Encoding):
         return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        first = k_positions.amin(1, keepdim=True)  # positions from there on give small, more exact angles
+        first = k_positions.amin(1, keepdim=True)  # positions relative to it give small, more exact angles
         q_side, k_side = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
-        # softmax ignores the constant, and masks in half precision need small values; sinks don't ignore it
+        # Softmax ignores a constant, and masks in half precision need small values. With sinks, the constant matters.
         below_zero = not state.spec.sinks
         return custom_ops.cosine_bias(*q_side, *k_side, state["rates"], below_zero)
 
     def ahead_bias(self, state: State, ahead: Tensor) -> Tensor:
-        """As if queries stood at each distance of a block, and keys so much nearer: few of both have all distances."""
+        """Compute the bias for each difference in `ahead` from a coarse and a fine part.
+
+        Queries get the coarse parts as positions and keys the fine parts. A few of each give all differences.
+        """
         from posexport.custom_ops.difference_relative import coarse_and_fine
 
         coarse, fine = coarse_and_fine(ahead)
@@ -279,7 +285,7 @@ class Swin(Encoding):
         return {"relative_position_bias_table": ((2 * self.window_size - 1) ** 2, spec.num_heads)}
 
     def table(self, state: State) -> Tensor:
-        """The bias of each offset and head, [(2 window_size - 1)^2, N]."""
+        """Return the bias of each offset and head, [(2 window_size - 1)^2, N]."""
         return state["relative_position_bias_table"]
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:

@@ -1,6 +1,6 @@
-"""The torch block of a spec: what is exported, and in float64 the reference for every artifact.
+"""The torch block of a spec. It is what is exported. In float64 it is the reference for every artifact.
 
-`Block` holds all weights; `Streamed` holds those of one layer at a time, for blocks larger than memory.
+`Block` holds all weights. `Streamed` holds the weights of one layer at a time, for blocks larger than memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ caches that layers have made so far."""
 
 
 class InputEmbedding(nn.Module):
-    """The part of a block before its layers: the token embedding, and the encoding where it acts at the input."""
+    """The part of a block before its layers: the token embedding, and the encoding if it acts at the input."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -38,13 +38,15 @@ class InputEmbedding(nn.Module):
         self.encoding = EncodingState(spec, dtype) if spec.encoding.at_input else None
 
     def prepare(self, *tensors: Tensor) -> tuple[Tensor, SharedInputs, list[Cache | None]]:
-        """The first layer's input, the inputs that all layers share, and each layer's cache, from the tensors of
-        `graph_inputs(spec)` in their order."""
+        """Return the first layer's input, the inputs that all layers share, and each layer's cache.
+
+        `tensors` are those of `graph_inputs(spec)` in their order.
+        """
         inputs = dict(zip(graph_inputs(self.spec), tensors, strict=True))
         x_BSD = tensors[0]
         if self.embed_tokens is not None:
             x_BSD = self.embed_tokens(x_BSD)
-            if x_BSD.dtype != self.dtype:  # a table that is kept in its stored dtype
+            if x_BSD.dtype != self.dtype:  # the table is kept in its stored dtype
                 x_BSD = x_BSD.to(self.dtype)
             if self.spec.scale_embedding:
                 x_BSD = x_BSD * self.spec.hidden_size**0.5
@@ -60,8 +62,9 @@ class InputEmbedding(nn.Module):
 class Block(InputEmbedding):
     """All layers of a spec, and the input embedding before them.
 
-    forward takes the tensors of `graph_inputs(spec)` in their order and returns those of `graph_outputs(spec)`: one
-    tensor [B, S, hidden_size], or with a cache a tuple of it and the present keys and values of each layer.
+    forward takes the tensors of `graph_inputs(spec)` in their order and returns the tensors of `graph_outputs(spec)`.
+    Without a cache this is one tensor [B, S, hidden_size]. With a cache it is a tuple of that tensor and the present
+    keys and values of each layer.
     """
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
@@ -78,15 +81,15 @@ class Block(InputEmbedding):
 
 
 def make_layer(spec: Spec, dtype: torch.dtype) -> Attention:
-    """One layer of a block, without weights."""
+    """Make one layer of a block, without weights."""
     return (Attention if spec.block == "attention" else TransformerLayer)(spec, dtype)
 
 
 def build_block(spec: Spec, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Block:
-    """The block of `spec` in eval mode; `weights` by their public names are used without a copy.
+    """Build the block of `spec` in eval mode. It uses `weights`, given by their public names.
 
-    `dtype` defaults to the spec's; torch.float64 gives the float64 reference: the same rounded weights, with
-    frequencies and slopes in double precision.
+    `dtype` defaults to the spec's dtype, in which weights are not copied. torch.float64 gives the float64 reference:
+    the same rounded weights, with frequencies and slopes in double precision.
     """
     dtype = dtype or getattr(torch, TORCH_DTYPES[spec.dtype])
     block = Block(spec, dtype)
@@ -96,16 +99,17 @@ def build_block(spec: Spec, weights: Mapping[str, Tensor], dtype: torch.dtype | 
 
 
 def inner_name(spec: Spec, name: str) -> str:
-    """The name inside `Block` of a weight's public name, which lacks `layers.0.` in a block of one layer."""
+    """Return the name inside `Block` of a weight's public name. The public name lacks `layers.0.` in a block of one
+    layer."""
     at_input = name.startswith("embed_tokens.") or (name.startswith("encoding.") and spec.encoding.at_input)
     return name if spec.layers > 1 or at_input else f"layers.0.{name}"
 
 
 class Streamed:
-    """The block of `spec` in `dtype` on `device`; `weights` are looked up when a layer needs them.
+    """The block of `spec` in `dtype` on `device`. It looks up `weights` when a layer needs them.
 
-    Gives the same numbers as the block of `build_block`: one module for each kind of layer gets the weights of each
-    layer in turn.
+    It gives the same numbers as the block of `build_block`. There is one module for each kind of layer. It gets the
+    weights of each layer in turn.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class Streamed:
         embedding = self._placed(InputEmbedding(self.spec, self._dtype))
         names = [name for name in weight_shapes(self.spec) if inner_name(self.spec, name) in embedding.state_dict()]
         weights = {name: self._get(name) for name in names if name != "embed_tokens.weight"}
-        if self.spec.vocab_size is not None:  # used in its stored dtype: a table in float64 may be gigabytes
+        if self.spec.vocab_size is not None:  # in its stored dtype: in float64, a table may have gigabytes
             weights["embed_tokens.weight"] = self._weights["embed_tokens.weight"].to(self._device)
         embedding.load_state_dict(weights, strict=True, assign=True)
         embedding.requires_grad_(False)

@@ -2,14 +2,14 @@
 
 relative  logits q_i.k_j + q_i.W_r R(p_i - p_j) + u.k_j + v.W_r R(p_i - p_j), times scale (Transformer-XL: Dai et al.
           2019, arXiv:1901.02860, section 3.3). R(d) = [sin(d w_0), ..., sin(d w_n), cos(d w_0), ..., cos(d w_n)], w_f =
-          theta^(-2f/D), or with `table=learned` row clip(d, -max_distance, max_distance) + max_distance of a trained
-          table. The paper's shift trick, which needs consecutive positions, is used where a spec promises them.
+          theta^(-2f/D). With `table=learned`, R(d) is row clip(d, -max_distance, max_distance) + max_distance of a
+          trained table. The paper's shift trick needs consecutive positions. It is used if a spec promises them.
 shaw      logits scale q_i.(k_j + K[r]), outputs sum_j a_ij (v_j + V[r]), r = clip(p_j - p_i), K and V trained rows that
           all heads share (Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5)
-deberta   logits (q_i.k_j + q_i.K[b] + k_j.Q[b]) / sqrt(3 head_dim), K and Q projections of one table of 2k rows, b =
-          clip(p_i - p_j) + k, or buckets that grow with the logarithm (DeBERTa: He et al. 2021, arXiv:2006.03654,
-          eq. 4; v2 and v3: its code). As in the code, both terms read the row of p_i - p_j.
-cope      logits q_i.(k_j + e[c]), c = how many gates sigmoid(q_i.k_t) open from j to i (CoPE: Golovneva et al. 2024,
+deberta   logits (q_i.k_j + q_i.K[b] + k_j.Q[b]) / sqrt(3 head_dim). K and Q are projections of one table of 2k rows.
+          b = clip(p_i - p_j) + k, or b is a bucket; buckets grow with the logarithm of the distance (DeBERTa: He et
+          al. 2021, arXiv:2006.03654, eq. 4; v2 and v3: its code). As in the code, both terms read the row of p_i - p_j.
+cope      logits q_i.(k_j + e[c]), c = the sum of the gates sigmoid(q_i.k_t) from j to i (CoPE: Golovneva et al. 2024,
           arXiv:2405.18719, eq. 3 to 5). As in its listing, gates read scaled logits and e is not scaled.
 """
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 
 
 def by_head(table: Tensor, spec: Spec) -> Tensor:
-    """[num_heads*head_dim, rows] as [num_heads, rows, head_dim]."""
+    """Reshape [num_heads*head_dim, rows] to [num_heads, rows, head_dim]."""
     made: Tensor = table.unflatten(0, (spec.num_heads, -1)).transpose(1, 2)
     return made
 
 
 def rows_at(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table [rows, D] at an index [...], [..., D]."""
+    """Return the rows of a table [rows, D] at an index [...]: [..., D]."""
     made: Tensor = table.index_select(0, index.flatten()).unflatten(0, index.shape)
     return made
 
 
 def all_keys(state: State, context: AttentionContext) -> Tensor:
-    """Keys [B, T, K*head_dim], or [B, K, T, head_dim] with those of a cache."""
+    """Return all keys: [B, T, K*head_dim], or with a cache [B, K, T, head_dim]."""
     if context.past is None:
         return context.k
     return custom_ops.cached_keys(context.past, context.k, context.write_indices, state.spec.num_kv_heads)
 
 
 def heads_of(spec: Spec) -> dict[str, Any]:
-    """The attributes of scores by difference."""
+    """Return the attributes that operators for scores by difference share."""
     return {"num_heads": spec.num_heads, "scale": spec.scale, "causal": spec.causal}
 
 
@@ -90,7 +90,8 @@ class Relative(Encoding):
         return self.max_distance
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
-        # one query on ONNX Runtime has angles of distances, others those of positions: a difference of two roundings
+        # ONNX Runtime computes angles of distances for one query. Otherwise angles are differences of two rounded
+        # positions.
         rounded = self.has_angles() and spec.angles == "parity" and not spec.consecutive
         return keys * 2.0**-23 if rounded else 0.0
 
@@ -122,7 +123,7 @@ class Relative(Encoding):
         return q_content, custom_ops.relative_score(q, *positions, *weights, frequencies, turns, scale)
 
     def _by_difference(self, state: State, q: Tensor, ahead: Tensor) -> Tensor:
-        """Terms (b) and (d) for consecutive positions."""
+        """Compute terms (b) and (d) for consecutive positions."""
         from posexport.custom_ops.difference_relative import coarse_and_fine
 
         spec, weights = state.spec, (state["position_bias"], state["r_proj.weight"])
@@ -168,14 +169,14 @@ class Shaw(Encoding):
         return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, state.spec.scale)
 
     def _rows(self, ahead: Tensor) -> Tensor:
-        """The row of each difference of consecutive positions."""
+        """Return the table row of each difference of consecutive positions."""
         return ahead.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance
 
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
         if context.ahead is not None:
-            table = state["values.weight"][: self.max_distance + 1]  # keys ahead of their query are not seen
+            table = state["values.weight"][: self.max_distance + 1]  # no query sees keys ahead of it
             others = (bias, context.mask, context.sinks, context.write_indices, table)
             return custom_ops.difference_values(
                 q, all_keys(state, context), *others, **state.spec.attention_attributes()
@@ -194,16 +195,17 @@ class Shaw(Encoding):
 
 
 def log_bucket_ends(buckets: int, max_position: int) -> list[int]:
-    """The largest distance of each of DeBERTa v2's buckets, from bucket buckets // 2 on, up to the last in the table.
+    """Return the largest distance of each of DeBERTa v2's buckets, from bucket buckets // 2 to the last in the table.
 
     With m = buckets // 2, a distance d > m has the bucket m + ceil(log(d / m) / log((max_position - 1) / m) (m - 1)).
-    Integers decide: where that quotient is nearly whole, ceil of a rounded one is one too many or too few.
+    The code decides with integers. If that quotient is nearly a whole number, ceil of the rounded quotient may be off
+    by one.
     """
     middle, furthest = buckets // 2, max_position - 1
     intervals = middle - 1
     ends = []
     for step in range(buckets - middle):
-        # d is in bucket m + step or an earlier one  <=>  d^intervals m^step <= furthest^step m^intervals
+        # d is in bucket m + step or an earlier one <=> d^intervals m^step <= furthest^step m^intervals
         end = middle * (furthest / middle) ** (step / intervals)  # correct to 1e-8 for positions up to 2^20
         nearest = round(end)
         if abs(end - nearest) > 1e-6:
@@ -215,8 +217,10 @@ def log_bucket_ends(buckets: int, max_position: int) -> list[int]:
 
 
 def log_buckets(buckets: int, max_position: int) -> list[int]:
-    """The row in a table of 2 `buckets` rows of each query position minus key position from -n to n, n the first
-    distance from which on all have the last row."""
+    """Return the row of each query position minus key position from -n to n in a table of 2 * `buckets` rows.
+
+    n is the first distance from which on all distances have the last row.
+    """
     ends = log_bucket_ends(buckets, max_position)
     middle, reach = buckets // 2, ends[-1] + 1
     sizes = [distance if distance <= middle else middle + bisect_left(ends, distance) for distance in range(reach + 1)]
@@ -270,7 +274,7 @@ class Deberta(Encoding):
         return True
 
     def span(self) -> int:
-        """Rows of the table on either side."""
+        """Return the number of rows of the table on either side."""
         return self.position_buckets or self.max_relative_positions
 
     def saturation_distance(self) -> int | None:
@@ -313,8 +317,9 @@ class Deberta(Encoding):
         return self._with_last(state, q, queries), score(state, q, context, keys, queries)
 
     def _with_last(self, state: State, q: Tensor, queries: Tensor | None) -> Tensor:
-        """Queries that add the second term of far keys; scores have it less this (custom_ops.disentangled_score)."""
-        if queries is None or state.spec.softcap:  # a cap is on the product of queries and keys
+        """Add the second term of far keys to the queries. Scores are smaller by this amount
+        (custom_ops.disentangled_score)."""
+        if queries is None or state.spec.softcap:  # the cap applies to the product of queries and keys
             return q
         last = queries.index_select(1, state["buckets"][-1:])
         return custom_ops.add_head_bias(q, last.reshape(state.spec.num_heads, -1))
@@ -329,9 +334,9 @@ class Deberta(Encoding):
     def _by_difference(
         self, state: State, q: Tensor, context: AttentionContext, keys: Tensor | None, queries: Tensor | None
     ) -> Tensor:
-        """The terms for consecutive positions."""
+        """Compute the terms for consecutive positions."""
         spec, reach = state.spec, state["buckets"].shape[0] // 2
-        # of keys that are seen: with causal, half of the table
+        # only keys that are seen: with causal, half of the table
         nearest, first = (reach, self.span()) if spec.causal else (0, 0)
         rows = state["buckets"][nearest:] - first
         queries, keys = (None if table is None else by_head(table[:, first:], spec) for table in (queries, keys))
@@ -339,7 +344,7 @@ class Deberta(Encoding):
             cache = context.past, context.write_indices
             options = heads_of(spec) | {"whole": bool(spec.softcap)}
             return custom_ops.difference_disentangled_score(q, context.k, rows, queries, keys, *cache, **options)
-        assert keys is not None and context.ahead is not None  # there is one term at least
+        assert keys is not None and context.ahead is not None  # there is at least one term
         distances = (-context.ahead).clamp(nearest - reach, reach) + (reach - nearest)
         return custom_ops.difference_score(q, keys, rows_at(rows, distances), **heads_of(spec))
 
@@ -363,8 +368,8 @@ class Cope(Encoding):
         return (self.npos_max,)
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
-        # places are sums up to npos_max with a rounding for each key, in double precision in torch and in no other
-        # runtime; rows of the table differ by several times 1
+        # A place is a sum of up to npos_max with a rounding for each key. torch adds in double precision, other
+        # runtimes do not. Rows of the table differ by several times 1.
         return float(keys**0.5 * min(keys, self.npos_max) * 2.0**-21)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
@@ -372,6 +377,6 @@ class Cope(Encoding):
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         attributes = state.spec.attention_attributes()
-        del attributes["softcap"]  # its logits have none
+        del attributes["softcap"]  # its logits have no cap
         inputs = (context.mask, context.write_indices, state["pos_emb"])
         return q, custom_ops.contextual_score(q, all_keys(state, context), *inputs, **attributes)

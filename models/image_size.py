@@ -1,8 +1,8 @@
-"""The size of the images that a model reads: of its configuration, or of the preprocessor beside it.
+"""The size of the images that a model reads: from its configuration, or from the preprocessor's file beside it.
 
 preprocessor_config.json     {"size": {"height": 384, "width": 384}}, {"size": {"shortest_edge": 224}}, {"size": 224}
-                             {"crop_size": ...} in the same ways, where it cuts after it has scaled
-                             {"size": 800, "max_size": 1333}, the shorter side and the most that the longer one has
+                             {"crop_size": ...} in the same forms, if the preprocessor crops after it has resized
+                             {"size": 800, "max_size": 1333}: the shorter side and the maximum of the longer side
 processor_config.json        the same in "image_processor"
 """
 
@@ -16,7 +16,7 @@ from posexport.files import is_there
 from posexport.jsondata import is_whole, read_json
 
 GUESSED = 224
-"""The height and width that a file takes where nothing says them."""
+"""The height and width in a file if nothing says them."""
 
 _MOST = 2**14
 
@@ -35,7 +35,7 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
     if data.get("crop_size") is not None and data.get("do_center_crop", True):
         return _pair(data["crop_size"])
-    return None if is_whole(data.get("max_size")) else _pair(data.get("size"))  # that of the longer side
+    return None if is_whole(data.get("max_size")) else _pair(data.get("size"))  # max_size limits the longer side
 
 
 def of_pictures(config: Any) -> Any:
@@ -45,7 +45,7 @@ def of_pictures(config: Any) -> Any:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """What a file of JSON holds; nothing where it isn't there, can't be read or holds something else."""
+    """Return the object in a JSON file. Empty if the file is missing, unreadable or not an object."""
     try:
         data = read_json(path) if is_there(path) else None
     except (OSError, ValueError, RequestError):

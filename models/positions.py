@@ -1,11 +1,11 @@
-"""The positions of tokens in a block: those that a caller gives, or consecutive ones by promise.
+"""The positions of tokens in a block: positions that a caller gives, or consecutive ones by promise.
 
-data         position_ids [B, S] are the queries' positions; cached keys stand right before the first of them
-             (custom_ops.key_positions)
-consecutive  p_i = start + i for the new token i, and start - cached + j for key j of a row: of left-padded rows too, so
-             that the difference of two tokens is that of their places. `start` is position_ids [B, 1]; where only
-             differences matter it is no input, and the number of cached tokens stands for it. In a window of a grid,
-             token i is the cell at column i % columns of row i // columns.
+data         position_ids [B, S] are the queries' positions. Cached keys have the positions right before the first of
+             them (custom_ops.key_positions)
+consecutive  p_i = start + i for the new token i, and start - cached + j for key j of a row. This also holds for
+             left-padded rows, so that the difference of two tokens is the difference of their places. `start` is
+             position_ids [B, 1]. If only differences matter, `start` is not an input, and the number of cached tokens
+             replaces it. In a window of a grid, token i is the cell at column i % columns of row i // columns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from posexport.custom_ops.windows import cells_in_order
 from posexport.spec.spec import Spec
 
 Positions = tuple[Tensor | None, Tensor | None]
-"""int64 [B, S] of queries (or [B, S, axes]) and [B, T] of keys; None for keys that are the queries' own tokens."""
+"""int64 [B, S] of queries (or [B, S, axes]) and [B, T] of keys. None for keys if they are the queries' own tokens."""
 
 
 def token_positions(spec: Spec, inputs: Mapping[str, Tensor], tokens: Tensor, past: Tensor | None) -> Positions:
-    """The positions of a block's queries `tokens` [B, S, ...] and keys, `past` [B, K, P, head_dim] cached ones; None in
-    a block that reads none."""
+    """Return the positions of the queries and keys of a block. They are None if the block reads no positions.
+
+    The queries belong to `tokens` [B, S, ...]. `past` [B, K, P, head_dim] contains cached keys.
+    """
     if not spec.position_axes:
         return None, None
     encodings = [layer.encoding for layer in spec.distinct_layers()]

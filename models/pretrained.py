@@ -1,6 +1,6 @@
-"""A whole model of a Hugging Face checkpoint as a torch module, built by transformers, its weights mapped from disk.
+"""A whole model of a Hugging Face checkpoint as a torch module. transformers builds it and maps its weights from disk.
 
-Only transformers' own classes are used: code that a checkpoint brings with it is never run.
+Only transformers' own classes are used. Code in a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from posexport.models.pretrained_angles import stateless_angles
 from posexport.models.pretrained_limits import check_counts, limited_to
 
 EXPERTS = "batched_mm"
-"""How experts of a mixture are computed: the one way of transformers that has a translation to ONNX."""
+"""How experts of a mixture are computed: the only implementation of transformers that can be exported to ONNX."""
 
 ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
-"""What a model is for: features or logits, next tokens, or next tokens of a text or sound that was read before."""
+"""What a model gives: features or logits; next tokens; or next tokens after it has read another text or sound."""
 
 POOLING = "add_pooling_layer"
-"""The argument with which models such as ViTModel are made without a pooler, whose output is then none of theirs."""
+"""The argument that builds models such as ViTModel without a pooler. Otherwise the output of an untrained pooler would
+be exported."""
 
 _QUANTIZED = ("quantization_config", "compression_config")
 """The keys of config.json that say how weights are quantized."""
@@ -43,8 +44,11 @@ KERNELS = ("sdpa", "eager")
 
 @attrs.frozen(kw_only=True)
 class Pretrained:
-    """A model in evaluation mode; its `weights` by name, in the dtypes of the checkpoint, are its mapped `files`.
-    `unread` are the tensors in these that the model doesn't have."""
+    """A model in evaluation mode.
+
+    `weights` by name have the dtypes of the checkpoint and are mapped from `files`. `unread` are the tensors in these
+    files that the model does not have.
+    """
 
     folder: Path
     files: tuple[str, ...]
@@ -54,17 +58,17 @@ class Pretrained:
 
     @property
     def config(self) -> Any:
-        """The configuration that transformers made of config.json."""
+        """The configuration that transformers made from config.json."""
         return self.model.config
 
     @property
     def text_config(self) -> Any:
-        """That of the part of the model that reads tokens."""
+        """The configuration of the part of the model that reads tokens."""
         return self.config.get_text_config()
 
     @property
     def kind(self) -> str:
-        """ENCODER, DECODER or TRANSLATOR, as transformers lists its class."""
+        """ENCODER, DECODER or TRANSLATOR, by the list of transformers that contains its class."""
         from transformers.models.auto import modeling_auto as lists
 
         decoders = (
@@ -84,8 +88,10 @@ class Pretrained:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What a decoder reads beside tokens, such as "vision": a file of it has nothing of this. Some configurations
-        have parts for no module of their own, such as "attn" of MPT."""
+        """What a decoder reads besides tokens, such as "vision". A file of the decoder contains none of it.
+
+        Some configurations have parts that are not modules of their own, such as "attn" of MPT. These do not count.
+        """
         others = getattr(self.config, "sub_configs", {}) if self.kind == DECODER else {}
         kinds = {type(module.config) for module in self.model.modules() if hasattr(module, "config")}
         parts = {name: getattr(self.config, name, None) for name in others}
@@ -93,17 +99,18 @@ class Pretrained:
         return tuple(sorted(name.removesuffix("_config") for name in found))
 
     def _is_among(self, names: Any) -> bool:
-        """Whether the class is in one of transformers' lists, which have a name or several for each kind of config."""
+        """Whether the class is in one of transformers' lists. A list has one name or several for each type of
+        config."""
         return any(self.architecture in ((one,) if isinstance(one, str) else one) for one in names.values())
 
     @property
     def architecture(self) -> str:
-        """The name of its class in transformers."""
+        """The name of the model's class in transformers."""
         return type(self.model).__name__
 
 
 def open_pretrained(folder: Path) -> Pretrained:
-    """The model of a checkpoint folder; RequestError for a folder that transformers can't make a model of."""
+    """Return the model of a checkpoint folder. RequestError if transformers cannot build a model from it."""
     transformers = _transformers()
     if not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is no folder: give that of a checkpoint, with config.json and weights.")
@@ -115,7 +122,7 @@ def open_pretrained(folder: Path) -> Pretrained:
         )
     stored = sum((folder / name).stat().st_size for name in files)
     known = _known_class(folder, transformers)
-    # it names packages with kernels for GPUs when a model first runs
+    # transformers names packages with GPU kernels when a model first runs
     logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     model, problem = None, ""
     with quiet(transformers), limited_to(folder, len(tensors), stored):
@@ -123,14 +130,14 @@ def open_pretrained(folder: Path) -> Pretrained:
             try:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
                 options |= {"dtype": "auto", "output_loading_info": True}
-                options["ignore_mismatched_sizes"] = True  # they are listed, and refused below
+                options["ignore_mismatched_sizes"] = True  # mismatches are listed, and refused below
                 if POOLING in signature(known.__init__).parameters and not tensors.has_module("pooler"):
-                    options[POOLING] = False  # config.json doesn't say it
+                    options[POOLING] = False  # config.json does not say it
                 model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
                 break
             except RequestError:
                 raise
-            except Exception as error:  # of a class that has no such kernel, or of a damaged checkpoint
+            except Exception as error:  # the class lacks this kernel, or the checkpoint is damaged
                 problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if model is None:
         raise RequestError(f"transformers can't make a {known.__name__} of {str(folder)!r} ({problem[:300]}).")
@@ -143,7 +150,7 @@ def open_pretrained(folder: Path) -> Pretrained:
                 f"{str(folder)!r} has {what} {shown(min(names))} of {known.__name__}"
                 f"{f' and {len(names) - 1} others' if len(names) > 1 else ''}: give a checkpoint of such a model."
             )
-    if (method := _method(model.config.to_dict())) is not None:  # dropped where transformers made plain weights
+    if (method := _method(model.config.to_dict())) is not None:  # missing if transformers dequantized
         raise RequestError(
             f"{str(folder)!r} is quantized ({plain(method)}): give the checkpoint that it was quantized from."
         )
@@ -176,7 +183,7 @@ def _transformers() -> Any:
 
 
 def _known_class(folder: Path, transformers: Any) -> Any:
-    """The class that config.json names; RequestError for one that transformers doesn't have."""
+    """Return the class that config.json names. RequestError if transformers does not have it."""
     if not is_there(folder / FILE):
         raise RequestError(f"{str(folder)!r} holds no {FILE}: give the folder of a checkpoint.")
     try:
@@ -219,7 +226,7 @@ def _check_generation(folder: Path) -> None:
 
 
 def _check_quantized(folder: Path, data: Mapping[str, Any]) -> None:
-    """RequestError for a checkpoint whose weights are quantized, unless transformers makes plain ones of them."""
+    """Raise RequestError for a checkpoint with quantized weights, unless transformers can dequantize them."""
     method = _method(data)
     if method is None:
         return
@@ -238,7 +245,7 @@ def _check_quantized(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def _method(data: Mapping[str, Any]) -> str | None:
-    """How the weights of a config.json, or of a part of it, are quantized; None where they are not."""
+    """Return how the weights of a config.json, or of a part of it, are quantized. None if they are not quantized."""
     for key, value in data.items():
         if isinstance(value, dict):
             method = (
@@ -251,7 +258,7 @@ def _method(data: Mapping[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without the progress bars, warnings and logs of transformers."""
+    """Suppress the progress bars, warnings and logs of transformers."""
     before = logging.root.manager.disable
     bars = transformers.logging.is_progress_bar_enabled()
     logging.disable(logging.WARNING)
@@ -268,8 +275,10 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """The model with weights that have shapes but no values, in `dtype` where the checkpoint's main one was: tracing
-    and trial runs then read nothing."""
+    """Give the model weights that have shapes but no values, so that tracing and trial runs read nothing from disk.
+
+    Weights in the checkpoint's main dtype get `dtype`.
+    """
     main = main_dtype(pretrained)
     parameters = list(pretrained.model.named_parameters())
     buffers = dict[str, Tensor]()
@@ -292,16 +301,16 @@ def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> 
 
 
 def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
-    """Put another buffer in the place of one: where this is a view, as of a mapped file, its data can't have another
-    dtype for torch."""
+    """Replace a buffer. If the buffer is a view, such as of a mapped file, torch does not allow its data another
+    dtype."""
     owner, _, last = name.rpartition(".")
     setattr(model.get_submodule(owner), last, buffer)
 
 
 def constants_of(model: nn.Module) -> frozenset[str]:
-    """The buffers that are computed, not stored, in a dtype of their own, such as frequencies.
+    """Return the buffers that are computed, not stored, and have a dtype of their own, such as frequencies.
 
-    Others are made in the dtype of the weights, such as tables of sinusoids.
+    Other computed buffers have the dtype of the weights, such as tables of sinusoids.
     """
     stored = {*model.state_dict()}
     computed = {name: buffer.dtype for name, buffer in model.named_buffers() if name not in stored}

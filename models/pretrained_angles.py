@@ -1,8 +1,9 @@
-"""Angles of the RoPE scaling `dynamic`, by the largest position alone.
+"""Angles of the RoPE scaling `dynamic`, which depend only on the largest position of a call.
 
-transformers branches on that position, which torch can't export, and keeps the frequencies of the longest text so far
-until one comes that is shorter than the model was trained for: what a model gives then depends on what it read before.
-Here its frequencies are those of the largest position of each call, as if the model had read nothing before.
+transformers branches on that position, which torch cannot export. It also keeps the frequencies of the longest text so
+far until it reads a text that is shorter than the trained length. Its output therefore depends on earlier calls.
+
+Here each call uses the frequencies of its largest position, as if the model had read nothing before.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _DYNAMIC = "dynamic"
 
 
 def stateless_angles(model: nn.Module) -> None:
-    """Let the modules of a model of transformers that compute such angles do so anew in each call."""
+    """Make the modules of a model that use this scaling compute their angles anew in each call."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
-        by_layer = kinds if isinstance(kinds, dict) else {None: kinds}  # of each type of layers, or of all
+        by_layer = kinds if isinstance(kinds, dict) else {None: kinds}  # by type of layer, or for all layers
         found = {layer: kind for layer, kind in by_layer.items() if isinstance(kind, str) and _DYNAMIC in kind}
         if found:
             own: Any = module
@@ -29,7 +30,8 @@ def stateless_angles(model: nn.Module) -> None:
 
 
 def _frequencies(kinds: dict[str | None, str]) -> Any:
-    """The hook that computes the frequencies of a module, whose `kinds` are by type of layers, None for all."""
+    """Return the hook that computes the frequencies of a module. `kinds` maps types of layers to rope types; None means
+    all layers."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     def hook(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

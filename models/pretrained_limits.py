@@ -1,7 +1,8 @@
-"""What a config.json may describe: no more than the weights beside it can fill.
+"""Limits on what a config.json may describe: not more than the weights beside it can fill.
 
-transformers builds a model of whatever sizes it reads, and makes room for tensors that no file has. So counts are
-checked before its configuration loops over them, and what it registers while it builds is held against the files.
+transformers builds a model of any size that it reads, and allocates tensors that no file contains. Counts are therefore
+checked before its configuration loops over them. While transformers builds the model, its parts are compared with the
+files.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ from posexport.machine import size_text
 from posexport.models.checkpoints.config import FILE
 
 MOST = 2**20
-"""The most layers, heads, experts or labels: no known model has a hundredth of it, and a list of it takes no time."""
+"""The maximum number of layers, heads, experts or labels. No known model has a hundredth of it, and a list of this
+length takes no noticeable time."""
 
 _COUNTS = re.compile(r"(^|_)(layers?|depths?|blocks?|stages?|levels?|heads|experts|labels)$")
 """The keys of config.json that configurations and models loop over."""
 
 _SIZES = ("max_position_embeddings", "vocab_size", "hidden_size")
-"""Keys of config.json that have no special number in any model that has them."""
+"""Keys of config.json that have no special value, such as -1, in any model."""
 
 _PARTS, _FEWEST_PARTS = 32, 10_000
-"""Modules, weights and buffers for each tensor of the files, and how many are always taken."""
+"""The maximum number of modules, weights and buffers for each tensor in the files, and the number that is always
+allowed."""
 
 _WEIGHTS, _FEWEST_WEIGHTS = 4, 2**24
-"""The same of weights for each byte: int4 has two, and tied ones are there up to four times until they are tied."""
+"""The same limits for weights per byte. int4 has two per byte, and tied weights exist up to four times before they are
+tied."""
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:
-    """RequestError for a count in a config.json, at whatever depth, that is more than MOST, or a size below 1."""
+    """Raise RequestError for a count in a config.json, at any depth, that is more than MOST, or for a size below 1."""
     for key, value in data.items():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
@@ -49,7 +53,7 @@ def check_counts(data: Mapping[str, Any], where: str) -> None:
 
 
 class _Built:
-    """What a model has registered so far; the methods are hooks of torch, which raise RequestError."""
+    """What a model has registered so far. The methods are hooks of torch and raise RequestError."""
 
     def __init__(self, folder: Path, tensors: int, stored: int) -> None:
         self._folder, self._tensors, self._stored = folder, tensors, stored
@@ -68,13 +72,13 @@ class _Built:
             raise self._refusal(f"{self._weights:,} weights or more, and its files have {size_text(self._stored)}")
 
     def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
-        """Count bytes of what is computed, such as tables of positions."""
+        """Count the bytes of computed tensors, such as tables of positions."""
         self._buffers += self._added(module, name, 0 if buffer is None else buffer.nbytes)
         if self._buffers > self._free:
             raise self._refusal(f"tables of {size_text(self._buffers)} or more, which is more than is free")
 
     def _added(self, module: nn.Module, name: str, size: int) -> int:
-        """How much larger the whole gets; weights are registered again once they are loaded, and count once."""
+        """Return how much the total grows. Weights are registered again after loading; they count once."""
         key = (id(module), name)
         before = self._sizes.get(key, 0)
         self._sizes[key] = size
@@ -88,8 +92,10 @@ class _Built:
 
 @contextlib.contextmanager
 def limited_to(folder: Path, tensors: int, stored: int) -> Iterator[None]:
-    """Refuse a model that is built in the block if it can't be that of a `folder` with so many `tensors`, which have
-    `stored` bytes."""
+    """Refuse a model that is built inside the block if it is too large for its files.
+
+    The files in `folder` contain `tensors` tensors with `stored` bytes.
+    """
     built = _Built(folder, tensors, stored)
     handles = (
         registration.register_module_module_registration_hook(built.module),

@@ -1,7 +1,7 @@
-"""Rotary encodings over one axis: queries and keys are turned, pair by pair, by angles that are linear in the position.
+"""Rotary encodings over one axis: each pair of queries and keys rotates by an angle that is linear in the position.
 
-rope     pair i of a head turns by p * w_i, w_i = theta^(-2i/rotary_dim) (Su et al. 2021, arXiv:2104.09864, eq. 34), or
-         by scaled frequencies (posexport.models.scaling)
+rope     pair i of a head rotates by p * w_i, w_i = theta^(-2i/rotary_dim) (Su et al. 2021, arXiv:2104.09864, eq. 34),
+         or by scaled frequencies (posexport.models.scaling)
 xpos     the same, and query pair i times z_i^(p/scale_base), key pair i times its inverse, z_i = (2i/n + gamma) /
          (1 + gamma) (Sun et al. 2022, arXiv:2212.10554, section 3.2)
 
@@ -33,27 +33,29 @@ LAYOUTS = ("interleaved", "half")
 
 @attrs.frozen(kw_only=True)
 class Rotary(Encoding):
-    """Base of rotary encodings: queries and keys rotate by `cos_sin`, paired by `pairing`; the first `prefix_tokens`
-    tokens don't rotate."""
+    """Base of rotary encodings. Queries and keys rotate by `cos_sin`, paired by `pairing`.
+
+    The first `prefix_tokens` tokens do not rotate.
+    """
 
     base_properties: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular = True
     takes_prefix = True
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, [B, S, P], or [B, S, heads, P] where each head has its own."""
+        """Return cosines and sines of positions: [B, S, P], or [B, S, heads, P] if each head has its own."""
         return cos_sin(positions, state["frequencies"])
 
     def runs(self, spec: Spec) -> list[int]:
-        """The pairs of each run of features whose halves are paired."""
+        """Return the number of pairs of each run. Within a run, the two halves form the pairs."""
         return [spec.head_dim // 2]
 
     def pairing(self, spec: Spec) -> tuple[int, bool, list[int]]:
-        """head_dim, whether pairs are interleaved, and the runs, as `custom_ops.rotate` takes them."""
+        """Return head_dim, whether pairs are interleaved, and the runs, as `custom_ops.rotate` takes them."""
         return spec.head_dim, getattr(self, "layout", "half") == "interleaved", self.runs(spec)
 
     def turns(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`cos_sin`, without rotation of the first `prefix_tokens` tokens."""
+        """Return `cos_sin`, without rotation for the first `prefix_tokens` tokens."""
         cos, sin = self.cos_sin(state, positions)
         prefix = state.spec.prefix_tokens
         return custom_ops.keep_prefix(cos, sin, prefix) if prefix else (cos, sin)
@@ -93,7 +95,7 @@ class Rope(Rotary):
         settle(self)
 
     def dim(self, spec: Spec) -> int:
-        """The number of features of a head that rotate."""
+        """Return the number of features of a head that rotate."""
         return self.rotary_dim or spec.head_dim
 
     def problems(self, spec: Spec) -> Iterator[str]:
@@ -125,12 +127,12 @@ class Rope(Rotary):
         return {name: constant(name) for name in frequencies(dtype)}
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
-        # angles by length depend on the largest position
+        # angles that depend on the length depend on the largest position
         return ("norms", "permutation", "finite") if scaling_of(self).by_length else self.base_properties
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
-        # powers that are computed at run time are off by three units in their last place and more; beyond 2^16 such
-        # angles mean little, and a wider limit would hide everything
+        # Powers that are computed at run time are off by three or more units in the last place. Beyond position 2^16
+        # such angles mean little, and a wider limit would hide every fault.
         return min(position, 2**16) * 2.0**-20 if self.scaling == "dynamic" else 0.0
 
     def position_edges(self) -> tuple[int, ...]:
@@ -160,7 +162,7 @@ class Rope(Rotary):
 class XPos(Rotary):
     """RoPE whose scores decay with distance: queries shrink with their position and keys grow, at a rate per pair.
 
-    Positions must not decrease along the sequence, and the block must be causal: keys ahead of a query would grow.
+    Positions must not decrease along the sequence. The block must be causal, because keys ahead of a query would grow.
     """
 
     name = "xpos"
@@ -184,7 +186,7 @@ class XPos(Rotary):
         yield from inexact(spec, self.theta)
 
     def position_limits(self) -> tuple[int, ...] | None:
-        return (6 * self.scale_base,)  # beyond, the scaled keys of a cache overflow fp16
+        return (6 * self.scale_base,)  # beyond it, the scaled keys of a cache overflow fp16
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         import torch

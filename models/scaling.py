@@ -1,15 +1,16 @@
-"""Scaled frequencies of RoPE for contexts beyond the trained one; names as in Hugging Face's `rope_parameters`.
+"""Scaled frequencies of RoPE for contexts beyond the trained length. Names are those of Hugging Face's
+`rope_parameters`.
 
 With w_i = theta^(-2i/dim), L the trained length (original_max_position_embeddings), s the factor:
 
 linear        w_i / s: position interpolation (Chen et al. 2023, arXiv:2306.15595, eq. 4)
 ntk           w_i of theta s^(dim/(dim-2)) (bloc97's NTK-aware scaling; Peng et al. 2023, arXiv:2309.00071, eq. 15)
-dynamic       the same with s n / L - (s - 1) in place of s, n = the largest position + 1, where n > L (ibid., app. B)
-yarn          (1 - r_i) w_i / s + r_i w_i, r_i falling from 1 to 0 over the pairs between beta_fast and beta_slow turns
-              within L; cosines and sines times 0.1 ln s + 1 (ibid., eq. 17 to 22)
-longrope      w_i / long_factor_i where n > L, else w_i / short_factor_i; times sqrt(1 + ln s / ln L)
+dynamic       the same with s n / L - (s - 1) in place of s, n = the largest position + 1, if n > L (ibid., app. B)
+yarn          (1 - r_i) w_i / s + r_i w_i. r_i falls from 1 to 0 over the pairs between beta_fast and beta_slow
+              rotations within L. Cosines and sines are multiplied by 0.1 ln s + 1 (ibid., eq. 17 to 22)
+longrope      w_i / long_factor_i if n > L, else w_i / short_factor_i; times sqrt(1 + ln s / ln L)
               (Ding et al. 2024, arXiv:2402.13753, eq. 3 and 5)
-llama3        w_i above high_freq_factor turns within L, w_i / s below low_freq_factor, in between a mean of the two
+llama3        w_i above high_freq_factor rotations within L, w_i / s below low_freq_factor, in between a mean of the two
               (Llama Team 2024, arXiv:2407.21783, section 3.4, and its code)
 proportional  w_i for the first partial_rotary_factor of the pairs of the whole head, 0 for the rest
               (p-RoPE: Barbero et al. 2024, arXiv:2410.06205, section 5)
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from posexport.models.rotary import Rope
 
 NEEDED = object()
-"""The default of a parameter that has none."""
+"""Marks a parameter that has no default."""
 
 
 def _linear(theta: float, dim: int, dtype: torch.dtype, *, factor: float) -> Mapping[str, Tensor]:
@@ -65,7 +66,7 @@ def _yarn(
     import torch
 
     def pair(rotations: float) -> float:
-        """The pair that makes this many turns within the trained length."""
+        """Return the pair that makes this many rotations within the trained length."""
         return dim * math.log(original_max_position_embeddings / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(beta_fast), pair(beta_slow)
@@ -149,9 +150,9 @@ def _takes(*needed: str, **defaults: Any) -> dict[str, Any]:
 class Scaling:
     """One scaling.
 
-    `takes` maps its parameters to their defaults. `frequencies(theta, dim, dtype, **parameters)` gives its constants by
-    name, `attention_factor(**parameters)` the default factor on cosines and sines. `by_length`: frequencies depend on
-    the length.
+    `takes` maps its parameters to their defaults. `frequencies(theta, dim, dtype, **parameters)` returns its constants
+    by name. `attention_factor(**parameters)` returns the default factor on cosines and sines. `by_length` says whether
+    frequencies depend on the length.
     """
 
     summary: str
@@ -161,7 +162,7 @@ class Scaling:
     by_length: bool = False
 
     def parameters_of(self, rope: Rope) -> dict[str, Any]:
-        """The parameters that it takes, by name."""
+        """Return the parameters of `rope` that this scaling takes, by name."""
         return {name: getattr(rope, name) for name in self.takes}
 
 
@@ -198,22 +199,24 @@ SCALINGS = {
         "p-RoPE: the slowest pairs don't rotate", _takes("partial_rotary_factor", factor=1.0), _proportional
     ),
 }
-"""Every scaling by its name in `rope_parameters`; `ntk`, static NTK, has no name there."""
+"""Every scaling by its name in `rope_parameters`. `ntk` (static NTK) has no name there."""
 
 
 def parameters() -> tuple[str, ...]:
-    """The names that any scaling takes."""
+    """Return the names of all parameters that some scaling takes."""
     return tuple(dict.fromkeys(name for scaling in SCALINGS.values() for name in scaling.takes))
 
 
 def scaling_of(rope: Rope) -> Scaling:
-    """The scaling of `rope`, or UNSCALED."""
+    """Return the scaling of `rope`, or UNSCALED."""
     return UNSCALED if rope.scaling is None else SCALINGS[rope.scaling]
 
 
 def settle(rope: Rope) -> None:
-    """Set the defaults of its scaling in `rope`; RequestError for a parameter that is missing, wrong or of another
-    scaling."""
+    """Set the defaults of the scaling in `rope`.
+
+    RequestError for a parameter that is missing, wrong or belongs to another scaling.
+    """
     takes = scaling_of(rope).takes
     for name in parameters():
         value = getattr(rope, name)

@@ -1,7 +1,7 @@
 """Weights with Hugging Face's names and layout: the shapes that a spec needs, random weights, weights from a file.
 
-Names begin with `layers.N.` where a block has several layers, except those at the input (`embed_tokens.weight`, and the
-table of an absolute encoding).
+Names begin with `layers.N.` if a block has several layers. Exceptions are the weights at the input:
+`embed_tokens.weight`, and the table of an absolute encoding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def layer_shapes(spec: Spec) -> Shapes:
-    """Name to shape of one layer's weights, without `layers.N.`."""
+    """Return the shapes of one layer's weights by name, without `layers.N.`."""
     hidden, q_width, kv_width = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = {
         "q_proj": (q_width, hidden),
@@ -64,7 +64,7 @@ def _encoding_shapes(spec: Spec) -> Shapes:
 
 
 def norm_names(spec: Spec) -> tuple[str, ...]:
-    """The norms of a layer in order of use: Llama's names for pre-norms, Gemma 2's for post-norms."""
+    """Return the norms of a layer in order of use: Llama's names for pre-norms, Gemma 2's for post-norms."""
     if spec.norm is None:
         return ()
     if spec.norm == "pre":
@@ -73,7 +73,7 @@ def norm_names(spec: Spec) -> tuple[str, ...]:
 
 
 def weight_shapes(spec: Spec) -> Shapes:
-    """Name to shape of every weight of the block, in a fixed order."""
+    """Return the shapes of all weights of the block by name, in a fixed order."""
     shapes: Shapes = {}
     if spec.vocab_size is not None:
         shapes["embed_tokens.weight"] = (spec.vocab_size, spec.hidden_size)
@@ -87,7 +87,7 @@ def weight_shapes(spec: Spec) -> Shapes:
 
 
 class LazyWeights(Mapping[str, "torch.Tensor"]):
-    """Weights by public name; `make` creates each one whenever it is looked up, and nothing is kept."""
+    """Weights by public name. `make` creates a weight each time it is looked up. Nothing is kept."""
 
     def __init__(self, shapes: Shapes, make: Callable[[str], torch.Tensor]) -> None:
         self.shapes, self._make = shapes, make
@@ -105,15 +105,16 @@ class LazyWeights(Mapping[str, "torch.Tensor"]):
 
 
 def bytes_of(spec: Spec, dtype: str | None = None) -> int:
-    """The bytes of all weights in `dtype`, by default the spec's."""
+    """Return the number of bytes of all weights in `dtype`, by default the spec's."""
     return sum(math.prod(shape) for shape in weight_shapes(spec).values()) * _SIZES[dtype or spec.dtype]
 
 
 def seeded(spec: Spec, seed: int) -> LazyWeights:
-    """Random weights in the spec's dtype; each tensor has its own generator, so that their order doesn't matter.
+    """Return random weights in the spec's dtype. Each tensor has its own generator, so that their order does not
+    matter.
 
-    Matrices have the variance 1/fan_in, which keeps logits near 1, so that every term of the encoding matters. Raises
-    RequestError where the largest one doesn't fit in memory.
+    Matrices have the variance 1/fan_in. This keeps logits near 1, so that every term of the encoding matters. Raises
+    RequestError if the largest weight does not fit in memory.
     """
     shapes = weight_shapes(spec)
     largest = max(shapes, key=lambda name: math.prod(shapes[name]))
@@ -123,7 +124,7 @@ def seeded(spec: Spec, seed: int) -> LazyWeights:
 
 
 def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
-    """All weights of `seeded` at once; RequestError where they don't fit in memory."""
+    """Return all weights of `seeded` at once. RequestError if they do not fit in memory."""
     weights = seeded(spec, seed)
     _check_memory("the weights of this block take", bytes_of(spec))
     return dict(weights)
@@ -135,7 +136,7 @@ def _check_memory(what: str, size: int) -> None:
 
 
 def digest_of(weights: Mapping[str, torch.Tensor]) -> str:
-    """The sha256 of tensors by name, dtype, shape and content."""
+    """Return the sha256 of tensors by name, dtype, shape and content."""
     import torch
 
     digest = hashlib.sha256()
@@ -170,13 +171,13 @@ _SIZES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
-    """The spec with the biases that a .safetensors file has, and the file's weights in the spec's dtype.
+    """Return the spec with the biases that a .safetensors file has, and the file's weights in the spec's dtype.
 
-    Raises RequestError that names the tensor where one is missing, extra or of a wrong shape. One that is not
+    Raises RequestError that names the tensor if one is missing, extra or has a wrong shape. A tensor that is not
     floating-point or not finite raises when it is looked up.
     """
     stored = stored_shapes(path)
-    # the biases of the first layer; the check of all names rejects layers that differ
+    # the biases of the first layer; the check of all names rejects layers that differ from it
     prefix = "layers.0." if spec.layers > 1 else ""
     spec = attrs.evolve(spec, bias=tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in stored))
     shapes = weight_shapes(spec)
@@ -198,14 +199,14 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
 
 
 def stored_shapes(path: Path) -> Shapes:
-    """Name to shape of what a .safetensors file holds; RequestError where it can't be read."""
+    """Return the shapes in a .safetensors file by name. RequestError if it cannot be read."""
     with _opened(path) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The open file. Close it early: pages that were read count as memory until then."""
+    """Open the file. Close it early, because pages that were read count as memory until then."""
     import safetensors
 
     try:
@@ -230,8 +231,10 @@ def _read(path: Path, name: str, dtype: str) -> torch.Tensor:
 
 
 def check_values(tensor: torch.Tensor, label: str, hint: str = "") -> None:
-    """RequestError that begins with `label` where a tensor of a file is not floating-point (then with `hint`) or not
-    finite."""
+    """Raise RequestError for a tensor of a file that is not floating-point or not finite.
+
+    The message begins with `label`. It ends with `hint` if the tensor is not floating-point.
+    """
     import torch
 
     if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):

@@ -1,8 +1,8 @@
-"""Whole models of transformers as modules whose inputs and outputs are tensors by the names that loaders expect.
+"""Whole models of transformers as modules whose inputs and outputs are tensors with the names that loaders expect.
 
-A decoder takes `input_ids`, `attention_mask`, `position_ids` where it has them, and the keys and values of
-`past_key_values`; it gives `logits` and those of `present`. These are the names of Hugging Face's optimum and of
-onnxruntime-genai.
+A decoder takes `input_ids`, `attention_mask`, `position_ids` if it has them, and the keys and values of
+`past_key_values`. It returns `logits` and the keys and values of `present`. These are the names of Hugging Face's
+optimum and of onnxruntime-genai.
 """
 
 from __future__ import annotations
@@ -24,30 +24,33 @@ from posexport.models.whole_both_ways import check_causal
 from posexport.spec.contract import split_layer
 
 _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
-"""The kinds of layers, as configurations list them, whose caches are keys and values."""
+"""The types of layers, as configurations list them, whose caches are keys and values."""
 
 Caches = list[dict[str, Tensor]]
-"""A table for each layer, of what it remembers: `key` and `value` [batch, key heads, tokens, size], `indexer.key`
-[batch, 1, tokens, size], and states of a fixed size, `conv_state` [batch, channels, size] and `recurrent_state`
-[batch, heads, ...], with `_1` behind the name of a second one. Of a layer that remembers nothing it is empty."""
+"""A dictionary for each layer with what it keeps between steps. It is empty for a layer that keeps nothing.
+
+Keys and values: `key` and `value` [batch, key heads, tokens, size], `indexer.key` [batch, 1, tokens, size]. States of a
+fixed size: `conv_state` [batch, channels, size] and `recurrent_state` [batch, heads, ...]. The name of a second state
+ends with `_1`.
+"""
 
 INDEXER = "indexer.key"
-"""The name of the keys by which sparse attention chooses the tokens that a query sees."""
+"""The name of the keys by which sparse attention selects the tokens that a query sees."""
 
 KEYS = ("key", "value", INDEXER)
-"""The names of caches that grow with the tokens."""
+"""The names of caches that grow with the number of tokens."""
 
 CONVOLUTION = "conv_state"
 """The name of the state of a convolution."""
 
 STATES = {CONVOLUTION: "conv_states", "recurrent_state": "recurrent_states"}
-"""States of linear attention by name, and transformers' attribute of them."""
+"""States of linear attention by name, with the name of transformers' attribute."""
 
 SCAN_WITHOUT_STATE = "mamba_selective_scan"
-"""transformers' function of linear attention that takes no state of the tokens before."""
+"""transformers' function of linear attention that takes no state of earlier tokens."""
 
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
-"""Names of dimensions that vary: rows, new tokens, cached ones, and both."""
+"""Names of dimensions that vary: rows, new tokens, cached tokens, and the sum of both."""
 
 TRACED = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8}
 """Sizes of the inputs that a model is traced with. No two are equal, and none is 1."""
@@ -59,16 +62,21 @@ def takes(model: nn.Module, name: str) -> bool:
 
 
 def _cache_argument(model: nn.Module) -> str | None:
-    """The input of a model for what its layers remember, which is an output of this name too; None where it has
-    none."""
-    names = ("past_key_values", "cache_params")  # the second of models that have states alone
+    """Return the name of the model's input for what its layers keep between steps. An output has the same name.
+
+    None if the model has no such input.
+    """
+    names = ("past_key_values", "cache_params")  # the second is for models that have only states
     return next((name for name in names if takes(model, name)), None)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """The model runs inside, and keeps nothing of it: some modules keep what they computed of their weights, which have
-    other values or no values afterwards."""
+    """Restore all attributes of the model and its modules after the block.
+
+    Some modules keep results that they computed from their weights. Afterwards these weights have other values or no
+    values.
+    """
     before = [
         (module, [(name, value, _held(value)) for name, value in vars(module).items()]) for module in model.modules()
     ]
@@ -79,7 +87,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             vars(module).clear()
             for name, value, held in attributes:
                 vars(module)[name] = value
-                if isinstance(value, dict) and held is not None:  # in place: hooks know the table that they are in
+                if isinstance(value, dict) and held is not None:  # in place, because hooks refer to this object
                     value.clear()
                     value.update(held)
                 elif isinstance(value, list) and held is not None:
@@ -92,7 +100,7 @@ def _held(value: Any) -> Any:
 
 @contextmanager
 def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The hidden states that the model gives to its head, each time it runs."""
+    """Collect the hidden states that the model passes to its head, one for each run."""
     states: list[Tensor] = []
     hook = model.base_model.register_forward_hook(lambda _, __, made: states.append(made[0]))  # type: ignore[union-attr]
     try:
@@ -103,29 +111,33 @@ def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @attrs.frozen
 class Cached:
-    """A cache or a state of a layer: its shape, with names of sizes that vary, and its dtype, None for the model's."""
+    """A cache or a state of a layer: its shape, in which sizes that vary are names, and its dtype, None for the
+    model's."""
 
     shape: tuple[int | str, ...]
     dtype: torch.dtype | None = None
 
     def example(self, dtype: torch.dtype) -> Tensor:
-        """Zeros of the sizes that a model is traced with; `dtype` is the model's."""
+        """Return zeros of the sizes that a model is traced with. `dtype` is the model's."""
         sizes = [TRACED[size] if isinstance(size, str) else size for size in self.shape]
         return torch.zeros(sizes, dtype=self.dtype or dtype)
 
 
 Layers = Mapping[int, Mapping[str, Cached]]
-"""What layers remember, by layer and name; those that remember nothing are not in it."""
+"""What layers keep between steps, by layer and name. Layers that keep nothing are missing."""
 
 
 def _count(layers: Layers) -> int:
-    """How many layers there are up to the last that remembers something."""
+    """Return the number of layers up to the last that keeps something."""
     return max(layers) + 1
 
 
 class Decoder(nn.Module):
-    """A causal language model with its caches as inputs and outputs; `cached` is what its layers remember, None without
-    caches, and `hidden` asks for the hidden states that enter the head too."""
+    """A causal language model with its caches as inputs and outputs.
+
+    `cached` is what its layers keep between steps, None without caches. `hidden` adds the hidden states that enter the
+    head.
+    """
 
     def __init__(self, model: nn.Module, cached: Layers | None = None, hidden: bool = False) -> None:
         super().__init__()
@@ -139,8 +151,10 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         past_key_values: Caches | None = None,
     ) -> dict[str, Any]:
-        """`logits` [batch, sequence, vocabulary], `last_hidden_state` [batch, sequence, size] if it is asked for, and
-        `present` where the model has caches."""
+        """Return `logits` [batch, sequence, vocabulary].
+
+        Also `last_hidden_state` [batch, sequence, size] if it was requested, and `present` if the model has caches.
+        """
         options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
             options["position_ids"] = position_ids
@@ -163,8 +177,10 @@ class Decoder(nn.Module):
 
 
 def _empty_cache(model: Any) -> Any:
-    """A cache of transformers whose layers keep all keys; those of linear attention keep states. RequestError where a
-    layer remembers something else."""
+    """Return a cache of transformers whose attention layers keep all keys. Layers of linear attention keep states.
+
+    RequestError if a layer keeps something else.
+    """
     from transformers import DynamicCache, cache_utils
 
     if not _has_states(model):
@@ -190,7 +206,7 @@ def _empty_cache(model: Any) -> Any:
 
 
 def _has_states(model: Any) -> bool:
-    """Whether some layers remember states in place of all keys and values."""
+    """Whether some layers keep states instead of all keys and values."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     return bool(getattr(model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
 
@@ -203,8 +219,11 @@ def _refusal(model: nn.Module) -> RequestError:
 
 
 def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
-    """Give an empty cache what a layer remembers. Keys and values are its own afterwards, not a concatenation of them
-    and of nothing, which is what `update` leaves in the graph; states are copied, since layers write over them."""
+    """Fill an empty cache with what a layer kept.
+
+    Afterwards the cache refers to the given keys and values. `update` alone would leave a concatenation with an empty
+    tensor in the graph. States are copied, because layers overwrite them.
+    """
     if "key" in past:
         cache.update(past["key"], past["value"], layer)
         cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
@@ -225,7 +244,7 @@ def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
 
 
 def _state(name: str) -> tuple[str | None, int]:
-    """The kind of state that a name stands for, None for keys and values, and its number in the layer."""
+    """Return the kind of state of a name and its number in the layer. The kind is None for keys and values."""
     for kind in STATES:
         if name.startswith(kind):
             return kind, int(name.removeprefix(kind).lstrip("_") or 0)
@@ -233,7 +252,7 @@ def _state(name: str) -> tuple[str | None, int]:
 
 
 def _remembered(layer: Any) -> dict[str, Tensor]:
-    """What a layer of a cache holds, by name."""
+    """Return the contents of a layer of a cache, by name."""
     held = {"key": getattr(layer, "keys", None), "value": getattr(layer, "values", None)}
     if getattr(layer, "indexer_keys", None) is not None:  # [batch, tokens, size]
         held[INDEXER] = layer.indexer_keys.unsqueeze(1)
@@ -244,9 +263,9 @@ def _remembered(layer: Any) -> dict[str, Tensor]:
 
 
 def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
-    """What each layer of a model remembers, by its index; the model runs for it.
+    """Return what each layer of a model keeps between steps, by layer index. Runs the model.
 
-    RequestError for a model without caches, and for one whose layers remember something that can't be handed on.
+    RequestError for a model without caches, and for one whose layers keep something that cannot be an input or output.
     """
     name = type(model).__name__
     uncached = RequestError(f"{name} has no caches in transformers: give --kv-cache none.")
@@ -265,13 +284,13 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
         with torch.no_grad(), unchanged(model):
             made = model(input_ids=input_ids, use_cache=True, **{argument: cache})
     except (ValueError, TypeError, AttributeError):
-        if _has_states(model):  # which a class of caches of its own holds
+        if _has_states(model):  # in a cache class of its own
             raise _refusal(model) from None
         raise
-    if getattr(made, argument, None) is None:  # as with BERT whose config has no is_decoder
+    if getattr(made, argument, None) is None:  # for example BERT without is_decoder in its config
         raise uncached
     if any(getattr(layer, "indexer_position_ids", None) is not None for layer in cache.layers):
-        raise _refusal(model)  # they have positions in three dimensions
+        raise _refusal(model)  # their positions have three dimensions
     cached: dict[int, dict[str, Cached]] = {}
     for index, layer in enumerate(cache.layers):
         held = _remembered(layer)
@@ -296,8 +315,11 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
 
 @attrs.frozen(kw_only=True)
 class Signature:
-    """Inputs and outputs of a module by name, with shapes of sizes and names; those of outputs are None where they
-    follow from tracing. The module is traced with `example`, by argument, whose axes vary as `shapes` says."""
+    """Inputs and outputs of a module by name, with shapes of sizes and names.
+
+    The shape of an output is None if it follows from tracing. `example` contains the inputs for tracing by argument.
+    `shapes` says which of their axes vary.
+    """
 
     inputs: Mapping[str, tuple[int | str, ...]]
     outputs: Mapping[str, tuple[int | str, ...] | None]
@@ -306,9 +328,11 @@ class Signature:
 
 
 def without_keys_of_others(signature: Signature, layers: Collection[int]) -> Signature:
-    """The signature without the keys and values of other layers than these, which nothing reads where those are not
-    traced, and of which torch would trace every size. States stay: transformers asks those of any layer whether there
-    are tokens before."""
+    """Return the signature without the keys and values of layers that are not in `layers`.
+
+    Nothing reads these if their layers are not traced, and torch would trace every size of them. States stay, because
+    transformers asks the state of any layer whether there are earlier tokens.
+    """
 
     def left(name: str) -> bool:
         before, layer, kind = split_layer(name) or ("", 0, "")
@@ -335,8 +359,10 @@ def without_keys_of_others(signature: Signature, layers: Collection[int]) -> Sig
 def decoder_of(
     model: nn.Module, dtype: torch.dtype, with_caches: bool = True, hidden: bool = False
 ) -> tuple[Decoder, Signature]:
-    """The module of a causal language model, and its inputs and outputs; the model is run once for what its layers
-    remember. RequestError for a model that a file of a decoder, with caches or without, can't stand for."""
+    """Return the module of a causal language model, and its inputs and outputs. Runs the model once to find its caches.
+
+    RequestError for a model that cannot be a decoder file, with or without caches.
+    """
     check_causal(model, with_caches)
     cached = _cached_by_layer(model) if with_caches else {}
     module = Decoder(model, cached or None, hidden)
@@ -372,7 +398,7 @@ def _signature(module: Decoder, cached: Layers, vocabulary: int, dtype: torch.dt
 
 
 def _varying(shape: tuple[int | str, ...]) -> dict[int, Any]:
-    """The axes whose sizes vary."""
+    """Return the axes whose sizes vary."""
     return {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if isinstance(size, str)}
 
 
@@ -381,6 +407,6 @@ _KIND = re.compile(rf"{_GROWING}|(?:{'|'.join(STATES)})(?:_\d+)?")
 
 
 def cached_layers(names: Iterable[str]) -> list[int]:
-    """The layers whose caches are among the inputs of these names."""
+    """Return the layers whose caches are among these inputs."""
     found = filter(None, map(split_layer, names))
     return sorted({layer for before, layer, kind in found if before == "past_key_values" and _KIND.fullmatch(kind)})

@@ -1,11 +1,14 @@
-"""Decoders that read their prompt in both directions: a file that makes one token after the other can't.
+"""Decoders that read their prompt in both directions. They are refused.
 
-transformers reads so only the prompt: each token that is made sees those before it, and is seen by none of them. A file
-without caches gets all tokens in each step, and nothing tells it where the prompt ends.
+In transformers, a token of the prompt can see later tokens of the prompt. A generated token sees only earlier tokens,
+and no earlier token sees it. A file without caches gets all tokens in each step, and nothing tells it where the prompt
+ends.
 
-Keys and values in a cache are those of tokens that saw none behind them, so a token that sees later ones would have
-other keys with each new one. transformers says what a query sees by the masks that it makes for the first step of
-`generate`, from the configuration and from the types of tokens, which are 0 for plain text.
+Keys and values in a cache belong to tokens that saw no later token. The keys of a token that sees later ones would
+change with each new token.
+
+Whether a query sees a later key follows from the masks that transformers makes for the first step of `generate`. They
+depend on the configuration and on the token types, which are 0 for plain text.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ _TOKENS = 4
 
 
 def check_causal(model: nn.Module, cached: bool = True) -> None:
-    """RequestError for a decoder whose tokens see later ones where it reads plain text; the file of it has caches or
-    not."""
+    """Raise RequestError for a decoder whose tokens see later tokens of plain text. `cached` says whether its file has
+    caches."""
     name, config = type(model).__name__, _text_config(model)
     whole: Any = model
     why = (
@@ -31,7 +34,7 @@ def check_causal(model: nn.Module, cached: bool = True) -> None:
     )
     both = not getattr(config, "is_causal", True)
     both |= getattr(config, "use_bidirectional_attention", None) in (True, "all")
-    if both and config is whole.config:  # its body reads tokens alone, and so can be exported
+    if both and config is whole.config:  # its body reads only tokens, so it can be exported
         raise RequestError(
             f"{name} reads its prompt in both directions, {why}: for its states without a head, put "
             f"{type(whole.base_model).__name__} into 'architectures' of its config.json."
@@ -48,17 +51,19 @@ def _text_config(model: Any) -> Any:
 
 
 def _sees_later(model: Any) -> bool:
-    """Whether a query sees a later key, by the masks of the first step of a prompt of plain text. False where
-    transformers makes the model's masks elsewhere."""
+    """Whether a query sees a later key, by the masks of the first step for a prompt of plain text.
+
+    False if transformers makes the model's masks elsewhere.
+    """
     import transformers
     from transformers.masking_utils import create_masks_for_generate
 
     make = getattr(model, "create_masks_for_generate", create_masks_for_generate)
     padded = torch.ones(2, _TOKENS, dtype=torch.int64)
-    padded[0, 0] = 0  # without padding, some masks are left out
+    padded[0, 0] = 0  # without padding, transformers omits some masks
     types = torch.zeros_like(padded)
     try:
-        with quiet(transformers):  # some say that they ignore types of tokens
+        with quiet(transformers):  # some models warn that they ignore token types
             made = make(
                 config=model.config,
                 inputs_embeds=torch.empty(*padded.shape, 0),
@@ -69,14 +74,16 @@ def _sees_later(model: Any) -> bool:
                 mm_token_type_ids=types,
                 is_first_iteration=True,
             )
-    except Exception:  # of a model that needs its caches for them, or takes other arguments
+    except Exception:  # the model needs its caches here, or takes other arguments
         return False
     return any(_is_open(mask) for mask in (made.values() if isinstance(made, dict) else [made]))
 
 
 def _is_open(mask: object) -> bool:
-    """Whether a mask [batch, heads, queries, keys], of booleans or of numbers that are added, shows a later key to a
-    query of the row that has no padding."""
+    """Whether a mask [batch, heads, queries, keys] shows a later key to a query in the row without padding.
+
+    The mask contains booleans or numbers that are added to the logits.
+    """
     if not isinstance(mask, Tensor) or tuple(mask.shape[2:]) != (_TOKENS, _TOKENS):
         return False
     row = mask[-1]

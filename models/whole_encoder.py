@@ -1,4 +1,5 @@
-"""Models without caches as modules: text, images or sound in, features or logits out, by transformers' own names."""
+"""Models without caches as modules, with transformers' own names. They read text, images or sound and return features
+or logits."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ OUTPUTS = (
     *("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "reconstruction"),
     *("class_queries_logits", "masks_queries_logits", "pred_boxes", "predicted_depth"),
 )
-"""The outputs of transformers' models that a file has, where the model has them."""
+"""The outputs of transformers' models that a file has, if the model has them."""
 
 HIDDEN = "last_hidden_state"
 
@@ -27,7 +28,8 @@ Dimensions = tuple[int | str, ...]
 
 
 class Encoder(nn.Module):
-    """A model whose `outputs` are named tensors; `hidden` adds the last hidden states before its head."""
+    """A model whose outputs are the named tensors in `outputs`. `hidden` adds the last hidden states before its
+    head."""
 
     def __init__(self, model: nn.Module, outputs: Sequence[str], hidden: bool = False) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class Encoder(nn.Module):
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The outputs by name. Only the inputs that the model has are given."""
+        """Return the outputs by name. Only inputs that the model has are given."""
         given = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -64,17 +66,16 @@ class Encoder(nn.Module):
 def encoder_of(
     model: nn.Module, dtype: torch.dtype, hidden: bool = False, folder: Path | None = None
 ) -> tuple[Encoder, Signature]:
-    """The module of a model without caches, and its inputs and outputs; the model is run once for the names of these.
-    `folder` is that of its checkpoint, whose preprocessor may say how large images are.
+    """Return the module of a model without caches, and its inputs and outputs. Runs the model once to find the outputs.
 
-    Sizes that the architecture fixes, such as those of images, are numbers. RequestError for a model that reads or
-    gives something else than is known here.
+    `folder` is the folder of its checkpoint, whose preprocessor may give the size of images. Sizes that the
+    architecture fixes, such as those of images, are numbers. RequestError for a model with unknown inputs or outputs.
     """
     _check_head(model)
     inputs = encoder_inputs(model, folder)
     configuration: Any = model.config
     for config in (configuration, configuration.get_text_config()):
-        if getattr(config, "use_cache", False):  # of a decoder without a head, whose caches nothing reads
+        if getattr(config, "use_cache", False):  # a decoder without a head, whose caches nothing reads
             config.use_cache = False
     example = encoder_example(inputs, dtype)
     try:
@@ -110,13 +111,13 @@ def encoder_of(
 
 
 def _made(model: nn.Module, example: Mapping[str, Tensor]) -> Any:
-    """What a model gives for an example."""
+    """Run the model on an example."""
     with torch.no_grad(), unchanged(model):
         return model(**example, return_dict=True)
 
 
 def _check_head(model: nn.Module) -> None:
-    """RequestError for a head that reads several texts at once, or finds the ends of texts by values."""
+    """Raise RequestError for a head that reads several texts at once, or finds the ends of texts by values."""
     from transformers.models.auto import modeling_auto as lists
 
     name, config = type(model).__name__, getattr(model, "config", None)
@@ -134,7 +135,7 @@ def _check_head(model: nn.Module) -> None:
 
 
 def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Dimensions]:
-    """The inputs of a model by name, with sizes and names of dimensions."""
+    """Return the inputs of a model by name, with sizes and names of dimensions."""
     config: Any = model.config
     parts = {
         name for name in ("text_config", "vision_config", "audio_config") if getattr(config, name, None) is not None
@@ -177,11 +178,11 @@ _OPTIONAL = (
     *("attention_mask", "pixel_mask", "pixel_values", "image", "langs", "global_attention_mask"),
     *("entity_ids", "visual_embeds", "visual_feats"),
 )
-"""Inputs beside the main one that a model of transformers computes without, if it isn't given them."""
+"""Inputs of transformers' models besides the main one that are optional."""
 
 
 def left_out_inputs(model: nn.Module) -> tuple[str, ...]:
-    """The inputs that a model of transformers can be given and its file can't."""
+    """Return the inputs that a model of transformers has and its file does not."""
     inputs = encoder_inputs(model)
     return tuple(name for name in _OPTIONAL if takes(model, name) and name not in inputs)
 
@@ -194,7 +195,7 @@ def _image(config: Any, folder: Path | None) -> Dimensions:
 
 
 _FRAMES, _CHANNELS = ("num_frames", "frames_per_clip"), ("num_channels", "in_chans")
-"""Settings that hold how many pictures a video has, and how many numbers a pixel."""
+"""Settings with the number of frames of a video, and with the number of channels of a pixel."""
 
 
 def _sound(config: Any) -> Dimensions:
@@ -216,12 +217,12 @@ def _features(config: Any) -> Dimensions:
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:
-    """The first of these settings that a configuration has, and that is not 0."""
+    """Return the first of these settings that a configuration has and that is not 0."""
     return next((one for name in names if (one := getattr(config, name, None))), None)
 
 
 _WIDTHS = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins")
-"""Settings that hold how many numbers a frame of sound has."""
+"""Settings with the number of features of a frame of sound."""
 
 _SHAPES: Mapping[str, Any] = {
     "input_ids": lambda *_: (BATCH, SEQUENCE),
@@ -230,19 +231,20 @@ _SHAPES: Mapping[str, Any] = {
     "input_values": lambda config, _: _sound(config),
     "input_features": lambda config, _: _features(config),
 }
-"""The dimensions of the main input of a model, by its name, of the configuration and the checkpoint's folder."""
+"""For each main input of a model, a function of the configuration and the checkpoint's folder that returns its
+dimensions."""
 
 _TRACED = {**TRACED, "samples": 4000, "frames": 40}
 
 
 _MANY = 24
-"""Tokens for models that can't read the few that are traced, such as those with pools over tokens."""
+"""Tokens for models that cannot read the few tokens of tracing, such as models that pool over tokens."""
 
 
 def encoder_example(
     inputs: Mapping[str, Dimensions], dtype: torch.dtype, tokens: int = TRACED[SEQUENCE]
 ) -> dict[str, Tensor]:
-    """Inputs to trace with, of so many tokens, whose floating-point ones have this dtype."""
+    """Return inputs for tracing with this number of tokens. Floating-point inputs have this dtype."""
     known = {**_TRACED, SEQUENCE: tokens}
     shapes = {
         name: [known[size] if isinstance(size, str) else size for size in shape] for name, shape in inputs.items()

@@ -1,8 +1,10 @@
-"""Encoder-decoders as two modules: the encoder, which also gives the keys and values that cross-attention reads, and a
-decoder of new tokens, which takes them, so that they are computed once for a text or a sound.
+"""Encoder-decoders as two modules.
 
-Caches have optimum's names: `past_key_values.N.decoder.key` is that of the tokens, `past_key_values.N.encoder.key`
-that of the cross-attention.
+The encoder also returns the keys and values of cross-attention. The decoder of new tokens takes them as inputs, so that
+they are computed once for a text or a sound.
+
+Caches have optimum's names: `past_key_values.N.decoder.key` for the tokens, `past_key_values.N.encoder.key` for
+cross-attention.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signatu
 from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
 
 SOURCE = "encoder_sequence"
-"""The dimension of what the encoder read."""
+"""The name of the dimension of the encoder's sequence."""
 
 _NEW = {**TRACED, SOURCE: 7}
 _KINDS = ("key", "value")
@@ -42,7 +44,7 @@ class CrossEncoder(nn.Module):
         input_features: Tensor | None = None,
         pixel_values: Tensor | None = None,
     ) -> dict[str, Any]:
-        """`last_hidden_state` [batch, encoder sequence, size], and `present` of each layer of the decoder."""
+        """Return `last_hidden_state` [batch, encoder sequence, size], and `present` of each layer of the decoder."""
         given = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -63,8 +65,10 @@ class CrossEncoder(nn.Module):
 
 
 class CrossDecoder(nn.Module):
-    """The decoder of an encoder-decoder, with its caches and those of its cross-attention as inputs. `encoded` is the
-    class of what the encoder returns, whose states have this `width`."""
+    """The decoder of an encoder-decoder. Its caches and those of its cross-attention are inputs.
+
+    `encoded` is the class of the encoder's output. `width` is the size of the encoder's hidden states.
+    """
 
     def __init__(self, model: nn.Module, width: int, encoded: type) -> None:
         super().__init__()
@@ -73,14 +77,14 @@ class CrossDecoder(nn.Module):
     def forward(
         self, input_ids: Tensor, past_key_values: Caches, encoder_attention_mask: Tensor | None = None
     ) -> dict[str, Any]:
-        """`logits` [batch, sequence, vocabulary], and `present` of each layer's own cache."""
+        """Return `logits` [batch, sequence, vocabulary], and `present` of each layer's own cache."""
         cache = _cache()
         for index, past in enumerate(past_key_values):
             fill(cache.self_attention_cache, index, past["decoder"])
             fill(cache.cross_attention_cache, index, past["encoder"])
             cache.is_updated[index] = True
         key = past_key_values[0]["encoder"]["key"]
-        unread = torch.zeros(key.shape[0], key.shape[2], self.width, dtype=key.dtype)  # the cache stands for them
+        unread = torch.zeros(key.shape[0], key.shape[2], self.width, dtype=key.dtype)  # the cache replaces them
         options = {} if encoder_attention_mask is None else {"attention_mask": encoder_attention_mask}
         model: Any = self.model
         made = model(

@@ -1,7 +1,7 @@
 """Hugging Face checkpoints: the spec of an attention layer from a config.json, and its weights from .safetensors.
 
-Unknown config keys are errors: every key must be read, or be known to be irrelevant to attention. `ARCHITECTURES` has
-an entry for each `model_type`, `PARTS` for models of several parts.
+Unknown config keys are errors. Every key must be read, or be known not to affect attention. `ARCHITECTURES` has an
+entry for each `model_type`, `PARTS` for models of several parts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 OPTIONS = ("dtype", "kv_cache", "padding_mask", "angles", "positions", "prefix_tokens")
-"""Fields of a spec that no config.json sets, except prefix_tokens, which some set."""
+"""Fields of a spec that no config.json sets. The exception is prefix_tokens, which some config.json files set."""
 
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """A block as config.json describes it, and its weights by our names in the spec's dtype, read when looked up; None
-    where only the config was read."""
+    """A block as config.json describes it, and its weights by our names in the spec's dtype.
+
+    Weights are read when they are looked up. They are None if only the config was read.
+    """
 
     spec: Spec
     weights: Mapping[str, Tensor] | None
@@ -51,11 +53,12 @@ class Checkpoint:
 def read_checkpoint(
     path: Path, layer: int | None, layers: int, options: Mapping[str, Any], *, weights: bool = True
 ) -> Checkpoint:
-    """The attention layer `layer` of the checkpoint in a folder with its weights, or a stack of `layers` from there on.
+    """Read the attention layer `layer` of the checkpoint in a folder, or a stack of `layers` layers that begins with
+    it.
 
-    With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself; without
-    `weights`, only the config of those layers. `options` are fields of OPTIONS. Raises RequestError for unknown model
-    types, keys, options and tensors, and, with a layer, where there is no folder with weights.
+    If `layer` is None, only the config is read, from layer 0 on, and `path` may be the config.json itself. Without
+    `weights`, only the config of those layers is read. `options` are fields of OPTIONS. Raises RequestError for unknown
+    model types, keys, options and tensors. If `layer` is given, also if there is no folder with weights.
     """
     where = str(path / FILE if path.is_dir() else path)
     model_type, config = part_of(open_config(path), where)
@@ -78,7 +81,7 @@ def read_checkpoint(
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
         raise RequestError(f"{str(path)!r} is a file without weights: give the folder that has the .safetensors too.")
-    weights_file(path)  # refused here too where only the config is read
+    weights_file(path)  # refused here too if only the config is read
     if not weights:
         return Checkpoint(spec=spec, weights=None)
     tensors = Tensors(path)
@@ -93,10 +96,11 @@ def read_checkpoint(
 
 
 def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
-    """Weights by their public names, in the spec's dtype; RequestError where one overflows in it.
+    """Return weights by their public names in the spec's dtype. RequestError if a weight overflows in it.
 
-    `read` gives all weights of a layer, because some checkpoints store them in one tensor; those of the last layer are
-    kept. Errors in the first layer raise RequestError now, in another layer when it is looked up.
+    `read` returns all weights of a layer, because some checkpoints store them in one tensor. The weights of the layer
+    that was read last are kept. Errors in the first layer raise RequestError now. Errors in another layer raise when it
+    is looked up.
     """
     import torch
 
@@ -123,9 +127,9 @@ def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
 
 
 def _stacked(layers: Sequence[Data], where: str) -> Data:
-    """Data for a spec of these layers in order; RequestError where one block can't have all of them."""
+    """Return data for a spec of these layers in order. RequestError if one block cannot have all of them."""
     first = layers[0]
-    if ENCODINGS[first["encoding"]["name"]].at_input:  # it acts once, before the first layer, for all of them
+    if ENCODINGS[first["encoding"]["name"]].at_input:  # it acts once, before the first layer, for all layers
         layers = [first, *({**layer, "encoding": first["encoding"]} for layer in layers[1:])]
     shared: Data = {}
     for layer in layers:
@@ -150,7 +154,7 @@ def _stacked(layers: Sequence[Data], where: str) -> Data:
 
 
 def _period(layers: Sequence[Data]) -> Sequence[Data]:
-    """The shortest prefix whose repetition gives all layers."""
+    """Return the shortest prefix whose repetition gives all layers."""
     for length in range(1, len(layers)):
         if all(layer == layers[index % length] for index, layer in enumerate(layers)):
             return layers[:length]

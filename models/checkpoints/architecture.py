@@ -1,7 +1,7 @@
-"""An architecture: how its config.json describes an attention layer, and where its checkpoints keep the tensors.
+"""An architecture: how its config.json describes an attention layer, and where its checkpoints store the tensors.
 
 Each architecture is one entry in the table of its family's file, under its `model_type`. The functions below read what
-many architectures share: sizes, causality, kinds of layers, and tensors that differ only in their names.
+many architectures share: sizes, causality, types of layers, and tensors that differ only in their names.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weights = dict[str, "Tensor"]
-"""Our names (without `layers.N.`) to tensors."""
+"""Tensors by our names, without `layers.N.`."""
 
 Reader = Callable[[Tensors, str, Spec, Config], Weights]
-"""Weights of the layer that `spec` describes, from the module at a path of the checkpoint."""
+"""Reads the weights of the layer that `spec` describes, from the module at a path of the checkpoint."""
 
 QKV = ATTENTION_PROJECTIONS[:3]
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def renamed(names: Mapping[str, str] | None = None) -> Reader:
-    """A reader of weights that differ from ours only in their names: `names` maps our name to the checkpoint's.
+    """Return a reader of weights that differ from ours only in their names. `names` maps our name to the checkpoint's.
 
-    An encoding's weights are read only where `names` has them.
+    Weights of an encoding are read only if `names` contains them.
     """
     return lambda tensors, path, spec, config: read_renamed(tensors, path, spec, names or {})
 
@@ -42,12 +42,12 @@ SAME_NAMES = renamed()
 
 
 def projections(*names: str) -> dict[str, str]:
-    """Our names of the projections of queries, keys, values and output to the checkpoint's."""
+    """Map our names of the query, key, value and output projections to the checkpoint's names."""
     return dict(zip(ATTENTION_PROJECTIONS, names, strict=True))
 
 
 def read_renamed(tensors: Tensors, path: str, spec: Spec, names: Mapping[str, str], *others: str) -> Weights:
-    """As `renamed`, without the projections in `others`, which are read elsewhere."""
+    """Do the same as `renamed`, without the projections in `others`, which are read elsewhere."""
     weights: Weights = {}
     for name, shape in layer_shapes(spec).items():
         stem, dot, kind = name.rpartition(".")
@@ -61,9 +61,9 @@ def read_renamed(tensors: Tensors, path: str, spec: Spec, names: Mapping[str, st
 class Architecture:
     """One `model_type`.
 
-    `layers` counts the layers, `spec` describes one as data for `read_spec`, `paths` lists the possible names of its
-    attention module in a checkpoint, `weights` reads its tensors. Keys that don't affect attention are in
-    `ignored_keys.toml`, as are tensors of the module that don't.
+    `layers` returns the number of layers. `spec` describes one layer as data for `read_spec`. `paths` lists the
+    possible names of its attention module in a checkpoint. `weights` reads its tensors. Keys and tensors of the module
+    that do not affect attention are in `ignored_keys.toml`.
     """
 
     layers: Callable[[Config], int]
@@ -73,12 +73,15 @@ class Architecture:
 
 
 def count(default: int, *names: str) -> Callable[[Config], int]:
-    """The number of layers, read from a key."""
+    """Return a function that reads the number of layers from a key."""
     return lambda config: config.integer(*(names or ("num_hidden_layers",)), default=default)
 
 
 def under(path: str, *roots: str) -> Callable[[Config, int], Sequence[str]]:
-    """Paths of a module, with the layer's number at `{}`: alone, or below one of `roots`, as in models with a head."""
+    """Return a function for the paths of a module: without a root, or below one of `roots`, as in models with a head.
+
+    `{}` in `path` is replaced by the layer's number.
+    """
     return lambda config, layer: [f"{root}{path}".format(layer) for root in ("", *roots)]
 
 
@@ -89,13 +92,14 @@ def full_heads(
     hidden_names: tuple[str, ...] = ("hidden_size",),
     heads_names: tuple[str, ...] = ("num_attention_heads",),
 ) -> Data:
-    """Sizes of a layer with as many key heads as query heads, and head_dim = hidden_size / num_heads."""
+    """Read the sizes of a layer with as many key heads as query heads, and head_dim = hidden_size / num_heads."""
     width, number = config.integer(*hidden_names, default=hidden), config.integer(*heads_names, default=heads)
     return {"hidden_size": width, "num_heads": number, "head_dim": _shared_width(config, width, number)}
 
 
 def grouped_heads(config: Config, hidden: int, heads: int, kv: int | None = None, head_dim: int | None = None) -> Data:
-    """Sizes of a layer with num_key_value_heads and head_dim; null and None mean the value derived from other sizes."""
+    """Read the sizes of a layer with num_key_value_heads and head_dim. null and None mean the value that follows from
+    other sizes."""
     width, number = config.integer("hidden_size", default=hidden), config.integer("num_attention_heads", default=heads)
     given = config.optional_integer("head_dim", default=head_dim)
     return {
@@ -114,7 +118,7 @@ def _shared_width(config: Config, hidden: int, heads: int) -> int:
 
 
 def causal(config: Config, window: int | None = None, chunk: int | None = None) -> Data:
-    """Which keys a query of a decoder sees; `is_causal` false makes it an encoder."""
+    """Return which keys a query of a decoder sees. If `is_causal` is false, it is an encoder."""
     is_causal = config.flag("is_causal", default=True)
     if not is_causal and (window or chunk):
         raise config.wrong("is_causal", "true for layers with a window")
@@ -122,15 +126,17 @@ def causal(config: Config, window: int | None = None, chunk: int | None = None) 
 
 
 def window(config: Config, width: int | None, slides: bool = True) -> int | None:
-    """The window of a layer that `slides`, of a `width` of 0 or more tokens; None in other layers, which may have any
-    width."""
+    """Return the window of a layer that `slides`, with a `width` of 0 or more tokens. None in other layers.
+
+    In other layers, `width` may have any value.
+    """
     if slides and width == 0:
         raise config.wrong("sliding_window", "from 1 in layers that use it, because with 0 no query sees a key")
     return width if slides else None
 
 
 def is_local(config: Config, layer: int, default: bool, local: str = SLIDING) -> bool:
-    """Whether `layer_types` gives a layer the kind `local` instead of FULL; `default` where config.json has no such
+    """Whether `layer_types` gives a layer the type `local` instead of FULL. `default` if config.json has no such
     key."""
     kinds, listed = (FULL, local), config.value("layer_types")
     if listed is None:

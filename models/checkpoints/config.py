@@ -1,4 +1,4 @@
-"""Reads a config.json key by key and records which keys were read, so that any other key is an error.
+"""Reads a config.json key by key and records which keys were read. Any other key is an error.
 
 A missing key has transformers' default, which the readers pass as `default`. Alternative names of a key come from older
 versions. Models of several parts, such as text and images, have a table for each part.
@@ -28,24 +28,24 @@ Data = dict[str, Any]
 FILE = "config.json"
 
 MOST = 2**31 - 1
-"""The largest whole number of a config."""
+"""The largest whole number in a config."""
 
 NUMBER = f"a number from {-LARGEST:g} to {LARGEST:g}"
 
 
 _IGNORED = tomllib.loads(files("posexport.models.checkpoints").joinpath("ignored_keys.toml").read_text("utf-8"))
 COMMON = frozenset(_IGNORED["common"].split())
-"""Keys of any config.json that don't affect attention at inference."""
+"""Keys that do not affect attention at inference in any config.json."""
 
 
 def ignored_keys(model_type: str) -> frozenset[str]:
-    """The keys that don't affect the attention of models of this type, COMMON ones too."""
+    """Return the keys that do not affect the attention of models of this type, including COMMON."""
     texts = [keys for model_types, keys in _IGNORED["models"].items() if model_type in model_types.split()]
     return COMMON.union(*map(str.split, texts))
 
 
 def ignored_tensors(model_type: str) -> list[str]:
-    """Patterns of the names, in the attention module of models of this type, of tensors that don't affect it."""
+    """Return patterns of tensor names in the attention module of this model type that do not affect attention."""
     groups = _IGNORED["tensors"].items()
     return [name for types, names in groups if {"common", model_type} & {*types.split()} for name in names.split()]
 
@@ -56,12 +56,15 @@ INERT: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
 }
-"""Keys of any config.json that have no effect with one of these values."""
+"""Keys of any config.json that have no effect if they have one of these values."""
 
 
 class Config:
-    """A table of a config.json. `where` names the file, `inside` the table's path in it (empty for the outermost),
-    `known` the keys that need not be read."""
+    """A table of a config.json.
+
+    `where` names the file. `inside` is the table's path in it (empty for the outermost). `known` are the keys that need
+    not be read.
+    """
 
     def __init__(self, data: Mapping[str, Any], where: str, inside: str = "", known: Collection[str] = ()) -> None:
         self.data, self.where, self._inside, self._known = data, where, inside, known
@@ -69,7 +72,7 @@ class Config:
         self._tables: dict[str, Config] = {}
 
     def value(self, *names: str, default: Any = None) -> Any:
-        """The value of a key under any of its names; RequestError where two names have different values."""
+        """Return the value of a key under any of its names. RequestError if two names have different values."""
         self._read.update(names)
         present = [name for name in names if name in self.data]
         values = {name: self.data[name] for name in present if self.data[name] is not None}
@@ -119,13 +122,13 @@ class Config:
         return value
 
     def must(self, name: str, *allowed: Any, default: Any = None) -> None:
-        """RequestError for a key with another value than one of `allowed`, whose first is the default."""
+        """Raise RequestError for a key with a value that is not in `allowed`. The first of `allowed` is the default."""
         if self.value(name, default=allowed[0] if default is None else default) not in allowed:
             values = " or ".join(json.dumps(value) for value in allowed)
             raise self.wrong(name, f"{values}, because a block supports nothing else")
 
     def table(self, name: str, known: Collection[str] = ()) -> Config:
-        """A table inside this one; empty where it is null or missing."""
+        """A table inside this one. It is empty if it is null or missing."""
         value = self.value(name)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(name, "a table")
@@ -137,7 +140,7 @@ class Config:
         return RequestError(f"{self.where}: {self._inside}{name} is {value}: it must be {allowed}.")
 
     def refuse_unread(self, model_type: str) -> None:
-        """RequestError for the first key that was not read and is not known to be irrelevant to attention."""
+        """Raise RequestError for the first key that was not read and is not known to be irrelevant to attention."""
         for key, value in self.data.items():
             inert = key in INERT and value in INERT[key]
             if key not in self._read and key not in self._known and not inert:
@@ -154,14 +157,14 @@ class Config:
     def _checked(
         self, names: tuple[str, ...], default: T | None, fits: Callable[[Any], bool], allowed: str
     ) -> T | None:
-        """The value of a key, or None where it is null; RequestError where it doesn't fit."""
+        """Return the value of a key, or None if it is null. RequestError if it does not fit."""
         value: T | None = self.value(*names, default=default)
         if value is not None and not fits(value):
             raise self.wrong(next(name for name in names if name in self.data), allowed)
         return value
 
     def _needed(self, value: T | None, names: tuple[str, ...], allowed: str) -> T:
-        """The value of a key; RequestError where it is null."""
+        """Return the value of a key. RequestError if it is null."""
         if value is None:
             raise self.wrong(names[0], allowed)
         return value
@@ -176,7 +179,7 @@ def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: floa
 
 
 def open_config(path: Path) -> dict[str, Any]:
-    """The data of a config.json, from the file or its folder; RequestError where it can't be read or is no table."""
+    """Read a config.json from the file or its folder. RequestError if it cannot be read or is not a table."""
     file = path / FILE if path.is_dir() else path
     try:
         data = read_json(file)
@@ -199,8 +202,10 @@ def open_config(path: Path) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """The `table` of a model's config.json that is read, and its `model_type`. `whole`: without such a table, as in
-    older versions, the whole file is read."""
+    """The `table` of a config.json that is read, and its `model_type`.
+
+    With `whole`, the whole file is read if it has no such table, as in older versions.
+    """
 
     table: str
     model_type: str
@@ -220,7 +225,8 @@ PARTS: Mapping[str, Part] = {
 
 
 def part_of(data: Mapping[str, Any], where: str) -> tuple[str, Config]:
-    """The model_type of the part that is read, and its table, in which `ignored_keys` need not be read.
+    """Return the model_type of the part that is read, and its table. Keys in `ignored_keys` of the part need not be
+    read.
 
     Raises RequestError for an unknown key outside the table, or for a part with an unexpected model_type.
     """

@@ -43,8 +43,11 @@ def decoder(
     chunk: int | None = None,
     bias: bool | Sequence[str] | None = None,
 ) -> Data:
-    """A decoder's layer with a window of that `width`; `encoding` is its own, or how RoPE in the half layout is
-    written; `bias` None means the key `attention_bias`."""
+    """Return a decoder's layer with a window of `width` tokens.
+
+    `encoding` is its encoding, or how the config writes RoPE in the half layout. If `bias` is None, the key
+    `attention_bias` is read.
+    """
     return {
         **size,
         **causal(config, width, chunk),
@@ -64,7 +67,8 @@ def mistral(config: Config, layer: int) -> Data:
 
 
 def _qwen_window(config: Config, layer: int, first: int) -> int | None:
-    """The window of one of Qwen's layers: with `use_sliding_window`, those from `max_window_layers` on have one."""
+    """Return the window of one of Qwen's layers. With `use_sliding_window`, layers from `max_window_layers` on have
+    one."""
     used = config.flag("use_sliding_window", default=False)
     width = config.optional_integer("sliding_window", default=4096, at_least=0)
     late = layer >= config.integer("max_window_layers", default=first, at_least=0)
@@ -73,7 +77,7 @@ def _qwen_window(config: Config, layer: int, first: int) -> int | None:
 
 
 def _used_window(config: Config, width: int | None, slides: bool, used: bool) -> int | None:
-    """`window` of a model that has one only where it is `used`."""
+    """Return `window` for a model that has a window only if it is `used`."""
     if slides and (width is None or not used):
         raise RequestError(
             f"{config.where}: layer_types has {SLIDING} without use_sliding_window: give a sliding_window."
@@ -149,7 +153,7 @@ def gemma2(config: Config, layer: int) -> Data:
 
 def gemma3(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 2304, 8, kv=4, head_dim=256)
-    config.must("attn_logit_softcapping", None)  # transformers ignores one
+    config.must("attn_logit_softcapping", None)  # transformers ignores it
     every = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     slides = is_local(config, layer, (layer + 1) % every != 0)
     width = config.integer("sliding_window", default=4096, at_least=0)
@@ -169,7 +173,7 @@ def gemma3(config: Config, layer: int) -> Data:
 
 
 def gemma3_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """Gemma's norms multiply by 1 + weight."""
+    """Read the weights of Gemma 3. Its norms multiply by 1 + weight."""
     weights = read_renamed(tensors, path, spec, {})
     return {name: tensor + 1 if "_norm." in name else tensor for name, tensor in weights.items()}
 
@@ -188,7 +192,7 @@ def gpt_oss(config: Config, layer: int) -> Data:
 
 
 def _rotates(config: Config, layer: int) -> bool:
-    """Whether a layer of Llama 4 or SmolLM3 has RoPE; 1 in `no_rope_layers` means that it has."""
+    """Whether a layer of Llama 4 or SmolLM3 has RoPE. 1 in `no_rope_layers` means that it has."""
     every = config.integer("no_rope_layer_interval", default=4)
     listed = config.integers("no_rope_layers")
     if not listed:

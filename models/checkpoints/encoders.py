@@ -1,7 +1,7 @@
 """Encoders: BERT, ModernBERT and T5; DeBERTa, XLNet and the conformers of wav2vec 2.0, whose scores mix content and
 relative position.
 
-All are bidirectional, but for decoders: BERT and T5 with `is_decoder`, XLNet with `attn_type` uni. The default scale is
+All are bidirectional, except decoders: BERT and T5 with `is_decoder`, XLNet with `attn_type` uni. The default scale is
 1/sqrt(head_dim), or the encoding's own.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def bert(config: Config, layer: int) -> Data:
-    """The table of positions is added at the input, so layers after the first have no encoding."""
+    """Read a layer of BERT. Positions are added at the input, so layers after the first have no encoding."""
     config.must("position_embedding_type", "absolute")
     rows = config.integer("max_position_embeddings", default=512)
     decoder = config.flag("is_decoder", default=False)
@@ -91,14 +91,14 @@ def t5_paths(config: Config, layer: int) -> Sequence[str]:
 
 
 def t5_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """All layers share the bias of the first layer."""
+    """Read the weights of T5. All layers share the bias of the first layer."""
     ((name, shape),) = spec.encoding.weights(spec).items()
     bias = tensors(f"{path.partition('block.')[0]}{_t5_block(0)}.{name}", shape)
     return {**read_renamed(tensors, path, spec, projections(*"qkvo")), f"encoding.{name}": bias}
 
 
 def _disentangled(config: Config) -> Data:
-    """The parameters of the encoding that both versions of DeBERTa share."""
+    """Read the parameters of the encoding that both versions of DeBERTa share."""
     config.must("relative_attention", True, default=False)
     config.must("position_biased_input", False, default=True)
     terms = config.value("pos_att_type")
@@ -115,7 +115,8 @@ def _disentangled(config: Config) -> Data:
 def deberta(config: Config, layer: int) -> Data:
     config.must("talking_head", False)
     encoding = _disentangled(config)
-    # our encoding has biases on both projections or on none; the one without a bias in the checkpoint gets zeros
+    # Our encoding has biases on both projections or on none. The projection without a bias in the checkpoint gets
+    # zeros.
     encoding["pos_bias"] = "p2c" in encoding["pos_att_type"]
     return {**full_heads(config, 768, 12), "bias": ["q_proj", "v_proj", "o_proj"], "encoding": encoding}
 
@@ -136,7 +137,7 @@ def deberta_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> 
 
 
 def _table(tensors: Tensors, path: str, spec: Spec) -> Tensor:
-    """The table of distances, which all layers share."""
+    """Read the table of distances, which all layers share."""
     root = path.partition("layer.")[0]
     return tensors(f"{root}rel_embeddings.weight", layer_shapes(spec)["encoding.weight"])
 
@@ -167,7 +168,7 @@ def deberta_v2_weights(tensors: Tensors, path: str, spec: Spec, config: Config) 
 
 
 def xlnet(config: Config, layer: int) -> Data:
-    """Without the segment term, which is absent without token_type_ids."""
+    """Read a layer of XLNet without the segment term, which does not exist without token_type_ids."""
     size = full_heads(config, 1024, 16, ("d_model", "hidden_size"), ("n_head", "num_attention_heads"))
     config.must("d_head", size["head_dim"])
     config.must("clamp_len", -1)
@@ -179,7 +180,8 @@ def xlnet(config: Config, layer: int) -> Data:
 
 
 def xlnet_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """XLNet stores its projections, the output's too, as [hidden, heads, head_dim]."""
+    """Read the weights of XLNet. It stores its projections, including the output projection, as [hidden, heads,
+    head_dim]."""
     heads = (spec.num_heads, spec.head_dim)
 
     def matrix(name: str) -> Tensor:
@@ -207,7 +209,8 @@ def wav2vec2_conformer(config: Config, layer: int) -> Data:
 
 
 def wav2vec2_conformer_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """In the checkpoint sines and cosines alternate; ours have all sines first."""
+    """Read the weights of a conformer. In the checkpoint, sines and cosines alternate. In our encoding, all sines come
+    first."""
     weights, width = read_renamed(tensors, path, spec, CONFORMER_NAMES), spec.hidden_size
     r_proj = tensors(f"{path}.linear_pos.weight", (width, width))
     return {**weights, "encoding.r_proj.weight": r_proj.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1).contiguous()}

@@ -35,19 +35,21 @@ Split = Callable[["Tensor", Spec], tuple["Tensor", ...]]
 
 
 def blocks(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
-    """Split rows in the order of all queries, all keys, all values."""
+    """Split rows in the order: all queries, all keys, all values."""
     keys = spec.num_kv_heads * spec.head_dim
     return tuple(fused.split((spec.num_heads * spec.head_dim, keys, keys)))
 
 
 def groups(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
-    """Split rows in the order of key heads, each with its queries, key and value; as `blocks` for one key head."""
+    """Split rows in the order of key heads, each with its queries, key and value. With one key head, this equals
+    `blocks`."""
     by_head = fused.unflatten(0, (spec.num_kv_heads, -1, spec.head_dim))
     return by_head[:, :-2].flatten(0, 2), by_head[:, -2].flatten(0, 1), by_head[:, -1].flatten(0, 1)
 
 
 def fused_reader(fused: str, output: str, split: Split) -> Reader:
-    """A reader of a layer whose module `fused` has the rows of all three projections, and `output` the output's."""
+    """Return a reader of a layer with two modules: `fused` contains all three input projections, `output` the
+    output's."""
 
     def read(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
         rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -93,8 +95,11 @@ def gptj(config: Config, layer: int) -> Data:
 
 
 def _alibi(config: Config, **parameters: object) -> Data:
-    """ALiBi of a decoder. Biases in transformers grow with the position of the key, whatever that of the query: this is
-    ALiBi only where no query sees later keys."""
+    """Return ALiBi of a decoder.
+
+    Biases in transformers grow with the position of the key and do not depend on the query. This is ALiBi only if no
+    query sees later keys.
+    """
     config.must("is_causal", True)
     return {"name": "alibi", **parameters}
 
@@ -105,8 +110,8 @@ def falcon(config: Config, layer: int) -> Data:
     one = config.flag("multi_query", default=True)
     kv_heads = config.optional_integer("num_kv_heads")
     rotary = rope(config, size["head_dim"], Rotary(length=2048))
-    # Falcon scales the slopes by 1/sqrt(head_dim) together with the logits. transformers also rounds the products of
-    # slopes and positions to bf16, which is not part of the encoding.
+    # Falcon multiplies the slopes by 1/sqrt(head_dim) together with the logits. transformers also rounds the products
+    # of slopes and positions to bf16, which is not part of the encoding.
     slopes = [slope * size["head_dim"] ** -0.5 for slope in alibi_slopes(size["num_heads"])]
     return {
         **size,

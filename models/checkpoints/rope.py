@@ -1,9 +1,9 @@
 """Reads the rotary parameters of a config.json as parameters of our rotary encodings.
 
-transformers 5 writes a table `rope_parameters` with `rope_type` and `rope_theta`, for some architectures one table for
-each kind of layer. Older versions write `rope_theta` outside the table `rope_scaling`, whose `rope_type` was first
-called `type`. All mean the same; numbers in the table take precedence over those outside. The parameters of a scaling
-have the same names as in `posexport.models.scaling`.
+transformers 5 writes a table `rope_parameters` with `rope_type` and `rope_theta`. For some architectures it writes one
+table for each type of layer. Older versions write `rope_theta` outside the table `rope_scaling`. Its `rope_type` was
+first called `type`. All have the same meaning. Numbers in the table take precedence over numbers outside it. The
+parameters of a scaling have the same names as in `posexport.models.scaling`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posexport.models.scaling import SCALINGS
 _LENGTH = "original_max_position_embeddings"
 
 TYPES: Mapping[str, str | None] = {"default": None} | {name: name for name in SCALINGS if name != "ntk"}
-"""`rope_type` to our scaling; `ntk` has no name in config.json."""
+"""Maps `rope_type` to our scaling. `ntk` has no name in config.json."""
 
 
 @attrs.frozen(kw_only=True)
@@ -29,10 +29,10 @@ class Rotary:
     """How an architecture writes its rotary parameters.
 
     `theta` and `theta_names`: the default and the keys of theta outside the table. `part` and `part_names`: the default
-    and the keys of the rotated part of each head, None where the architecture has no such key. `ignored`: keys outside
-    the table that transformers doesn't read for this architecture. `types`: `rope_type` to scaling. `missing`: the
-    table's default. `length`: the default of max_position_embeddings. `trained_length`: the default of the trained
-    length outside the table, where the architecture has one.
+    and the keys of the rotated part of each head; `part` is None if the architecture has no such key. `ignored`: keys
+    outside the table that transformers does not read for this architecture. `types`: maps `rope_type` to a scaling.
+    `missing`: the default of the table. `length`: the default of max_position_embeddings. `trained_length`: the default
+    of the trained length outside the table, if the architecture has one.
     """
 
     length: int
@@ -46,27 +46,27 @@ class Rotary:
     trained_length: int | None = None
 
     def read(self, config: Config, head_dim: int) -> Data:
-        """Parameters that `rope` and `mrope` share, without `layout`."""
+        """Read the parameters that `rope` and `mrope` share, without `layout`."""
         trained = config.optional_integer(_LENGTH, default=self.trained_length)
         table = self.table(config)
         parameters = self.of(config, table, head_dim, trained)
         if parameters.get("scaling") == "yarn" and table.data.get("truncate", True) is None:
-            parameters["truncate"] = False  # for transformers null is false, unlike a missing key
+            parameters["truncate"] = False  # in transformers null means false, but a missing key does not
         return parameters
 
     def table(self, config: Config) -> Config:
-        """`rope_parameters`, or `rope_scaling` of older versions."""
+        """Return `rope_parameters`, or `rope_scaling` of older versions."""
         table = _new_or_old(config, config.table("rope_parameters"))
         given = table.data or config.value("rope_parameters") is not None  # an empty table means no scaling
         return table if given else Config(self.missing, config.where)
 
     def of(self, config: Config, table: Config, head_dim: int, trained: int | None = None) -> Data:
-        """As `read`, from a given table; theta outside it is the default, and the `trained` length outside it
-        counts."""
+        """Do the same as `read` for a given table. Theta outside it is the default. `trained` is the trained length
+        outside it."""
         for key in self.ignored:
             config.value(key)
         theta = config.number(*self.theta_names, default=self.theta)
-        old = table.text("type", allowed=self.types, default="default")  # ignored where rope_type is given
+        old = table.text("type", allowed=self.types, default="default")  # ignored if rope_type is given
         kind = self.types[table.text("rope_type", allowed=self.types, default=old)]
         parameters: Data = {"theta": table.number("rope_theta", default=theta)}
         part = self._part(config, table, kind)
@@ -79,7 +79,7 @@ class Rotary:
         return parameters
 
     def _part(self, config: Config, table: Config, kind: str | None) -> float:
-        """The part of each head that rotates, from 0 to 1."""
+        """Return the part of each head that rotates, from 0 to 1."""
         if self.part is None and kind != "proportional":
             for place in (config, table):
                 place.must("partial_rotary_factor", None, 1)
@@ -101,9 +101,9 @@ class Rotary:
             length = values[_LENGTH]
             if not isinstance(length, int) or isinstance(length, bool) or length < 1:
                 raise RequestError(f"{config.where}: {_LENGTH} is {length!r}: it must be a whole number from 1.")
-            # longrope takes only its attention factor from it, which is 1 for ratios below 1
+            # longrope uses this only for its attention factor, which is 1 for ratios below 1
             values["factor"] = max(longest / length, 1.0) if kind == "longrope" else longest / length
-        if kind == "yarn":  # 0 stands for the default, and one mscale alone has no effect
+        if kind == "yarn":  # 0 means the default; only one of the two mscales has no effect
             values |= {name: values[name] or None for name in ("beta_fast", "beta_slow")}
             both = values["mscale"] and values["mscale_all_dim"]
             values |= {} if both else {"mscale": None, "mscale_all_dim": None}
@@ -111,7 +111,7 @@ class Rotary:
 
 
 def _new_or_old(config: Config, new: Config) -> Config:
-    """A table of rotary parameters, or `rope_scaling` of older versions where that one is empty."""
+    """Return a table of rotary parameters, or `rope_scaling` of older versions if that table is empty."""
     old = config.table("rope_scaling")
     if new.data and old.data:
         raise config.wrong("rope_scaling", "null where rope_parameters is given: drop one of them")
@@ -119,16 +119,18 @@ def _new_or_old(config: Config, new: Config) -> Config:
 
 
 def rope(config: Config, head_dim: int, rotary: Rotary, layout: str = "half") -> Data:
-    """The encoding `rope`."""
+    """Return the encoding `rope`."""
     return {"name": "rope", "layout": layout, **rotary.read(config, head_dim)}
 
 
 def rope_by_kind(
     config: Config, head_dim: int, slides: bool, full: Rotary, sliding: Rotary, scaled_sliding: bool
 ) -> Data:
-    """The encoding `rope` of a layer with or without a window. Both kinds are read, so that unknown keys of either are
-    noticed. `rope_scaling`, the table of older versions for the whole model, applies to layers with a window only where
-    `scaled_sliding`."""
+    """Return the encoding `rope` of a layer with or without a window.
+
+    Both tables are read, so that unknown keys of either are found. Older versions have one table `rope_scaling` for the
+    whole model. It applies to layers with a window only if `scaled_sliding`.
+    """
     parameters = {}
     for kind, rotary, scaled in ((FULL, full, True), (SLIDING, sliding, scaled_sliding)):
         new = config.table("rope_parameters").table(kind)
@@ -147,6 +149,6 @@ def rope_by_kind(
 
 
 def axial_theta(config: Config, name: str) -> float:
-    """Theta of a rotation over two axes, which has no scaling; `name` is its key outside the table."""
+    """Return theta of a rotation over two axes, which has no scaling. `name` is its key outside the table."""
     rotary = Rotary(length=1, theta_names=(name,), types={"default": None, "axial": None})
     return float(rotary.read(config, 4)["theta"])

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder; each is read by its name when it is looked up, and nothing else is loaded.
+"""The tensors of a checkpoint folder. A tensor is read when it is looked up by its name. Nothing else is loaded.
 
 A folder has `model.safetensors`, or shards and `model.safetensors.index.json`, which maps tensors to shards.
 """
@@ -25,15 +25,17 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Files of weights that torch unpickles, as checkpoints had them before SINGLE."""
+"""Files of weights that torch unpickles. Older checkpoints have them instead of SINGLE."""
 
 _OTHER_PARTS = frozenset(("vision_tower", "vision_model", "vision_encoder", "visual", "audio_tower", "audio_model"))
 """Names in the paths of modules that belong to another part of a model than its text."""
 
 
 def weights_file(folder: Path, whole: bool = False) -> str:
-    """The file that gives the tensors of a folder, SINGLE or INDEX; RequestError where neither is there, which says
-    what else may be given, unless it is to be a `whole` model."""
+    """Return the file that lists the tensors of a folder, SINGLE or INDEX. RequestError if neither exists.
+
+    The error says what else can be given: its config.json, unless a `whole` model is needed.
+    """
     for name in (SINGLE, INDEX):
         if (folder / name).is_file():
             return name
@@ -60,8 +62,8 @@ def _is_bare(name: object) -> bool:
 
 
 class Tensors:
-    """Name to tensor, of a layer or of a `whole` model. Raises RequestError that names the file or tensor that is
-    missing or wrong."""
+    """Tensors by name, of a layer or of a `whole` model. RequestError names the file or tensor that is missing or
+    wrong."""
 
     def __init__(self, folder: Path, whole: bool = False) -> None:
         self.folder = folder
@@ -75,12 +77,11 @@ class Tensors:
             self._files = self._index()
 
     def __len__(self) -> int:
-        """How many tensors the files hold, whatever the index lists."""
+        """Return how many tensors the files contain, whatever the index lists."""
         return sum(map(len, self._held.values()))
 
     def path(self, candidates: Sequence[str]) -> str:
-        """The one of these modules that has tensors here; RequestError where it is stored twice, under whatever
-        root."""
+        """Return the one of these modules that has tensors here. RequestError if it is stored twice, under any root."""
         found = [path for path in candidates if any(name.startswith(f"{path}.") for name in self._files)]
         if not found:
             raise RequestError(
@@ -103,7 +104,7 @@ class Tensors:
         return any(name in path.split(".")[:-1] for path in self._files)
 
     def files(self) -> tuple[str, ...]:
-        """The names of all files of tensors; RequestError for one that is missing or can't be read."""
+        """Return the names of all files of tensors. RequestError if a file is missing or cannot be read."""
         names = tuple(sorted({*self._files.values()}))
         for name in names:
             with self._open(name):
@@ -155,7 +156,8 @@ class Tensors:
 
     @cached_property
     def _held(self) -> Mapping[str, Sequence[str]]:
-        """The names in each file, whatever the index lists; shards that can't be read, as of other layers, left out."""
+        """The names in each file, whatever the index lists. Shards that cannot be read are left out, such as those of
+        other layers."""
         held = {}
         for file in sorted({*self._files.values()}):
             with suppress(RequestError), self._open(file) as opened:
@@ -167,7 +169,7 @@ class Tensors:
         return (name for name in sorted(names) if name.startswith(f"{path}."))
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of this shape, in float32 (float64 where it is stored so), every value finite."""
+        """Return a tensor of this shape in float32, or in float64 if it is stored so. Every value is finite."""
         import torch
 
         if name not in self._files:
@@ -180,14 +182,14 @@ class Tensors:
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def of_shape(self, shape: tuple[int, ...]) -> Iterator[str]:
-        """The names of the tensors of this shape."""
+        """Yield the names of the tensors of this shape."""
         for file in sorted({*self._files.values()}):
             with self._open(file) as opened:
                 here = [name for name, at in self._files.items() if at == file]
                 yield from [name for name in here if tuple(opened.get_slice(name).get_shape()) == shape]
 
     def parts(self, name: str, rows: int) -> Iterator[tuple[int, Tensor]]:
-        """A tensor as it is stored, so many of its rows at a time, each part with the number of its first row."""
+        """Yield a tensor as it is stored in parts of `rows` rows. Each part comes with the number of its first row."""
         with self._open(self._files[name]) as opened:
             tensor = opened.get_slice(name)
             for start in range(0, tensor.get_shape()[0], rows):
@@ -221,7 +223,7 @@ class Tensors:
             files = read_json(self.folder / INDEX)["weight_map"]
         except (OSError, ValueError, KeyError, TypeError):
             files = None
-        # shards are beside the index: a path with folders could lead anywhere
+        # shards are beside the index; a path with folders could lead anywhere
         if not isinstance(files, dict) or not all(map(_is_bare, files.values())):
             raise RequestError(
                 f"{str(self.folder / INDEX)!r} is no index of shards: its weight_map must give the file of each tensor."

@@ -25,7 +25,7 @@ from posexport.spec.spec import Spec
 
 
 def _pair(config: Config, name: str, default: int) -> tuple[int, int]:
-    """Two sizes, or one number for both."""
+    """Read two sizes, or one number for both."""
     value = config.value(name, default=default)
     both = value if isinstance(value, list) else [value, value]
     if len(both) != 2 or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in both):
@@ -34,18 +34,18 @@ def _pair(config: Config, name: str, default: int) -> tuple[int, int]:
 
 
 def _grid(config: Config, image: int, patch: int) -> tuple[int, int]:
-    """Patches along both sides of an image."""
+    """Return the number of patches along both sides of an image."""
     (height, width), (rows, columns) = _pair(config, "image_size", image), _pair(config, "patch_size", patch)
     return height // rows, width // columns
 
 
 def _biases(config: Config) -> list[str]:
-    """The projections with a bias."""
+    """Return the projections with a bias."""
     return ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
 
 
 def vit(config: Config, layer: int) -> Data:
-    """The table of positions is added at the input, so layers after the first have no encoding."""
+    """Read a layer of ViT. Positions are added at the input, so layers after the first have no encoding."""
     rows, columns = _grid(config, 224, 16)
     table = {"name": "learned", "max_positions": rows * columns + 1}  # one more row for the class token
     encoding = table if layer == 0 else {"name": "none"}
@@ -62,7 +62,7 @@ def vit_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weig
 
 
 def _stage(config: Config, layer: int) -> tuple[int, int]:
-    """The stage of Swin with a layer, and the layer's index in the stage."""
+    """Return the stage of Swin that contains a layer, and the layer's index in the stage."""
     for stage, depth in enumerate(_depths(config)):
         if layer < depth:
             return stage, layer
@@ -79,7 +79,8 @@ def swin_layers(config: Config) -> int:
 
 
 def _windowed(config: Config, layer: int) -> tuple[Data, int, int]:
-    """Sizes of a layer of Swin, its stage, and the number of cells along the shorter side of the stage's grid."""
+    """Return the sizes of a layer of Swin, its stage, and the number of cells along the shorter side of the stage's
+    grid."""
     stage, block = _stage(config, layer)
     config.must("use_absolute_embeddings", False)
     heads = config.integers("num_heads", default=[3, 6, 12, 24]) or []
@@ -135,7 +136,7 @@ SWIN_NAMES |= {f"encoding.{name}": f"self.{name}" for name in _SWIN_BIASES.split
 
 
 def dinov3(config: Config, layer: int) -> Data:
-    """The class token and the registers come first and have no position."""
+    """Read a layer of DINOv3. The class token and the registers come first and have no position."""
     flags = {"q_proj": ("query_bias", True), "k_proj": ("key_bias", False), "v_proj": ("value_bias", True)}
     flags["o_proj"] = ("proj_bias", True)
     return {
@@ -162,7 +163,8 @@ _MEMORY = "memory_attention_"
 
 
 def sam2_video(config: Config, layer: int) -> Data:
-    """Self-attention over the tokens of a frame; cross-attention to the memory has keys of another width."""
+    """Read a layer of self-attention over the tokens of a frame. Cross-attention to the memory has keys of another
+    width."""
     size = full_heads(config, 256, 1, (f"{_MEMORY}hidden_size",), (f"{_MEMORY}num_attention_heads",))
     narrower = config.integer(f"{_MEMORY}downsample_rate", default=1)
     theta = axial_theta(config, f"{_MEMORY}rope_theta")

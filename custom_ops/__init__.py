@@ -1,13 +1,14 @@
-"""posexport's own operators, which torch modules call wherever positions matter, and how each is written in ONNX.
+"""posexport's own operators. Torch modules call them wherever positions matter. Each has a body in ONNX.
 
     from posexport import custom_ops
 
     out = custom_ops.attend(q, k, v, bias=bias, num_heads=8, causal=True)
 
-`help(custom_ops.attend)` shows an operator's arguments with their shapes. S are queries, T keys, P pairs of features.
+`help(custom_ops.attend)` shows an operator's arguments with their shapes. S is the number of queries, T of keys, P of
+pairs of features.
 
-Names load on first use: every operator's file imports torch and onnx, and the table of encodings, which uses the
-operators, must stay cheap to import.
+Names load on first use, because every operator's file imports torch and onnx. The table of encodings uses the operators
+and must stay cheap to import.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _FILES = (
     "disentangled", "fire", "frequencies", "linear_attention", "norm", "relative", "rotary", "scores", "windows",
 )
 # fmt: on
-"""The files that define operators, and bodies of them."""
+"""The files that define operators and their bodies."""
 
 
 def __getattr__(name: str) -> Any:
@@ -74,6 +75,6 @@ def __getattr__(name: str) -> Any:
 
 
 def operators() -> list[Any]:
-    """Every operator, by name."""
+    """Return every operator, in the order of `__all__`."""
     files = [vars(import_module(f"{__name__}.{file}")) for file in _FILES]
     return [next(file[name] for file in files if name in file) for name in __all__]

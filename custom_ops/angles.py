@@ -1,7 +1,7 @@
-"""Cosines and sines of angles, and what is made of them.
+"""Cosines and sines of angles, and features made from them.
 
-Angles, cosines and sines are fp32 for every graph dtype (fp64 in the float64 reference): an angle in half precision is
-wrong by radians from position 1000 on. Callers cast the results last.
+Angles, cosines and sines are fp32 for every dtype of the graph (fp64 in the float64 reference). In half precision, an
+angle is wrong by radians from position 1000 on. Callers cast the results last.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _FP32_ANGLES = ContextVar("_FP32_ANGLES", default=False)
 
 @contextmanager
 def fp32_angles() -> Iterator[None]:
-    """Inside the block, a float64 reference takes its frequencies and angles as fp32 rounds them, so that far positions
-    have the angles that models in PyTorch have. Cosines, sines and all that follows stay in float64."""
+    """Inside the block, a float64 reference rounds frequencies and angles to fp32.
+
+    Far positions then have the same angles as in PyTorch models. Cosines, sines and everything after them stay in
+    float64.
+    """
     token = _FP32_ANGLES.set(True)
     try:
         yield
@@ -34,20 +37,22 @@ def fp32_angles() -> Iterator[None]:
 
 
 def constant_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which constants of a block in `dtype` are computed: never half precision, in which an angle is wrong
-    from position 256 on."""
+    """Return the dtype in which the constants of a block in `dtype` are computed.
+
+    It is never half precision, in which an angle is wrong from position 256 on.
+    """
     return torch.float64 if dtype == torch.float64 and not _FP32_ANGLES.get() else torch.float32
 
 
 def _products(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """position * frequency, summed over several axes: [B, S, P] in the dtype of `frequencies`."""
+    """Return position * frequency, summed over several axes: [B, S, P] in the dtype of `frequencies`."""
     dtype = constant_dtype(frequencies.dtype)
     angles = positions.to(dtype).unsqueeze(-1) * frequencies.to(dtype)
     return (angles.sum(-2) if frequencies.dim() == 2 else angles).to(frequencies.dtype)
 
 
 HALF_TURN, SPLIT = 1 << 49, 4096
-"""Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
+"""Half a turn in the units of exact_sinusoids, and the number of positions that the first row of `turns` stands for."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +109,21 @@ def sinusoids(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tup
 
 @sinusoids.onnx
 def sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
-    # products and a sum, not MatMul: TF32 would round the positions to 11 bits
+    # products and a sum, not MatMul, because TF32 would round the positions to 11 bits
     angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=ir.DataType.FLOAT), [-1]), frequencies)
     if rank_of(frequencies) == 2:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
     return _scaled_onnx(op, op.Cos(angles), op.Sin(angles), scale)
 
 
-# With p = hi * 4096 + lo, both below 4096 for p < 2^24, and turns below 2^50, hi * turns[0] + lo * turns[1] is the
-# angle of p up to whole turns, and below 2^63. Its distance to the nearest half turn is at most a quarter turn, which
-# fp32 holds within 5e-8 rad; cosine and sine change sign with every half turn.
+# Let p = hi * 4096 + lo, with both parts below 4096 for p < 2^24. Turns are below 2^50, so hi * turns[0] + lo *
+# turns[1] is below 2^63. It is the angle of p up to whole turns. Its distance to the nearest half turn is at most a
+# quarter turn, which fp32 holds within 5e-8 rad. Cosine and sine change sign with every half turn.
 
 
 @operator("ExactSinusoids", "cos", "sin")
 def exact_sinusoids(positions: Tensor, turns: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """As `sinusoids`, exact at any position below 2^24: angles are whole numbers, in 2^-50 of a turn.
+    """The same as `sinusoids`, but exact at any position below 2^24. Angles are whole numbers in units of 2^-50 turns.
 
     Args:
         positions: int64 [B, S] or [B, S, axes].
@@ -171,7 +176,7 @@ def _paired_fake(call: Any) -> Tensor:
 
 @operator("PairFeatures", "features", fake=_paired_fake)
 def pair_features(first: Tensor, second: Tensor, interleaved: bool = False) -> Tensor:
-    """The features of both tensors, one half each, or alternating where `interleaved`.
+    """The features of both tensors: one half each, or alternating if `interleaved`.
 
     Args:
         first, second: [B, S, P], such as sines and cosines.
@@ -198,7 +203,7 @@ def _pair_features_onnx(op: Ops, first: ir.Value, second: ir.Value, interleaved:
 
 @operator("KeepPrefix", "kept_cos", "kept_sin", fake=lambda call: tuple(map(torch.empty_like, (call.cos, call.sin))))
 def keep_prefix(cos: Tensor, sin: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """cos 1 and sin 0 for the first tokens, such as a class token, which then don't rotate.
+    """Set cos to 1 and sin to 0 for the first tokens, such as a class token, so that they do not rotate.
 
     Args:
         cos, sin: float32 [B, S, P] or [B, S, heads, P].
@@ -263,8 +268,9 @@ def _powers_onnx(op: Ops, positions: ir.Value, rates: ir.Value, centred: bool) -
 def grid_sinusoids(
     positions: Tensor, frequencies: Tensor, grid: Sequence[int] = (), prefix: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of 2 pi x, x the centre of a cell from -1 to 1 along each axis of a grid, times its frequency
-    and summed over the axes (DINOv3: Simeoni et al. 2025, arXiv:2508.10104, as in its code).
+    """Cosines and sines of 2 pi x, where x is the centre of a cell, from -1 to 1 along each axis of a grid. Angles are
+    multiplied by the frequency of the axis and summed over the axes (DINOv3: Simeoni et al. 2025, arXiv:2508.10104, as
+    in its code).
 
     Args:
         positions: int64 [B, S, axes], cells of the grid.

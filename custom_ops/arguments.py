@@ -1,9 +1,9 @@
-"""The arguments of an operator's call: bound by position or name, checked against the shapes that its docstring gives.
+"""The arguments of an operator's call: bound by position or name, and checked against the shapes in its docstring.
 
-A line of the docstring's "Args" names tensors with dtype and shape: `q: [B, S, num_heads*head_dim]`,
-`mask: int64 [B, T]`, `cos, sin: [B, S, P] or [B, S, heads, P]`, `v: [B, T, D], in k's dtype`, `bias: float32 [B|1, S]`.
-A tensor without a dtype has any floating-point one; "float32" also takes the float64 of a reference. Equal names are
-equal sizes, and an attribute's name is its value. So what `help` says is what holds.
+A line of the docstring's "Args" names tensors with dtype and shape: `q: [B, S, num_heads*head_dim]`, `mask: int64 [B,
+T]`, `cos, sin: [B, S, P] or [B, S, heads, P]`, `v: [B, T, D], in k's dtype`, `bias: float32 [B|1, S]`. A tensor without
+a dtype may have any floating-point dtype. "float32" also accepts the float64 of a reference. Equal names mean equal
+sizes. The name of an attribute means its value. What `help` shows is therefore what is checked.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from torch import Tensor
 from posexport.errors import RequestError
 
 Sizes = dict[str, Any]
-"""Attributes and sizes of axes by name, None for one that is not known yet."""
+"""Attributes and sizes of axes by name. None means not known yet."""
 
 
 class CallError(RequestError, ValueError, TypeError):
-    """Arguments that an operator doesn't take: posexport's RequestError, and what users of torch expect."""
+    """Arguments that an operator does not accept. It is posexport's RequestError and also the error that users of torch
+    expect."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A default that follows from another attribute or a size, `source`; signatures show it as `text`."""
+    """A default that follows from `source`, another attribute or a size. Signatures show it as `text`."""
 
     text: str
     source: str = ""
@@ -43,7 +44,7 @@ class Derived:
 
 
 REQUIRED: Any = Derived("<required>")
-"""The default of an argument that must be given although optional ones stand before it."""
+"""The default of a required argument that follows optional ones."""
 
 NUM_HEADS: Any = Derived("num_heads", "num_heads")
 NUM_KV_HEADS: Any = Derived("past.shape[1]", "num_kv_heads")
@@ -51,7 +52,7 @@ HEAD_DIM: Any = Derived("weight.shape[0]", "head_dim")
 SCALE: Any = Derived("head_dim**-0.5", "head_dim", lambda head_dim: head_dim**-0.5)
 
 VARYING = ("B", "S", "T", "L", "past", "new")
-"""The names of axes whose sizes may vary in a graph; the others are fixed."""
+"""The names of axes whose sizes may vary in a graph. The other sizes are fixed."""
 
 _related: list[bool] = []
 """Not empty inside `related_sizes`."""
@@ -59,8 +60,10 @@ _related: list[bool] = []
 
 @contextmanager
 def related_sizes() -> Iterator[None]:
-    """In an export inside it, sizes become equal or fixed where docstrings say that they are: for axes of which nobody
-    said how they vary. Otherwise sizes that vary are not compared, since that would contradict what was said."""
+    """In an export inside this block, docstrings make sizes equal or fixed. Use it if nobody said how axes vary.
+
+    Otherwise, sizes that vary are not compared, because that would contradict the sizes that were given.
+    """
     _related.append(True)
     try:
         yield
@@ -79,11 +82,11 @@ _ATTRIBUTES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((int,), "True or False"),
     Sequence[int]: ((list, tuple), "a list of whole numbers"),
 }
-"""The types of attributes, and their words."""
+"""The types of attributes, and their words in messages."""
 
 
 class Axis:
-    """One axis of a shape: a number, a name, or a sum of products of them; `|1` allows 1 too."""
+    """One axis of a shape: a number, a name, or a sum of products of them. `|1` allows 1 too."""
 
     def __init__(self, text: str) -> None:
         size, _, one = text.strip().partition("|")
@@ -92,13 +95,13 @@ class Axis:
         self._terms = [[factor.strip() for factor in term.split("*")] for term in size.split("+")]
 
     def unknown(self, sizes: Sizes) -> list[str]:
-        """The names whose sizes are not known."""
+        """Return the names whose sizes are not known."""
         factors = (factor for term in self._terms for factor in term)
         return [factor for factor in factors if not factor.isdigit() and sizes.get(factor) is None]
 
     def problem(self, size: Any, sizes: Sizes) -> str | None:
-        """Why the axis can't have this size; a name that it makes known goes into `sizes`."""
-        traced = torch.compiler.is_dynamo_compiling()  # where sizes that vary look like numbers
+        """Return why the axis cannot have this size, or None. Puts a size that becomes known into `sizes`."""
+        traced = torch.compiler.is_dynamo_compiling()  # then sizes that vary look like numbers
         if type(size) is not int and (traced or not _related):
             return None
         size = size if self._varies else int(size)
@@ -117,7 +120,7 @@ class Axis:
         return values[0][0] if [len(value) for value in values] == [1] else sum(map(math.prod, values))
 
     def _solve(self, size: Any, unknown: Sequence[str], sizes: Sizes) -> str | None:
-        """Find the only unknown factor of a product; nothing where there are more."""
+        """Find the only unknown factor of a product. Does nothing if there are several."""
         if len(self._terms) > 1 or len(unknown) > 1:
             return None
         factors = [factor for factor in self._terms[0] if factor != unknown[0]]
@@ -129,12 +132,12 @@ class Axis:
 
 
 def _is_plain(size: Any) -> bool:
-    """Whether a size is a number, or one that varies by itself; not a sum, such as the length of a grown cache."""
+    """Whether a size is a number or a single symbol. It is not a sum, such as the length of a grown cache."""
     return type(size) is int or (bool(_related) and size.node.expr.is_symbol)
 
 
 class Kind(NamedTuple):
-    """What is checked of a tensor; hashable unless sizes are those of a graph."""
+    """What is checked for a tensor. It is hashable unless its sizes are symbols of a graph."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -142,8 +145,11 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorRule:
-    """What a tensor must be: its place among the arguments, its dtypes (none: any floating-point one), the place of the
-    tensor whose dtype it shares, and its shape by rank, each with its number among the allowed ones."""
+    """What a tensor must be.
+
+    `at`: its place among the arguments. `dtypes`: its dtypes; empty means any floating-point dtype. `like`: the place
+    of the tensor whose dtype it shares. `shapes`: its shape by rank, each with its number among the allowed shapes.
+    """
 
     name: str
     at: int
@@ -154,7 +160,7 @@ class TensorRule:
     text: str
 
     def problem(self, kinds: Sequence[Any], sizes: Sizes) -> str | None:
-        """What is wrong with the tensor, None where nothing is; `kinds` has (shape, dtype) for each tensor."""
+        """Return what is wrong with the tensor, or None. `kinds` has a Kind for each tensor."""
         kind = kinds[self.at]
         if kind is None and self.optional:
             return None
@@ -178,11 +184,12 @@ class TensorRule:
 
 
 def _rules(doc: str, parameters: Mapping[str, inspect.Parameter]) -> list[TensorRule]:
-    """The rules in the order of the docstring; one whose products were not solvable at first comes again at the end."""
+    """Return the rules in the order of the docstring. Rules with products that cannot be solved at first are repeated
+    at the end."""
     names, rules = list(parameters), []
     attributes = [name for name in names if parameters[name].annotation in (int, float, bool)]
     defaults = {name: parameters[name].default for name in attributes}
-    known: Sizes = {  # without those that follow from a shape
+    known: Sizes = {  # without attributes that follow from a shape
         name: 1
         for name, value in defaults.items()
         if not isinstance(value, Derived) or value.source in {"", *attributes} - {name}
@@ -213,7 +220,7 @@ def _rules(doc: str, parameters: Mapping[str, inspect.Parameter]) -> list[Tensor
 
 
 class Arguments:
-    """The arguments of the torch body of an operator, whose docstring gives dtypes and shapes."""
+    """The arguments of an operator's torch body. Its docstring gives dtypes and shapes."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         self.signature = inspect.signature(body, eval_str=True)
@@ -238,13 +245,15 @@ class Arguments:
         self._checked_once = functools.lru_cache(4096)(self._check)
 
     def torch_signature(self) -> inspect.Signature:
-        """The signature without defaults, for graphs, in which every argument is there."""
+        """Return the signature without defaults. In a graph, every argument is given."""
         parameters = self.signature.parameters.values()
         return self.signature.replace(parameters=[p.replace(default=p.empty) for p in parameters])
 
     def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Every argument of a call by position. TypeError for one that is missing or unknown, CallError for one that is
-        not as the docstring says."""
+        """Return every argument of a call by position.
+
+        TypeError for an argument that is missing or unknown. CallError for one that does not match the docstring.
+        """
         values = self._bound(args, kwargs)
         kinds = tuple(
             [
@@ -256,14 +265,15 @@ class Arguments:
                 for value in values
             ]
         )
-        # sizes of graphs have no hash; in eager, checks would take as long as an operator
+        # Sizes of graphs have no hash. In eager mode, checks without the cache would take as long as an operator.
         check = self._check if torch.compiler.is_compiling() else self._checked_once
         for at, value in check(kinds):
             values[at] = value
         return values
 
     def _check(self, kinds: tuple[Any, ...]) -> list[tuple[int, Any]]:
-        """The values of derived defaults by their places; `kinds` are the arguments, with a Kind for each tensor."""
+        """Return the values of derived defaults with their places. `kinds` are the arguments, with a Kind for each
+        tensor."""
         sizes: Sizes = {}
         for at, name, types, words in self._attributes:
             derived = isinstance(kinds[at], Derived)
@@ -282,7 +292,7 @@ class Arguments:
         return [(at, sizes[name]) for at, name, default in self._derived if kinds[at] is default]
 
     def _derive(self, kinds: tuple[Any, ...], sizes: Sizes) -> None:
-        """Put the defaults that follow from what is known by now into `sizes`."""
+        """Put the defaults that follow from known values into `sizes`."""
         for at, name, default in self._derived:
             source = sizes.get(default.source)
             if kinds[at] is default and source is not None:

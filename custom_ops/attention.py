@@ -1,7 +1,7 @@
 """Attention with a bias, over all keys at once or with a cache: torch and decomposed ONNX.
 
-Which keys a query sees: posexport.custom_ops.visibility; caches: posexport.custom_ops.cache; bodies of the forms
-`native` and `contrib`: posexport.custom_ops.attention_forms.
+posexport.custom_ops.visibility says which keys a query sees. Caches are in posexport.custom_ops.cache. Bodies of the
+forms `native` and `contrib` are in posexport.custom_ops.attention_forms.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, si
 Three = tuple[Tensor, Tensor, Tensor]
 
 MASKED = -3.0e38
-"""The logit of a key that is not seen: finite, so that no row becomes NaN, and 0 after softmax with any other key."""
+"""The logit of a hidden key. It is finite, so that no row becomes NaN. After softmax it is 0 if the row has a visible
+key."""
 
 FUSED_SOFTCAP = 1000.0
-"""In half precision, caps up to this are computed without tanh; the error of the logits is at most 6e-5."""
+"""In half precision, caps up to this value are computed without tanh. The error of the logits is at most 6e-5."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Added(Generic[T]):
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, added: Added[Tensor], heads: CappedHeads, write_indices: Tensor | None = None
 ) -> Tensor:
-    """q [B, S, N*head_dim], k and v [B, K, T, head_dim]: the torch body of all three kinds of attention."""
+    """The torch body of all three kinds of attention. q [B, S, N*head_dim], k and v [B, K, T, head_dim]."""
     q, bias, mask = to_heads(q, heads.num_heads), added.bias, added.mask
     seq, total = q.shape[-2], k.shape[-2]
     out: Tensor
@@ -68,7 +69,8 @@ def _attention(
 
 
 def logits_of(q: Tensor, k: Tensor, heads: Heads) -> Tensor:
-    """scale * q k^T, [B, N, S, T], from q [B, N, S, head_dim] and k [B, K, T, head_dim]; fp32 for half precision."""
+    """Return scale * q k^T [B, N, S, T] for q [B, N, S, head_dim] and k [B, K, T, head_dim]. fp32 for half
+    precision."""
     logits = (q * heads.scale) @ k.repeat_interleave(heads.group, 1).transpose(-1, -2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -76,8 +78,10 @@ def logits_of(q: Tensor, k: Tensor, heads: Heads) -> Tensor:
 def weights_of(
     q: Tensor, k: Tensor, added: Added[Tensor], heads: CappedHeads, write_indices: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The weights of attention [B, N, S, T] in q's dtype, from logits that are summed in fp32 as in the graph, and the
-    visible keys."""
+    """Return the attention weights [B, N, S, T] in q's dtype, and the visible keys.
+
+    Logits are summed in fp32, as in the graph.
+    """
     seq, total = q.shape[-2], k.shape[-2]
     seen = visible(heads, seq, total, added.mask, write_indices, q.device)
     logits = logits_of(q, k, heads)
@@ -92,7 +96,7 @@ def weights_of(
 
 
 def from_heads(t: Tensor) -> Tensor:
-    """[B, heads, S, head_dim] to [B, S, heads*head_dim]."""
+    """Reshape [B, heads, S, head_dim] to [B, S, heads*head_dim]."""
     return t.transpose(1, 2).flatten(2)
 
 
@@ -114,7 +118,7 @@ def attend(
 ) -> Tensor:
     """Attention: softmax(scale * q k^T + bias, masked) v, softmax in float32 (Vaswani et al. 2017, eq. 1).
 
-    Query head n reads key head n // (num_heads / num_kv_heads). A query that sees no key gets zeros.
+    Query head n reads key head n // (num_heads / num_kv_heads). The result for a query that sees no key is zero.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -171,7 +175,7 @@ def attend_cached(
     chunk: int = 0,
     softcap: float = 0.0,
 ) -> Three:
-    """`attend` over cached keys and new ones, T = past + new of them, with the new ones last.
+    """`attend` over cached keys followed by new keys. T = past + new is the number of both.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -217,7 +221,7 @@ def attend_shared(
     chunk: int = 0,
     softcap: float = 0.0,
 ) -> Three:
-    """`attend` over buffers of T keys and values, into which the new ones are written; what lies behind is not seen.
+    """`attend` over buffers of T keys and values. New keys and values are written into them. Later slots are not seen.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -257,11 +261,13 @@ def weights_onnx(
     write_indices: ir.Value | None,
     first: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value | None]:
-    """The weights of attention [B, N, S, T] in q's dtype, with sinks one more column in front, and the visible keys;
-    `first` as in `visible_onnx`."""
+    """Return the attention weights [B, N, S, T] in q's dtype, and the visible keys.
+
+    With sinks, the weights have one more column in front. `first` as in `visible_onnx`.
+    """
     bias, sinks, dtype = added.bias, added.sinks, dtype_of(q)
     front = [0, 0, 0, 1, 0, 0, 0, 0]
-    if sinks is not None:  # a first key of zeros, whose logit is then replaced by the sink
+    if sinks is not None:  # a first key of zeros; the sink then replaces its logit
         k = op.Pad(k, front)
     logits = logits_onnx(op, q, k, heads)
     if heads.softcap:
@@ -277,13 +283,13 @@ def weights_onnx(
 
 
 def logits_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
-    """scale * q k^T in fp32, from q [B, S, N*head_dim] and k [B, N, head_dim, T]."""
+    """Return scale * q k^T in fp32 for q [B, S, N*head_dim] and k [B, N, head_dim, T]."""
     scaled = op.Mul(q, constant(op, heads.scale, dtype_of(q)))
     return cast(op, op.MatMul(heads_onnx(op, scaled, heads.num_heads), k), ir.DataType.FLOAT)
 
 
 def keys_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
-    """Keys for `logits_onnx`, from [B, T, K*head_dim], or [B, K, T, head_dim] of a cache."""
+    """Return keys for `logits_onnx` from [B, T, K*head_dim], or from a cache [B, K, T, head_dim]."""
     head_dim = size_of(q, -1) // heads.num_heads
     if rank_of(k) == 4:
         return op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
@@ -291,7 +297,7 @@ def keys_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
 
 
 def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.Value:
-    """c tanh(z / c), or c - 2c / (exp(2z / c) + 1), which TensorRT fuses, with an error of c * 2^-24."""
+    """Return c tanh(z / c), or c - 2c / (exp(2z / c) + 1), which TensorRT fuses, with an error of c * 2^-24."""
     cap = constant(op, softcap)
     if fused:
         grown = op.Exp(op.Mul(logits, constant(op, 2.0 / softcap)))
@@ -300,8 +306,10 @@ def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.V
 
 
 def caches_onnx(call: Call, write: Callable[..., ir.Value]) -> tuple[list[ir.Value], Lengths]:
-    """The present keys and values, none without a cache, and the numbers of queries and keys; `write` is how new keys
-    get into a shared cache."""
+    """Return the present keys and values (none without a cache) and the numbers of queries and keys.
+
+    `write` puts new keys into a shared cache.
+    """
     if call.write_indices is None:
         return call.present(), call.lengths()
     lengths, indices, kv_heads = call.lengths(), call.write_indices, call.heads.num_kv_heads
@@ -309,14 +317,14 @@ def caches_onnx(call: Call, write: Callable[..., ir.Value]) -> tuple[list[ir.Val
 
 
 def by_heads_onnx(op: Ops, t: ir.Value, heads: Heads, width: int) -> ir.Value:
-    """Keys or values [B, N, T, width], from [B, T, K*width], or [B, K, T, width] of a cache."""
+    """Return keys or values [B, N, T, width] from [B, T, K*width], or from a cache [B, K, T, width]."""
     if rank_of(t) == 4:
         return repeated_onnx(op, t, heads, width)
     return op.Transpose(split_onnx(op, t, heads), perm=[0, 2, 1, 3])
 
 
 def laid_out_onnx(call: Call, present: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
-    """All keys [B, N, head_dim, T] and values [B, N, T, value_dim]."""
+    """Return all keys [B, N, head_dim, T] and values [B, N, T, value_dim]."""
     k, v = present or (call.k, call.v)
     return keys_onnx(call.op, call.q, k, call.heads), by_heads_onnx(call.op, v, call.heads, call.value_dim)
 
@@ -324,16 +332,19 @@ def laid_out_onnx(call: Call, present: list[ir.Value]) -> tuple[ir.Value, ir.Val
 def attended_onnx(
     call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, first: ir.Value | None = None
 ) -> tuple[ir.Value, ir.Value | None]:
-    """[B, N, S, head_dim], and the visible keys, of keys and values that are laid out; `first` as in `visible_onnx`."""
+    """Return the result [B, N, S, value_dim] and the visible keys. `first` as in `visible_onnx`.
+
+    `keys` and `v` are laid out as by `laid_out_onnx`.
+    """
     op, added = call.op, Added(call.bias, call.mask, call.sinks)
     weights, seen = weights_onnx(op, call.q, keys, added, call.heads, lengths, call.write_indices, first)
-    if call.sinks is not None:  # their key has the value zero
+    if call.sinks is not None:  # the value of their key is zero
         v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     return op.MatMul(weights, v), seen
 
 
 def finished_onnx(call: Call, out: ir.Value, seen: ir.Value | None) -> ir.Value:
-    """[B, S, N*head_dim], with zeros for queries that see no key."""
+    """Return [B, S, N*value_dim], with zeros for queries that see no key."""
     if call.mask is not None and call.sinks is None:
         assert seen is not None
         out = call.op.Mul(out, cast(call.op, keyed_onnx(call.op, seen, call.dtype), call.dtype))
@@ -341,9 +352,9 @@ def finished_onnx(call: Call, out: ir.Value, seen: ir.Value | None) -> ir.Value:
 
 
 def decomposed_onnx(call: Call, write: Callable[..., ir.Value] = written_onnx) -> Results:
-    """Attention in standard operators; `write` is how new keys get into a shared cache.
+    """Attention in standard operators. `write` puts new keys into a shared cache.
 
-    TensorRT fuses all of it into one kernel in half precision; it doesn't with tanh, or with the sinks concatenated to
+    TensorRT fuses it into one kernel in half precision. It does not if there is a tanh, or if sinks are concatenated to
     the logits.
     """
     present, lengths = caches_onnx(call, write)
@@ -351,7 +362,7 @@ def decomposed_onnx(call: Call, write: Callable[..., ir.Value] = written_onnx) -
 
 
 KINDS = (attend, attend_cached, attend_shared)
-"""Attention of all three kinds."""
+"""All three kinds of attention."""
 
 for _kind in KINDS:
     add_bodies(_kind, decomposed_onnx)

@@ -1,6 +1,8 @@
-"""Decomposed attention of one head after the other on ONNX Runtime, or of some queries at a time, whose bias are logits
-made in the same turn: no array has the logits of all heads and queries, and what lies between operators stays in the
-processor's caches."""
+"""Decomposed attention on ONNX Runtime with a bias that is computed together with each head or block of queries.
+
+Attention is computed one head after the other, or some queries at a time. No array contains the logits of all heads and
+queries. Intermediate results stay in the processor's caches.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ from posexport.custom_ops.visibility import Lengths, visible_onnx
 from posexport.errors import RequestError
 
 LEAST = 256
-"""Queries of a block, at least, in which each head, or some queries after the others, have their turn."""
+"""The minimum number of queries in a block."""
 
 
 def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
-    """Attention whose bias are these logits, which go all at once for a few queries. Of many, one head has its turn
-    after the other, or some queries with all heads, and where logits can be those of a span, in blocks of queries with
-    the keys that one of them may see."""
+    """Attention with these logits as its bias.
+
+    A few queries are computed all at once. Many queries are computed one head after the other, or some queries at a
+    time with all heads. If the logits can be computed for a span, queries are divided into blocks, each with the keys
+    that one of its queries may see.
+    """
 
     def many(call: Call, k: ir.Value, v: ir.Value, lengths: Lengths) -> ir.Value:
         if logits.spans is None or not hides(call):
@@ -43,7 +48,7 @@ def _joined(call: Call, logits: ByHead | ByQueries) -> Results:
 def _attended(
     call: Call, k: ir.Value, v: ir.Value, logits: ByHead | ByQueries, lengths: Lengths, first: ir.Value | None = None
 ) -> ir.Value:
-    """[B, S, N*value_dim], of k [B, N, T, head_dim] and v [B, N, T, value_dim]; `first` as in `visible_onnx`."""
+    """Return [B, S, N*value_dim] for k [B, N, T, head_dim] and v [B, N, T, value_dim]. `first` as in `visible_onnx`."""
     op, heads, seen = call.op, call.heads, None
     if call.mask is not None:
         seen = visible_onnx(op, heads, lengths, call.mask, call.write_indices, first=first)
@@ -65,8 +70,11 @@ def _by_head(
     count: ir.Value,
     heads: Heads,
 ) -> ir.Value:
-    """One head after the other, [B, N, S, value_dim]: of q [B, N, S, head_dim], k [B, N, T, head_dim], v [B, N, T,
-    value_dim], what hides keys, and T."""
+    """Return [B, N, S, value_dim], computed one head after the other.
+
+    q [B, N, S, head_dim], k [B, N, T, head_dim], v [B, N, T, value_dim]. `hidden` hides keys as in `_hidden_onnx`.
+    `count` is T.
+    """
     if logits.of_product is None:
         return each_row_onnx(op, heads.num_heads, (q, k, v), *_with_logits(op, logits, hidden, heads.scale))
     total = blocks_of(op, count, logits.block)
@@ -82,7 +90,7 @@ def _by_head(
 def _by_queries(
     op: Ops, logits: ByQueries, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value | None, scale: float
 ) -> ir.Value:
-    """As `_by_head`, some queries at a time with all heads."""
+    """Do the same as `_by_head`, some queries at a time with all heads."""
 
     def some(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, numbers: ir.Value, hidden: ir.Value | None) -> ir.Value:
         added = logits.make(op, numbers)
@@ -95,13 +103,14 @@ def _by_queries(
 
 
 Head = Callable[..., "ir.Value"]
-"""`head(op, q, k, v, *parts)`: attention [S, head_dim] of one head, of q [S, head_dim], k and v [T, head_dim]."""
+"""`head(op, q, k, v, *parts)` returns attention [S, head_dim] of one head for q [S, head_dim], k and v [T,
+head_dim]."""
 
 
 def _with_logits(
     op: Ops, logits: ByHead, hidden: ir.Value | None, scale: float
 ) -> tuple[Sequence[ir.Value | None], Head]:
-    """The parts of logits and of what hides keys, and attention whose product is added to them."""
+    """Return the parts of logits and mask, and a head that adds the logits to its product."""
     under = logits.under(op, hidden)
 
     def head(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, *parts: ir.Value) -> ir.Value:
@@ -112,7 +121,7 @@ def _with_logits(
 
 
 def _with_product(of_product: Callable[..., ir.Value], scale: float) -> Head:
-    """Attention with logits that are added to its product, which is part of them."""
+    """Return a head whose logits need its product of queries and keys. `of_product` adds them to it."""
 
     def head(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, hidden: ir.Value) -> ir.Value:
         product = _summed_onnx(op, q, k, op.Squeeze(hidden, [0, 1]), scale)
@@ -127,19 +136,21 @@ def _weighted_onnx(op: Ops, logits: ir.Value, v: ir.Value) -> ir.Value:
 
 
 def _summed_onnx(op: Ops, q: ir.Value, k: ir.Value, added: ir.Value, scale: float) -> ir.Value:
-    """scale * q k^T + added, float32 [S, T], of q [S, head_dim] and k [T, head_dim]."""
-    if dtype_of(q) == ir.DataType.FLOAT:  # a product that is added to a matrix: no pass over it for a sum
+    """Return scale * q k^T + added, float32 [S, T], for q [S, head_dim] and k [T, head_dim]."""
+    if dtype_of(q) == ir.DataType.FLOAT:  # one Gemm, without another pass for the sum
         return op.Gemm(q, k, added, alpha=scale, transB=1)
     product = op.MatMul(op.Mul(q, constant(op, scale, dtype_of(q))), op.Transpose(k, perm=[1, 0]))
     return op.Add(cast(op, product, ir.DataType.FLOAT), added)
 
 
 def _hidden_onnx(call: Call, lengths: Lengths, seen: ir.Value | None, first: ir.Value | None = None) -> ir.Value | None:
-    """What hides keys where it is added to logits, [B|1, 1, S, T], with a mask those that are not `seen`; None where
-    every query sees every key. `first` as in `visible_onnx`."""
+    """Return the mask that is added to logits, [B|1, 1, S, T]. None if every query sees every key.
+
+    With a mask, `seen` are the visible keys. `first` as in `visible_onnx`.
+    """
     op, heads, lowest = call.op, call.heads, constant(call.op, MASKED)
     if heads.causal and not heads.local and call.mask is None and call.write_indices is None:
-        # in fp32: ONNX Runtime's Where has one thread
+        # in fp32, because ONNX Runtime's Where has one thread
         seq, total = lengths
         queries, keys = (op.Cast(op.Range(first, total, 1), to=ir.DataType.FLOAT) for first in (op.Sub(total, seq), 0))
         behind = op.Sub(op.Unsqueeze(queries, [1]), keys)

@@ -1,5 +1,8 @@
-"""Decomposed attention of prompts on ONNX Runtime, some queries at a time with the keys that one of them may see: of
-causal attention half the work is on keys that are hidden, of a window nearly all, and no array has all logits."""
+"""Decomposed attention for prompts on ONNX Runtime, in blocks of queries with the keys that one of them may see.
+
+Otherwise, half of the work of causal attention is on hidden keys, and nearly all of the work of a window. No array
+contains all logits.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,19 @@ from posexport.custom_ops.operator import Operator, Ops, few_onnx, shape_of, siz
 from posexport.custom_ops.visibility import Lengths
 
 WHOLE = 256
-"""Queries up to which all are taken at once."""
+"""The maximum number of queries that are computed all at once."""
 
 LEAST, BLOCKS, MOST = 128, 8, 512
-"""Queries of a block, at least; blocks of a prompt, where more would have fewer than MOST queries. Each block copies
-the keys that it sees, so more blocks take longer beyond some number (1024 and 4096 tokens: 8 are fastest)."""
+"""The minimum number of queries in a block, the number of blocks of a prompt, and the maximum number of queries in a
+block.
+
+A prompt has more blocks only if queries of a block exceed the maximum. Each block copies the keys that it sees, so too
+many blocks take longer (8 are fastest for 1024 and 4096 tokens).
+"""
 
 
 def attended_by_queries_onnx(call: Call) -> Results:
-    """Attention in standard operators, and with a cache the present keys and values."""
+    """Attention in standard operators. With a cache, also returns the present keys and values."""
     length = shape_of(call.q)[1]
     if call.bias is not None or not hides(call) or (isinstance(length, int) and length <= WHOLE):
         return decomposed_onnx(call, scattered_onnx)
@@ -43,17 +50,21 @@ def attended_by_queries_onnx(call: Call) -> Results:
 
 
 Many = Callable[[Call, "ir.Value", "ir.Value", Lengths], "ir.Value"]
-"""`many(call, k, v, lengths)`: attention [B, S, N*value_dim] of the queries of a call over keys k [B, N, T, head_dim]
-and values v [B, N, T, value_dim]."""
+"""`many(call, k, v, lengths)` returns attention [B, S, N*value_dim].
+
+The queries are those of the call. Keys k [B, N, T, head_dim], values v [B, N, T, value_dim].
+"""
 
 
 def in_two_ways_onnx(
     call: Call, bias_of_few: Callable[[Ops], ir.Value | None], many: Many, most: int | None
 ) -> Results:
-    """Attention of at `most` so many queries (by default FEW) all at once, with a bias, and of more by `many`; and with
-    a cache the present keys and values."""
+    """Attention that computes up to `most` queries (by default FEW) at once with a bias, and more queries with `many`.
+
+    With a cache, also returns the present keys and values.
+    """
     (present, lengths), heads = caches_onnx(call, scattered_onnx), call.heads
-    # before the choice, where heads are laid out without a copy; keys are turned behind it, which is part of a product
+    # Heads are laid out before the If, where it needs no copy. Keys are transposed inside, as part of a product.
     pairs = zip(present or (call.k, call.v), (call.head_dim, call.value_dim), strict=True)
     k, v = (by_heads_onnx(call.op, t, heads, width) for t, width in pairs)
 
@@ -62,7 +73,7 @@ def in_two_ways_onnx(
 
     queries = call.op.Shape(call.q, start=1, end=2)
     out = few_onnx(call.op, True, queries, few, lambda op: many(replace(call, op=op), k, v, lengths), most)
-    # of both the shape, which an If may hide
+    # the shape of both branches, which an If may hide
     return call.op.Reshape(out, [0, -1, heads.num_heads * call.value_dim]), *present
 
 
@@ -76,8 +87,11 @@ def hides(call: Call) -> bool:
 
 
 Attended = Callable[[Call, "ir.Value", "ir.Value", Span, "ir.Value"], "ir.Value"]
-"""`attended(call, k, v, span, first)`: attention [B, S, N*value_dim] of the queries of a call over keys k [B, N, T,
-head_dim] and values v [B, N, T, value_dim] of a span; the first query has the index `first` among these keys."""
+"""`attended(call, k, v, span, first)` returns attention [B, S, N*value_dim] for the queries of a call.
+
+Keys k [B, N, T, head_dim] and values v [B, N, T, value_dim] belong to a span. `first` is the index of the first query
+among these keys.
+"""
 
 
 def _of_span(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) -> ir.Value:
@@ -85,12 +99,14 @@ def _of_span(call: Call, k: ir.Value, v: ir.Value, span: Span, first: ir.Value) 
 
 
 def divided_onnx(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, attended: Attended, least: int) -> ir.Value:
-    """[B, S, N*value_dim] of keys [B, N, T, head_dim] and values [B, N, T, value_dim]: blocks of queries, `least` at
-    least, one after the other, by a Scan."""
+    """Return [B, S, N*value_dim], computed for one block of queries after the other in a Scan.
+
+    Keys [B, N, T, head_dim], values [B, N, T, value_dim]. A block has at least `least` queries.
+    """
     op, heads, (seq, total) = call.op, call.heads, lengths
     count = op.Min(count_of_blocks(op, seq, least), op.Max(BLOCKS, count_of_blocks(op, seq, MOST)))
     size = count_of_blocks(op, seq, count)
-    spare = op.Sub(op.Mul(count, size), seq)  # queries of zeros in front, so that blocks end where the prompt does
+    spare = op.Sub(op.Mul(count, size), seq)  # queries of zeros in front, so that the last block ends with the prompt
     width = size_of(call.q, -1)
     q = op.Pad(call.q, op.Concat(op.Unsqueeze(spare, [0]), [0], axis=0), None, [1])
     q = op.Reshape(q, op.Concat([0], op.Unsqueeze(count, [0]), [-1, width], axis=0))
@@ -99,16 +115,16 @@ def divided_onnx(call: Call, keys: ir.Value, v: ir.Value, lengths: Lengths, atte
     indices = op.Sub(total, seq) if call.write_indices is None else call.write_indices
 
     def one(op: Ops, number: ir.Value, q: ir.Value) -> ir.Value:
-        # the index of the first query, with a shared cache of each row
+        # the index of the first query; with a shared cache, one for each row
         of_all = op.Sub(op.Mul(number, size), spare)
         first = last = own = op.Add(indices, of_all)
         if call.write_indices is not None:
             first, last = op.ReduceMin(first, [0], keepdims=0), op.ReduceMax(last, [0], keepdims=0)
         end, start = op.Add(last, size), op.Constant(value_int=0)
-        if not heads.causal:  # keys behind a query are as near as those before it
+        if not heads.causal:  # keys after a query are as near as those before it
             end = op.Add(end, heads.window - 1)
         end = op.Min(end, total)
-        if heads.window and not heads.chunk:  # chunks are counted from the first key of all
+        if heads.window and not heads.chunk:  # chunks are counted from the first of all keys
             start = op.Max(start, op.Sub(first, heads.window - 1))
         span = Span(first=of_all, count=size, start=start, end=end)
         small = replace(

@@ -3,10 +3,12 @@
 native    ONNX Attention-23, TensorScatter-24
 contrib   com.microsoft MultiHeadAttention and GroupQueryAttention
 
-Whatever an operator has no input for becomes part of its mask, which is added to the logits: biases, windows, causality
-over a cache, padding, and sinks as one more key of zeros whose logit is the sink. Runtimes differ in two cases, which
-are avoided: where keys outnumber queries, causal masks are aligned differently, so they are passed as a mask; and a row
-without any key is NaN, a mean or the unmasked result, so such rows see every key and are then multiplied by 0.
+If an operator has no input for something, it becomes part of the mask that is added to the logits: biases, windows,
+causality over a cache, padding, and sinks. A sink is one more key of zeros whose logit is the sink.
+
+Runtimes differ in two cases, which are avoided. If there are more keys than queries, runtimes align causal masks
+differently, so causality is passed as a mask. For a row without any key, they return NaN, a mean or the unmasked
+result. Such rows see every key here, and their result is multiplied by 0.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, le
 from posexport.errors import RequestError
 
 LOWEST = {"DOUBLE": -3.0e38, "FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
-"""What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
+"""What a mask adds to the logit of a hidden key. It is finite, so that no difference of infinities becomes NaN."""
 
 _HALF = {"FLOAT16", "BFLOAT16"}
 """Dtypes whose softmax is computed in fp32."""
@@ -52,7 +54,7 @@ class Call:
 
     @property
     def past(self) -> tuple[ir.Value, ...]:
-        """The cached keys and values; empty without a cache."""
+        """The cached keys and values. Empty without a cache."""
         return tuple(past for past in (self.past_key, self.past_value) if past is not None)
 
     @property
@@ -62,17 +64,17 @@ class Call:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """The width of a head."""
         return size_of(self.q, -1) // self.heads.num_heads
 
     @property
     def value_dim(self) -> int:
-        """Width of a head of values."""
+        """The width of a head of values."""
         return size_of(self.v, -1) // self.heads.num_kv_heads
 
     @property
     def one_size(self) -> bool:
-        """Whether values have heads as wide as keys."""
+        """Whether the heads of values are as wide as those of keys."""
         return self.value_dim == self.head_dim
 
     @property
@@ -82,41 +84,44 @@ class Call:
 
     @property
     def square(self) -> bool:
-        """Whether there are always as many keys as queries, and none is cached."""
+        """Whether there are always as many keys as queries, and no key is cached."""
         return not self.past and self.even
 
     def lengths(self) -> Lengths:
-        """The numbers of queries and keys, as scalars."""
+        """Return the numbers of queries and keys, as scalars."""
         if not self.past:
             return lengths_onnx(self.op, self.q, self.k)
         seq, length = lengths_onnx(self.op, self.q, self.past[0])
         return seq, length if self.write_indices is not None else self.op.Add(length, seq)
 
     def flat(self, t: ir.Value) -> ir.Value:
-        """[B, heads, S, head_dim] to [B, S, heads*head_dim]."""
+        """Reshape [B, heads, S, head_dim] to [B, S, heads*head_dim]."""
         return self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
 
     def present(self, write: Callable[[ir.Value, ir.Value], ir.Value] | None = None) -> list[ir.Value]:
-        """The caches with the new keys and values, by `write` or else appended; empty without a cache."""
+        """Return the caches with the new keys and values, by `write` or else appended. Empty without a cache."""
         write = write or (lambda past, new: grown_onnx(self.op, past, new, self.heads.num_kv_heads))
         return [write(past, new) for past, new in zip(self.past, (self.k, self.v), strict=False)]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """`added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype, and `rows` [B or 1, 1, S, 1], 0 for a query
-    that sees no key; None where every query sees every key."""
+    """A mask that is `added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype. None if every query sees every
+    key.
+
+    `rows` [B or 1, 1, S, 1] is 0 for a query that sees no key. None if it is not needed.
+    """
 
     added: ir.Value | None = None
     rows: ir.Value | None = None
 
 
 def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
-    """The mask for everything that the operator can't do, or must not because runtimes differ.
+    """Return the mask for everything that the operator cannot do, or must not do because runtimes differ.
 
-    `covered`: the operator itself covers causality, window and buffer. With padding the mask has them nonetheless, to
-    find the rows without a key. `sinks`: they are the first column. The mask is added, not boolean: that takes half the
-    memory on ONNX Runtime and half the kernels in TensorRT.
+    `covered`: the operator itself handles causality, window and buffer. With padding, the mask contains them too, to
+    find the rows without a key. `sinks`: sinks are the first column. The mask is added, not boolean. This takes half
+    the memory on ONNX Runtime and half the kernels in TensorRT.
     """
     op, dtype, heads = call.op, call.dtype, call.heads
     seq, total = call.lengths()
@@ -137,7 +142,7 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
     added = call.bias
     if added is not None:
         if dtype == ir.DataType.FLOAT16:
-            # half of the lowest, so that a distant key is above a hidden one
+            # half of the lowest value, so that the logit of a distant key is above that of a hidden key
             added = op.Max(added, constant(op, LOWEST[dtype.name] / 2))
         added = cast(op, added, dtype)
         added = added if sink is None else op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0])
@@ -153,14 +158,14 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
 
 
 def _without_keyless(call: Call, out: ir.Value, mask: Mask) -> ir.Value:
-    """Zeros for queries that see no key, in [B, S, N*head_dim]."""
+    """Set the results of queries that see no key to zero, in [B, S, N*head_dim]."""
     if mask.rows is None:
         return out
     return call.op.Mul(out, call.op.Squeeze(mask.rows, [1]))
 
 
 def _with_sink_key(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
-    """`t` with a first key of zeros for the sinks, where there are any."""
+    """Return `t` with a first key of zeros if there are sinks."""
     if call.sinks is None:
         return t
     pads = [0] * (2 * rank)
@@ -169,10 +174,13 @@ def _with_sink_key(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
 
 
 def _native(call: Call, ort: bool) -> Results:
-    """`ort`: for ONNX Runtime, whose Attention takes the cache as an input, and the precision of softmax."""
+    """The ONNX operator Attention.
+
+    `ort`: for ONNX Runtime. Its Attention takes the cache as an input, and the precision of softmax.
+    """
     op, heads = call.op, call.heads
     attributes: dict[str, Any] = {"scale": heads.scale}
-    if ort and call.dtype.name in _HALF:  # TensorRT takes no such attribute; its kernels sum in fp32
+    if ort and call.dtype.name in _HALF:  # TensorRT does not take this attribute; its kernels sum in fp32
         attributes["softmax_precision"] = int(ir.DataType.FLOAT)
     if heads.softcap:
         attributes["softcap"] = heads.softcap
@@ -188,7 +196,7 @@ def _native(call: Call, ort: bool) -> Results:
     causal = causal and call.square
     mask = _mask(call, covered=causal)
     if call.write_indices is None:
-        # [B, T, K*head_dim]: TensorRT-RTX 1.7 fails to build rotated queries with cached keys split by heads
+        # [B, T, K*head_dim]: TensorRT-RTX 1.7 fails to build rotated queries with cached keys that are split by heads
         present = call.present()
         k, v = (_with_sink_key(call, t, 1, 3) for t in (map(call.flat, present) if present else (call.k, call.v)))
         attributes |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(causal)}
@@ -201,7 +209,7 @@ def _native(call: Call, ort: bool) -> Results:
 
 
 def _written(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, new: ir.Value) -> ir.Value:
-    """A buffer with the new keys or values. TensorRT supports TensorScatter only for a fixed buffer length."""
+    """Write the new keys or values into a buffer. TensorRT supports TensorScatter only for a fixed buffer length."""
     op, kv_heads = call.op, call.heads.num_kv_heads
     if ort or isinstance(shape_of(buffer)[2], int):
         return op.TensorScatter(buffer, heads_onnx(op, new, kv_heads), write_indices, axis=2)
@@ -209,17 +217,20 @@ def _written(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, n
 
 
 def _placed(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, new: ir.Value) -> ir.Value:
-    """A buffer with the new keys or values, by operators of every opset."""
+    """Write the new keys or values into a buffer with operators of every opset."""
     write = scattered_onnx if ort else written_onnx
     return write(call.op, buffer, new, write_indices, call.lengths(), call.heads.num_kv_heads)
 
 
 def _multi_head(call: Call, ort: bool) -> Results:
-    """MultiHeadAttention, which needs as many key heads as query heads. `ort`: cached keys are [B, N, T, head_dim],
-    which ONNX Runtime takes and TensorRT doesn't, instead of [B, T, N*head_dim]."""
+    """MultiHeadAttention, which needs as many key heads as query heads.
+
+    `ort`: cached keys are [B, N, T, head_dim], which ONNX Runtime accepts and TensorRT does not, instead of [B, T,
+    N*head_dim].
+    """
     op, heads = call.op, call.heads
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
-    causal = heads.causal and plain and call.square  # runtimes agree only there
+    causal = heads.causal and plain and call.square  # runtimes agree only in this case
     mask = _mask(call, covered=causal)
     present = call.present(None if call.write_indices is None else partial(_placed, call, call.write_indices, ort))
     if present and ort and call.one_size:
@@ -239,31 +250,34 @@ def _multi_head(call: Call, ort: bool) -> Results:
 
 @dataclass(frozen=True)
 class _Again:
-    """Cached keys and values of which `count` [1] are given once more as new ones: all or none of them."""
+    """Cached keys and values, of which the first `count` [1] are passed again as new ones. `count` is all or 0."""
 
     call: Call
     count: ir.Value
 
     def cached(self, past: ir.Value) -> ir.Value:
-        """The cached ones [B, K, P, head_dim] that are left."""
+        """Return the cached keys or values [B, K, P, head_dim] that are left."""
         return self.call.op.Slice(past, self.count, [2**31 - 1], [2])
 
     def new(self, new: ir.Value, past: ir.Value) -> ir.Value:
-        """New ones [B, S, K*head_dim] behind those that are given once more."""
+        """Return the new keys or values [B, S, K*head_dim], after those that are passed again."""
         op, width = self.call.op, self.call.heads.num_kv_heads * size_of(past, -1)
         given = op.Transpose(op.Slice(past, [0], self.count, [2]), perm=[0, 2, 1, 3])
         return op.Concat(op.Reshape(given, [0, 0, width]), new, axis=1)  # there may be none, so no -1
 
     def padded(self, value: ir.Value, axis: int, rank: int) -> ir.Value:
-        """Zeros in front of the queries of a value, one for each that is given once more."""
+        """Pad a value with zeros in front of its queries, one for each key that is passed again."""
         op = self.call.op
         before, after = [0] * axis, [0] * (2 * rank - axis - 1)
         return op.Pad(value, op.Concat(*([before] if before else []), self.count, after, axis=0))
 
 
 def _again(call: Call) -> _Again:
-    """What lets GroupQueryAttention take any tokens over a grown cache: it takes several in several rows only where
-    none is cached, so all keys are new ones then, with queries of zeros in front that nobody reads."""
+    """Return how GroupQueryAttention can take any number of tokens with a grown cache.
+
+    The operator takes several tokens in several rows only if no key is cached. In this case all keys are passed as new
+    ones. Queries of zeros come first, and nothing reads their results.
+    """
     op = call.op
     batch, seq = (op.Shape(call.q, start=axis, end=axis + 1) for axis in (0, 1))
     several = op.Cast(op.And(op.Greater(batch, [1]), op.Greater(seq, [1])), to=ir.DataType.INT64)
@@ -271,8 +285,10 @@ def _again(call: Call) -> _Again:
 
 
 def _grouped(call: Call) -> Results:
-    """GroupQueryAttention, always with all three outputs: without them ONNX Runtime uses another kernel, which gives
-    wrong results with a past and no error."""
+    """GroupQueryAttention, always with all three outputs.
+
+    Without them, ONNX Runtime uses another kernel. With a past, that kernel gives wrong results without an error.
+    """
     op, heads = call.op, call.heads
     window = heads.window if heads.causal else 0
     mask = _mask(call, covered=not heads.chunk and (heads.causal or not heads.window), sinks=False)
@@ -292,8 +308,8 @@ def _grouped(call: Call) -> Results:
         total = op.Add(op.ReduceMax(call.write_indices, [0]), seq)
         if added is not None:  # only the keys so far, not the whole buffer
             added = op.Slice(added, [0], total, [3])
-    # The same values: behind a bare MatMul, ONNX Runtime's GroupQueryAttentionFusion for CUDA puts rotations into the
-    # operator and loses their positions and the mask, or fails (its issue 29524).
+    # The Reshape changes no value. After a bare MatMul, ONNX Runtime's GroupQueryAttentionFusion for CUDA moves
+    # rotations into the operator and loses their positions and the mask, or fails (its issue 29524).
     v = op.Reshape(v, [0, 0, heads.num_kv_heads * call.head_dim])
     inputs = (q, k, v, *(past or (None, None)), lengths, op.Cast(op.Squeeze(total), to=int32))
     attributes: dict[str, Any] = {"num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads}
@@ -318,12 +334,12 @@ def _contrib(call: Call, ort: bool) -> Results:
 
 
 def call_of(operator: Operator[..., Any], op: Ops, args: Sequence[Any]) -> Call:
-    """The call of an attention operator from the arguments of its body."""
+    """Return the call of an attention operator from the arguments of its body."""
     return Call(op, CappedHeads(*args[len(operator.inputs) :]), **dict(zip(operator.inputs, args, strict=False)))
 
 
 def add_bodies(operator: Operator[..., Any], decomposed: Callable[[Call], Results]) -> None:
-    """Give an attention operator its bodies in all forms; `decomposed` is the one in standard operators."""
+    """Give an attention operator its bodies in all forms. `decomposed` is the body in standard operators."""
     cache = "shared" if "write_indices" in operator.inputs else "concat" if "past_key" in operator.inputs else None
 
     def body(attend: Callable[[Call], Results], form: str = "decomposed", target: str = "") -> Callable[..., Results]:

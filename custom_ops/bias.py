@@ -1,5 +1,5 @@
-"""Biases on the logits that depend only on the positions p_i of the query and p_j of the key, in fp32 for every graph
-dtype.
+"""Biases on the logits that depend only on the positions p_i of the query and p_j of the key. fp32 for every dtype of
+the graph.
 
 Distances are computed in integers, so they are exact at any position. Buckets are looked up, because runtimes round
 logarithms differently.
@@ -20,37 +20,37 @@ from posexport.custom_ops.operator import Ops, cast, constant, operator, shape_o
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """p_i - p_j, [B, S, T] (or [B, S, T, axes])."""
+    """Return p_i - p_j, [B, S, T] (or [B, S, T, axes])."""
     return q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
 
 
 def distances_onnx(op: Ops, positions: Positions[ir.Value]) -> ir.Value:
-    """As `distances`, in ONNX."""
+    """Do the same as `distances`, in ONNX."""
     return op.Sub(op.Unsqueeze(positions.q_positions, [2]), op.Unsqueeze(positions.k_positions, [1]))
 
 
 def ahead_onnx(op: Ops, positions: Positions[ir.Value]) -> ir.Value:
-    """p_j - p_i, [B, S, T]."""
+    """Return p_j - p_i, [B, S, T]."""
     return op.Sub(op.Unsqueeze(positions.k_positions, [1]), op.Unsqueeze(positions.q_positions, [2]))
 
 
 def clipped(offset: Tensor, reach: int, limit: int | None = None) -> Tensor:
-    """clip(offset, -reach, limit or reach) + reach: the row in a table of distances."""
+    """Return clip(offset, -reach, limit or reach) + reach: the row in a table of distances."""
     return offset.clamp(-reach, reach if limit is None else limit) + reach
 
 
 def clipped_onnx(op: Ops, offset: ir.Value, reach: int, limit: int | None = None) -> ir.Value:
-    """As `clipped`, in ONNX."""
+    """Do the same as `clipped`, in ONNX."""
     return op.Add(op.Min(op.Max(offset, -reach), reach if limit is None else limit), reach)
 
 
 def fake_logits(queries: Tensor, keys: int, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """An empty [B, N, S, T] for `queries` [B, S, ...], in the wide dtype of `dtype`."""
+    """Return an empty tensor [B, N, S, T] for `queries` [B, S, ...], in the wide dtype of `dtype`."""
     return queries.new_empty((queries.shape[0], num_heads, queries.shape[1], keys), dtype=wide(dtype))
 
 
 def fake_bias(call: Any, per_head: Tensor) -> Tensor:
-    """The fake of a bias between positions, from a parameter whose last axis are the heads."""
+    """Return the fake of a bias that depends on positions. The last axis of `per_head` are the heads."""
     return fake_logits(call.q_positions, call.k_positions.shape[1], per_head.shape[-1], per_head.dtype)
 
 
@@ -79,8 +79,10 @@ def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: 
 
 
 def rated(op: Ops, queries: ir.Value, rates: Sequence[ir.Value], shared: Callable[[Ops], Sequence[ir.Value]]) -> ByHead:
-    """The sum of numbers that all heads share, each [B, 1, S, T], times a rate of each head, [N]; `queries` are
-    [B, S, ...]."""
+    """Return the sum of numbers that all heads share, each [B, 1, S, T], times a rate of each head, [N].
+
+    `queries` are [B, S, ...].
+    """
     factors = [op.Unsqueeze(rate, [0, 2, 3]) for rate in rates]
 
     def summed(op: Ops, count: int, *parts: ir.Value) -> ir.Value:
@@ -111,7 +113,7 @@ add_by_head(alibi_bias, _alibi, scans=False)
 
 @operator("GridBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
 def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidean: bool = True) -> Tensor:
-    """-slope d(p_i, p_j), d the distance on a grid, Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566) or
+    """-slope d(p_i, p_j), where d is the distance on a grid: Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566) or
     manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525).
 
     Args:
@@ -134,11 +136,11 @@ def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidea
 
 
 STRIDE = 4096
-"""Positions are multiples of it and a rest, each of which fp32 holds."""
+"""A position is split into a multiple of this number and a rest. fp32 represents both exactly."""
 
 
 def _offsets_onnx(op: Ops, queries: ir.Value, keys: ir.Value) -> ir.Value:
-    """p_i - p_j in fp32, [B, S, T], rounded once: ONNX Runtime's Cast of whole numbers has one thread."""
+    """Return p_i - p_j in fp32, [B, S, T], rounded once. ONNX Runtime's Cast of integers has one thread."""
 
     def parts(side: ir.Value, axis: int) -> list[ir.Value]:
         rest = op.Mod(side, STRIDE)
@@ -192,19 +194,19 @@ def relative_bias(
 
 
 ROWS = 64
-"""Rows that an index of single numbers gets: ONNX Runtime's GatherElements divides them among its threads, and its
-Gather takes three times as long."""
+"""Rows of an index of single numbers. ONNX Runtime's GatherElements divides them among its threads. Its Gather takes
+three times as long."""
 
 
 def looked_up(op: Ops, queries: ir.Value, table: ir.Value, index: Callable[[Ops], ir.Value]) -> ByHead:
-    """Rows of a table [R, N] in fp32 at an index [B, S, T], which all heads share; `queries` are [B, S, ...]."""
+    """Return rows of a table [R, N] in fp32 at an index [B, S, T] that all heads share. `queries` are [B, S, ...]."""
     by_heads = op.Unsqueeze(op.Transpose(table, perm=[1, 0]), [0, 2])
 
     def parts(op: Ops) -> list[ir.Value]:
         at = index(op)
         shape = op.Shape(at, start=1)
         numbers = op.ReduceProd(shape)
-        power = op.BitwiseAnd(numbers, op.Neg(numbers))  # the largest one that divides them
+        power = op.BitwiseAnd(numbers, op.Neg(numbers))  # the largest power of two that divides the count
         rows = op.Where(op.Less(power, 8), op.Slice(shape, [0], [1], [0]), op.Min(power, ROWS))
         in_rows = op.Reshape(at, op.Concat([0, 1], rows, [-1], axis=0))
         in_rows.shape = ir.Shape([shape_of(at)[0], 1, None, None])
@@ -235,7 +237,7 @@ add_by_head(relative_bias, _relative, scans=False)
 
 
 MIN_PARAMETER, MAX_POWER = 0.01, 2.0
-"""KERPLE's smallest parameter and largest exponent: beyond them it is not a kernel."""
+"""KERPLE's smallest parameter and largest exponent. Beyond them it is not a kernel."""
 
 
 @operator("KerpleBias", "bias", fake=lambda call: fake_bias(call, call.r1))
@@ -290,7 +292,7 @@ add_by_head(kerple_bias, _kerple, scans=False)
 def cosine_bias(
     q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor, rates: Tensor, below_zero: bool = False
 ) -> Tensor:
-    """rate * sum over f of cos(w_f (p_i - p_j)), from cosines and sines of w_f p (Sandwich: Chi et al. 2023,
+    """rate * sum over f of cos(w_f (p_i - p_j)), from the cosines and sines of w_f p (Sandwich: Chi et al. 2023,
     arXiv:2212.10356, section 5).
 
     Args:

@@ -1,5 +1,5 @@
-"""Logits of one head after the other, on ONNX Runtime: what lies between its operators stays in the processor's caches,
-and takes the memory of one head."""
+"""Logits computed one head after the other on ONNX Runtime. Intermediate results stay in the processor's caches and
+take the memory of one head."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from posexport.custom_ops.operator import (
 )
 
 Make = Callable[..., "ir.Value"]
-"""`make(op, N, *parts)`: numbers of N heads, [B, N, ...], from parts [B|1, N|1, ...], which may be None."""
+"""`make(op, N, *parts)` returns numbers of N heads, [B, N, ...], from parts [B|1, N|1, ...]. Parts may be None."""
 
 Parts = Callable[[Ops], "Sequence[ir.Value | None]"]
-"""What makes such parts."""
+"""Returns such parts."""
 
 
 @attrs.frozen(kw_only=True)
 class Span:
-    """Some queries that follow each other, `count` from the `first` on, and the keys from `start` to below `end` that
-    one of them may see, all int64 []. `first` is negative where queries stand in front that there are not."""
+    """Consecutive queries, and the keys that one of them may see.
+
+    There are `count` queries, beginning with `first`. Keys are those from `start` to below `end`. All are int64 [].
+    `first` is negative if padding queries come first.
+    """
 
     first: ir.Value
     count: ir.Value
@@ -42,24 +45,27 @@ class Span:
     end: ir.Value
 
     def lengths(self, op: Ops) -> tuple[ir.Value, ir.Value]:
-        """The numbers of queries and of keys."""
+        """Return the numbers of queries and of keys."""
         return self.count, op.Sub(self.end, self.start)
 
     def of_queries(self, op: Ops, value: ir.Value, axis: int) -> ir.Value:
-        """What a value has of these queries, whose axis this is."""
+        """Return the part of a value that belongs to these queries. `axis` is the axis of queries."""
         taken: ir.Value = op.Gather(
             value, op.Max(op.Range(self.first, op.Add(self.first, self.count), 1), 0), axis=axis
         )
-        taken.shape = _resized(value, axis)  # which onnx doesn't infer here
+        taken.shape = _resized(value, axis)  # onnx does not infer it here
         return taken
 
     def of_keys(self, op: Ops, value: ir.Value, axis: int) -> ir.Value:
-        """What a value has of these keys, whose axis this is."""
+        """Return the part of a value that belongs to these keys. `axis` is the axis of keys."""
         return slice_onnx(op, value, self.start, self.end, axis)
 
     def of(self, op: Ops, name: str, value: Any) -> Any:
-        """What an input by its name has of these queries and keys: `q` or `q_...` [B, S, ...], `k_...` [B, T, ...], or
-        a dataclass of such; any other as it is."""
+        """Return the part of an input that belongs to these queries and keys, by the input's name.
+
+        `q` or `q_...` is [B, S, ...], `k_...` is [B, T, ...]. A dataclass of such inputs is divided field by field. Any
+        other input is returned unchanged.
+        """
         if is_dataclass(value) and not isinstance(value, type):
             named = {each.name: getattr(value, each.name) for each in fields(value)}
             return replace(value, **{key: self.of(op, key, each) for key, each in named.items()})
@@ -73,14 +79,16 @@ Spans = Callable[[Ops], Callable[[Ops, Span], "ByHead"]]
 
 @attrs.frozen
 class ByHead:
-    """Logits [B, N, S, T] as `make(op, N, *parts(op))`, or, on ONNX Runtime, of one head after the other for many
-    queries and `few(op)` for a few. `like` is [B, N, ...], `queries` S, int64 [1]. Where logits that are written are
-    always `few(op)`, `make` may be of one head alone.
+    """Logits [B, N, S, T] as `make(op, N, *parts(op))`.
 
-    In attention, `of_product(op, product, q)` adds them to the product [1, 1, S, T] of queries and keys in fp32, where
-    hidden keys have the lowest number, and T is a multiple of `block`; q [1, 1, S, head_dim] are not scaled.
+    On ONNX Runtime, many queries are computed one head after the other, and a few queries by `few(op)`. `like` is [B,
+    N, ...]. `queries` is S, int64 [1]. If logits as an output always use `few(op)`, `make` may support only one head.
 
-    `spans(op)` makes what all spans share, and gives `of_span(op, span)`, the logits of one alone.
+    In attention, `of_product(op, product, q)` adds the logits to the fp32 product [1, 1, S, T] of queries and keys. In
+    this product, hidden keys have the lowest number, and T is a multiple of `block`. q [1, 1, S, head_dim] is not
+    scaled.
+
+    `spans(op)` computes what all spans share. It returns `of_span(op, span)`, the logits of one span.
     """
 
     like: ir.Value
@@ -94,7 +102,8 @@ class ByHead:
     spans: Spans | None = None
 
     def under(self, op: Ops, hidden: ir.Value | None) -> ByHead:
-        """The logits with a mask [B|1, 1, S, T] added to them, by `hide(op, hidden)` where it is one for all rows."""
+        """Return the logits with a mask [B|1, 1, S, T] added. Uses `hide(op, hidden)` if all rows have the same
+        mask."""
         if hidden is None:
             return self
         if self.hide is not None and shape_of(hidden)[0] == 1:
@@ -111,7 +120,7 @@ class ByHead:
         return size_of(self.like, 1)
 
     def onnx(self, op: Ops, ort: bool) -> ir.Value:
-        """The logits."""
+        """Return the logits."""
         if not ort:
             return self.make(op, self.num_heads, *self.parts(op))
         batch = op.Shape(self.like, start=0, end=1)
@@ -120,7 +129,7 @@ class ByHead:
             return each_head_onnx(op, batch, self.num_heads, self.parts(op), self.make)
 
         out = few_onnx(op, True, self.queries, self.few, many)
-        # here, not in a branch, whose result ONNX Runtime would copy
+        # here and not in a branch, whose result ONNX Runtime would copy
         return op.Reshape(out, op.Concat(batch, [self.num_heads], self.queries, [-1], axis=0))
 
 
@@ -132,53 +141,56 @@ def by_head(
     few: Callable[[Ops], ir.Value] | None = None,
     queries: ir.Value | None = None,
 ) -> ByHead:
-    """Logits by head; `few` is by default `make` for all heads, and `queries` are by default those of `like`."""
+    """Return logits by head. The default of `few` is `make` for all heads. The default of `queries` is taken from
+    `like`."""
     made = parts if callable(parts) else lambda op: parts
     queries = op.Shape(like, start=2, end=3) if queries is None else queries
     return ByHead(like, queries, made, make, few or (lambda op: make(op, size_of(like, 1), *made(op))))
 
 
 def count_of_blocks(op: Ops, count: ir.Value, block: ir.Value | int) -> ir.Value:
-    """How many blocks hold `count`, int64 []."""
+    """Return how many blocks of size `block` hold `count`, int64 []."""
     less = block - 1 if isinstance(block, int) else op.Sub(block, 1)
     return op.Div(op.Add(count, less), block)
 
 
 def blocks_of(op: Ops, count: ir.Value, block: int) -> ir.Value:
-    """The next multiple of `block`, of a number int64 []."""
+    """Return a number, int64 [], rounded up to a multiple of `block`."""
     return op.Mul(count_of_blocks(op, count, block), block)
 
 
 def padded_onnx(op: Ops, value: ir.Value, total: ir.Value, axis: int, number: float) -> ir.Value:
-    """The value with as many numbers behind it that the axis has `total`."""
+    """Append `number` to an axis of a value until its size is `total`."""
     spare = op.Sub(op.Unsqueeze(total, [0]), op.Shape(value, start=axis, end=axis + 1))
     padded: ir.Value = op.Pad(value, op.Concat([0], spare, axis=0), constant(op, number, dtype_of(value)), [axis])
-    padded.shape = _resized(value, axis)  # which onnx doesn't infer here
+    padded.shape = _resized(value, axis)  # onnx does not infer it here
     return padded
 
 
 def slice_onnx(op: Ops, value: ir.Value, start: ir.Value, end: ir.Value, axis: int) -> ir.Value:
-    """What a value has from `start` to below `end`, int64 [], along an axis."""
+    """Return the part of a value from `start` to below `end`, int64 [], along an axis."""
     taken: ir.Value = op.Slice(value, op.Unsqueeze(start, [0]), op.Unsqueeze(end, [0]), [axis])
-    taken.shape = _resized(value, axis)  # which onnx doesn't infer here
+    taken.shape = _resized(value, axis)  # onnx does not infer it here
     return taken
 
 
 def _resized(value: ir.Value, axis: int) -> ir.Shape:
-    """The shape of a value but for the size of an axis."""
+    """Return the shape of a value with an unknown size of one axis."""
     return ir.Shape([None if place == axis else size for place, size in enumerate(shape_of(value))])
 
 
 def _has_sides(value: Any) -> bool:
-    """Whether a value is a dataclass of what queries and keys have, such as Positions."""
+    """Whether a value is a dataclass with fields of queries and keys, such as Positions."""
     return is_dataclass(value) and any(each.name.startswith("q_") for each in fields(value))
 
 
 def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Value], scans: bool = True) -> None:
-    """Give an operator of logits its bodies: `body(..., ort=...)`, for ONNX Runtime or for all targets. It may give the
-    logits of all heads where those of one can't be made by themselves; they can be of some queries and keys where they
-    are made of two sides, such as Positions, and not of keys themselves. Without `scans`, logits that are written are
-    `few(op)`, of all heads at once, for ONNX Runtime too."""
+    """Give an operator of logits its bodies, from `body(..., ort=...)` for ONNX Runtime or for all targets.
+
+    `body` may return the logits of all heads if the logits of one head cannot be computed separately. Logits can be
+    computed for a span if they are made from two sides, such as Positions, and not from the keys themselves. Without
+    `scans`, logits as an output are `few(op)` of all heads at once, on ONNX Runtime too.
+    """
 
     def written(ort: bool) -> Body:
         @wraps(body)
@@ -201,7 +213,7 @@ def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Va
         def of_span(op: Ops, span: Span) -> ByHead:
             own = (span.of(op, name, arg) for name, arg in zip(names, args, strict=False))
             logits = body(op, *own, ort=True)
-            assert isinstance(logits, ByHead)  # as those of all are
+            assert isinstance(logits, ByHead)  # like the logits of all queries
             return logits
 
         return attrs.evolve(made, spans=lambda _: of_span)
@@ -212,10 +224,12 @@ def add_by_head(operator: Operator[..., Any], body: Callable[..., ByHead | ir.Va
 
 
 def each_head_onnx(op: Ops, batch: ir.Value, num_heads: int, parts: Sequence[ir.Value | None], make: Make) -> ir.Value:
-    """`make(op, 1, *parts)`, [1, 1, ...], of one head after the other by a Scan: [B N, 1, 1, ...]; `batch` is B, int64
-    [1]."""
+    """Return `make(op, 1, *parts)`, [1, 1, ...], of one head after the other by a Scan: [B N, 1, 1, ...].
+
+    `batch` is B, int64 [1].
+    """
     shared = [part is None or list(shape_of(part)[:2]) == [1, 1] for part in parts]
-    # reshaped here: in the body of a Scan, ONNX Runtime would copy all of it
+    # reshaped here, because in the body of a Scan ONNX Runtime would copy all of it
     flat = [
         part if part is None or alike else op.Reshape(part, op.Concat([-1], op.Shape(part, start=2), axis=0))
         for part, alike in zip(parts, shared, strict=True)
@@ -242,14 +256,15 @@ def each_head_onnx(op: Ops, batch: ir.Value, num_heads: int, parts: Sequence[ir.
 def each_row_onnx(
     op: Ops, num_heads: int, values: Sequence[ir.Value], parts: Sequence[ir.Value | None], make: Make
 ) -> ir.Value:
-    """`make(op, *values, *parts)` of one row and one head after the other by two Scans, [B, N, ...]: of values
-    [B, N, ...], which it gets without these dimensions, and of parts, of which both are one.
+    """Return `make(op, *values, *parts)` of one row and one head after the other by two Scans, [B, N, ...].
 
-    A Scan hands on what it divides without a copy, and what its body reads from around it; so a part of many numbers
-    for all heads is copied once for each row at most.
+    Values [B, N, ...] are passed without the first two dimensions. In parts, these dimensions are 1.
+
+    A Scan does not copy what it divides, nor what its body reads from outside. A large part that all heads share is
+    therefore copied at most once for each row.
     """
     of_rows, of_heads = ([part is not None and shape_of(part)[axis] != 1 for part in parts] for axis in (0, 1))
-    # reshaped here: in the body of a Scan, ONNX Runtime would copy all of it
+    # reshaped here, because in the body of a Scan ONNX Runtime would copy all of it
     before = [
         part if part is None or not (rows or heads) else _opened_onnx(op, part, rows, heads)
         for part, rows, heads in zip(parts, of_rows, of_heads, strict=True)
@@ -277,14 +292,16 @@ def each_row_onnx(
 
 
 def _opened_onnx(op: Ops, part: ir.Value, rows: bool, heads: bool) -> ir.Value:
-    """[B|1, N|1, ...] as [(B,) (N,) 1, 1, ...]."""
+    """Reshape [B|1, N|1, ...] to [(B,) (N,) 1, 1, ...]."""
     front = [*([0] if rows else []), *([size_of(part, 1)] if heads else []), 1, 1]
     return op.Reshape(part, op.Concat(front, op.Shape(part, start=2), axis=0))
 
 
 def scan_onnx(op: Ops, count: ir.Value, make: Callable[..., ir.Value], sequences: Sequence[ir.Value] = ()) -> ir.Value:
-    """`make(op, number, *values)` of the numbers from 0 to below `count`, int64 [], and a value of each sequence
-    [count, ...], one after the other: [count, ...]."""
+    """Return `make(op, number, *values)` for the numbers from 0 to below `count`, int64 []: [count, ...].
+
+    `values` are one value of each sequence [count, ...].
+    """
     number = ir.Value(name="number", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
     values = [
         ir.Value(name=f"value_{index}", type=sequence.type, shape=ir.Shape(shape_of(sequence)[1:]))

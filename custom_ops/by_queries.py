@@ -1,5 +1,5 @@
-"""Logits that all heads share the work of, of some queries at a time, on ONNX Runtime: what lies between its operators
-takes the memory of these queries."""
+"""Logits with work that all heads share, computed for some queries at a time on ONNX Runtime. Intermediate results take
+the memory of these queries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from posexport.custom_ops.by_head import Span, blocks_of, padded_onnx, scan_onnx
 from posexport.custom_ops.operator import Ops, shape_of
 
 QUERIES = 16
-"""Queries whose logits are made at a time."""
+"""The number of queries whose logits are computed at a time."""
 
 
 @attrs.frozen
 class ByQueries:
-    """Logits [N, QUERIES, T] as `make(op, part)`, of parts [QUERIES, T] of `numbers(op)` [B, S, T]; and all of them as
-    `few(op)`, [B, N, S, T], for a few queries. `spans` are as of ByHead."""
+    """Logits [N, QUERIES, T] as `make(op, part)`, from parts [QUERIES, T] of `numbers(op)` [B, S, T].
+
+    `few(op)` returns all logits, [B, N, S, T], for a few queries. `spans` as in ByHead.
+    """
 
     numbers: Callable[[Ops], ir.Value]
     make: Callable[[Ops, ir.Value], ir.Value]
@@ -27,7 +29,7 @@ class ByQueries:
 
 
 def logits_onnx(op: Ops, logits: ByQueries) -> ir.Value:
-    """The logits of all queries, [B, N, S, T]."""
+    """Return the logits of all queries, [B, N, S, T]."""
     numbers = logits.numbers(op)
     batch, queries, keys = (op.Shape(numbers, start=axis, end=axis + 1) for axis in range(3))
     divided = _divided_onnx(op, numbers, 1)
@@ -44,17 +46,21 @@ def logits_onnx(op: Ops, logits: ByQueries) -> ir.Value:
 
 
 Some = Callable[..., "ir.Value"]
-"""`some(op, q, k, v, *parts)`: a result [N, QUERIES, width] for queries [N, QUERIES, head_dim], of all keys and values
-of their row, k [N, head_dim, T] and v [N, T, width], and parts [QUERIES|1, T], None where there are none."""
+"""`some(op, q, k, v, *parts)` returns [N, QUERIES, width] for queries [N, QUERIES, head_dim].
+
+k [N, head_dim, T] and v [N, T, width] are all keys and values of the row. Parts are [QUERIES|1, T], or None.
+"""
 
 
 def some_queries_onnx(
     op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, parts: Sequence[ir.Value | None], some: Some
 ) -> ir.Value:
-    """`some` of each row and its queries, QUERIES at a time, by two Scans, [B, N, S, width]: of q [B, N, S, head_dim],
-    k [B, N, T, head_dim], v [B, N, T, width], and parts [B|1, S|1, T]."""
+    """Return `some` of each row, QUERIES queries at a time, by two Scans: [B, N, S, width].
+
+    q [B, N, S, head_dim], k [B, N, T, head_dim], v [B, N, T, width], parts [B|1, S|1, T].
+    """
     of_rows, of_queries = ([part is not None and shape_of(part)[axis] != 1 for part in parts] for axis in (0, 1))
-    # divided here: in the body of a Scan, ONNX Runtime would copy all of it
+    # divided here, because in the body of a Scan ONNX Runtime would copy all of it
     before = [
         _divided_onnx(op, part, 1) if part is not None and queries else part
         for part, queries in zip(parts, of_queries, strict=True)
@@ -85,7 +91,8 @@ def some_queries_onnx(
 
 
 def _divided_onnx(op: Ops, value: ir.Value, axis: int) -> ir.Value:
-    """[..., S, width] as [..., blocks, QUERIES, width], with zeros behind the last query; `axis` is that of S."""
+    """Divide [..., S, width] into [..., blocks, QUERIES, width], with zeros after the last query. `axis` is the axis of
+    S."""
     queries, sizes = op.Squeeze(op.Shape(value, start=axis, end=axis + 1)), list(shape_of(value))
     padded = padded_onnx(op, value, blocks_of(op, queries, QUERIES), axis, 0.0)
     before, behind = op.Shape(padded, start=0, end=axis), op.Shape(padded, start=axis + 1)

@@ -1,5 +1,5 @@
-"""Caches of keys and values, and the positions of cached keys. Keys are cached as they enter the product, after any
-rotation."""
+"""Caches of keys and values, and the positions of cached keys. Keys are cached after rotation, as they enter the
+product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posexport.custom_ops.visibility import Lengths, lengths_onnx
 
 
 def total_keys(past: Tensor, new: Tensor, write_indices: Tensor | None) -> int:
-    """The number of keys in a cache, with the new tokens of `new` [B, S, ...]."""
+    """Return the number of keys in a cache, including the new tokens of `new` [B, S, ...]."""
     return past.shape[2] + (new.shape[1] if write_indices is None else 0)
 
 
@@ -31,7 +31,7 @@ def _cached_fake(call: Any) -> Tensor:
 def cached_keys(
     past: Tensor, k: Tensor, write_indices: Tensor | None = None, num_kv_heads: int = NUM_KV_HEADS
 ) -> Tensor:
-    """A cache with new keys, or values: appended, or written into a buffer (ONNX TensorScatter-24).
+    """A cache with new keys or values, which are appended or written into a buffer (ONNX TensorScatter-24).
 
     Args:
         past: [B, num_kv_heads, past, head_dim].
@@ -57,14 +57,15 @@ def cached_keys(
 
 
 def joined(past: Tensor | None, k: Tensor, write_indices: Tensor | None, num_kv_heads: int) -> Tensor:
-    """A cache with new keys, or these alone, [B, K, T, head_dim]."""
+    """Return a cache with new keys, or only the new keys, [B, K, T, head_dim]."""
     return to_heads(k, num_kv_heads) if past is None else cached_keys.eager(past, k, write_indices, num_kv_heads)
 
 
 def joined_onnx(
     op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, ort: bool = False
 ) -> ir.Value:
-    """As `joined`, by the nodes that attention writes, so that the two become one where functions are inlined."""
+    """Do the same as `joined` with the nodes that attention writes, so that both become one if functions are
+    inlined."""
     if past is None:
         return heads_onnx(op, k, num_kv_heads)
     if write_indices is None:
@@ -78,16 +79,17 @@ cached_keys.form(*ORT_FORMS)(partial(joined_onnx, ort=True))
 
 
 def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.Value:
-    """The cache [B, K, P, head_dim] with new [B, S, K*head_dim] appended."""
+    """Append new [B, S, K*head_dim] to the cache [B, K, P, head_dim]."""
     return op.Concat(past, heads_onnx(op, new, num_kv_heads), axis=2)
 
 
 def written_onnx(
     op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
 ) -> ir.Value:
-    """The buffer [B, K, M, head_dim] with new [B, S, K*head_dim] at write_indices[b] ... + S - 1.
+    """Write new [B, S, K*head_dim] into the buffer [B, K, M, head_dim] at write_indices[b] ... + S - 1.
 
-    `lengths` are S and M. Each slot selects its new or its old row: one kernel in TensorRT, where a scatter takes ten.
+    `lengths` are S and M. Each slot selects its new or its old row. This is one kernel in TensorRT; a scatter takes
+    ten.
     """
     (seq, length), first = lengths, op.Unsqueeze(write_indices, [1])
     steps = op.Sub(op.Range(0, length, 1), first)
@@ -101,7 +103,8 @@ def written_onnx(
 def scattered_onnx(
     op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
 ) -> ir.Value:
-    """As `written_onnx`, by a scatter of the new rows: on ONNX Runtime, a tenth of a decode step's time."""
+    """Do the same as `written_onnx` by a scatter of the new rows. On ONNX Runtime this takes a tenth of a decode step's
+    time."""
     (seq, _), batch = lengths, op.Shape(new, start=0, end=1)
     rows = op.Add(op.Unsqueeze(write_indices, [1]), op.Range(0, seq, 1))
     places = op.Concat(batch, [num_kv_heads], op.Shape(new, start=1, end=2), [1], axis=0)
@@ -123,8 +126,8 @@ def _key_positions_fake(call: Any) -> Tensor:
 def key_positions(
     positions: Tensor, past: Tensor, write_indices: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """The positions of all keys: new keys have the queries' positions, and cached ones the consecutive positions before
-    the first of them. Padding takes up no position.
+    """The positions of all keys. New keys have the queries' positions. Cached keys have the consecutive positions
+    before the first of them. Padding takes up no position.
 
     Args:
         positions: int64 [B, S], of the queries.
@@ -148,7 +151,7 @@ def key_positions(
         attended = (mask != 0).long()
         before = attended.cumsum(1) - attended  # the number of attended tokens before each key
         at_first = before.gather(1, first)
-        # the first new token that is not padding, whose position would mean nothing
+        # the first new token that is not padding, because the position of padding means nothing
         new = (before + attended).gather(1, first + torch.arange(seq, device=positions.device))
         anchor = positions.gather(1, (new == at_first).sum(1, keepdim=True).clamp(max=seq - 1))
     cached = anchor - at_first + before
@@ -173,7 +176,7 @@ def _key_positions_onnx(
         leading = op.ReduceSum(op.Cast(op.Equal(new, at_first), to=ir.DataType.INT64), [1])
         anchor = op.GatherElements(positions, op.Min(leading, op.Sub(seq, 1)), axis=1)
     cached = op.Add(op.Sub(anchor, at_first), before)
-    # Where, not Concat of cached and new: a Concat after CumSum keeps TensorRT from fusing attention
+    # Where, not Concat of cached and new: after CumSum, a Concat keeps TensorRT from fusing attention
     steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
     new = take(positions, steps, axis=1)
     return op.Where(op.Less(keys, first), cached, new)

@@ -1,4 +1,4 @@
-"""Logits of contextual positions, which are sums of gates over keys (CoPE); fp32."""
+"""Logits of contextual positions, which are sums of gates over keys (CoPE). fp32."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def contextual_score(
     window: int = 0,
     chunk: int = 0,
 ) -> Tensor:
-    """q_i . e[c_ij], interpolated between whole numbers, c_ij the sum from t = j to i of sigmoid(scale q_i . k_t), at
-    most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5, and the listing in its appendix).
+    """q_i . e[c_ij], interpolated between whole numbers. c_ij is the sum of sigmoid(scale q_i . k_t) for t from j to i,
+    at most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5, and the listing in its appendix).
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -76,12 +76,12 @@ def _contextual(
     queries = heads_onnx(op, q, heads.num_heads)
 
     def scores(op: Ops, gates: ir.Value, q: ir.Value) -> ir.Value:
-        """Of gates and queries in fp32; as many keys as there are gates."""
+        """Return the scores from gates and queries in fp32. There are as many keys as gates."""
         sums = _sums_onnx(op, gates) if ort else op.CumSum(gates, -1, reverse=1)
         places = op.Clip(sums, constant(op, 0.0), constant(op, float(rows - 1)))
         products = cast(op, op.MatMul(q, pos_emb), ir.DataType.FLOAT)
-        above = op.Pad(op.Slice(products, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # nothing stands above the last
-        # a line through two rows of the table: its slope, and where it starts at place 0
+        above = op.Pad(op.Slice(products, [1], [2**31 - 1], [3]), [0, 1], None, [3])  # there is no row above the last
+        # a line through two rows of the table: its slope, and its value at place 0
         slopes, steps = op.Sub(above, products), op.Cast(op.Range(0, rows, 1), to=ir.DataType.FLOAT)
         starts, index = op.Sub(products, op.Mul(slopes, steps)), op.Cast(places, to=ir.DataType.INT32)
         start, slope = (op.GatherElements(t, index, axis=-1) for t in (starts, slopes))
@@ -102,21 +102,23 @@ def _contextual(
         seen = visible_onnx(op, heads, lengths, mask, write_indices)
         if seen is not None:
             seen = op.Cast(seen if rank_of(seen) == 4 else op.Unsqueeze(seen, [0, 1]), to=ir.DataType.FLOAT)
-        # as a decomposed attention has them, so that ONNX Runtime makes one product of both
+        # as decomposed attention does it, so that ONNX Runtime computes both products once
         scaled = heads_onnx(op, op.Mul(q, constant(op, heads.scale, dtype_of(q))), heads.num_heads)
         return [queries, scaled, keys_onnx(op, q, k, heads), seen]
 
     of_all = attrs.evolve(by_head(op, queries, parts, make), of_product=of_product, block=BLOCK)
-    return attrs.evolve(of_all, spans=lambda _: lambda op, span: of_all)  # any product's
+    return attrs.evolve(of_all, spans=lambda _: lambda op, span: of_all)  # for any product
 
 
 BLOCK = 32
-"""Keys whose gates are summed by one product."""
+"""The number of keys whose gates are summed by one product."""
 
 
 def _sums_onnx(op: Ops, gates: ir.Value) -> ir.Value:
-    """The sums from each key on, of [B, N, S, T], T a multiple of BLOCK, as CumSum gives them: that has one thread in
-    ONNX Runtime 1.31."""
+    """Return the sums from each key on, of [B, N, S, T], with T a multiple of BLOCK.
+
+    The result equals that of CumSum, which has one thread in ONNX Runtime 1.31.
+    """
     blocks = op.Reshape(gates, [0, 0, 0, -1, BLOCK])
     within = op.MatMul(blocks, op.Trilu(op.Expand(constant(op, 1.0), [BLOCK, BLOCK]), upper=0))
     behind = op.CumSum(op.ReduceSum(blocks, [4]), 3, exclusive=1, reverse=1)

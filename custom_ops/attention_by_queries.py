@@ -32,8 +32,8 @@ LEAST, BLOCKS, MOST = 128, 8, 512
 """The minimum number of queries in a block, the number of blocks of a prompt, and the maximum number of queries in a
 block.
 
-A prompt has more blocks only if queries of a block exceed the maximum. Each block copies the keys that it sees, so too
-many blocks take longer (8 are fastest for 1024 and 4096 tokens).
+A prompt is divided into more blocks only if a block would otherwise exceed the maximum. Each block copies the keys that
+it sees, so too many blocks take longer (8 are fastest for 1024 and 4096 tokens).
 """
 
 

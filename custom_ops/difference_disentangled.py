@@ -1,7 +1,8 @@
 """DeBERTa's score (posexport.custom_ops.disentangled) by the difference of consecutive positions
 (posexport.custom_ops.differences).
 
-In the second term, a row of a table meets each key, so that rows of numbers belong to keys, and a slide is transposed.
+In the second term, each key is multiplied by rows of a table. The rows of numbers therefore belong to keys, and the
+result of the slide is transposed.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def difference_disentangled_score(
     causal: bool = False,
     whole: bool = False,
 ) -> Tensor:
-    """scale * (q_i . K[r] + k_j . (Q[r] - Q[last])) for consecutive positions, r the row for p_i - p_j and
-    last = rows[-1], as in `disentangled_score`.
+    """scale * (q_i . K[r] + k_j . (Q[r] - Q[last])) for consecutive positions. r is the row for p_i - p_j and last =
+    rows[-1], as in `disentangled_score`.
 
-    In ONNX, keys are taken in blocks of as many as there are queries, so that each meets about as many differences.
+    In ONNX, keys are divided into blocks of as many keys as there are queries, so that each block needs about as many
+    differences.
 
     Args:
         q: [B, S, num_heads*head_dim], the last S of all positions, or those from write_indices on.
@@ -91,7 +93,7 @@ def difference_disentangled_score(
 
 
 def _middle(distances: int, causal: bool) -> int:
-    """Where the row for the distance 0 stands."""
+    """Return the index of the row for the distance 0."""
     return 0 if causal else distances // 2
 
 
@@ -111,8 +113,11 @@ def _score(
     ort: bool,
     looked_up: bool = False,
 ) -> ir.Value | ByHead:
-    """The body of the operator. With `looked_up`, each distance is, as in `disentangled_score` of the positions, in
-    which TensorRT fuses attention: a slide of keys is many kernels."""
+    """The body of the operator.
+
+    With `looked_up`, each distance is looked up from positions, as in `disentangled_score`. TensorRT fuses attention
+    then. A slide of keys would be many kernels.
+    """
     if looked_up:
         if causal:  # rows for the keys ahead, which are not seen
             rows = op.Concat(op.Expand(op.Slice(rows, [0], [1], [0]), [size_of(rows, 0) - 1]), rows, axis=0)
@@ -129,7 +134,7 @@ def _score(
         query_table = op.Sub(query_table, op.Gather(query_table, last, axis=1))
 
     def rows_at(op: Ops, behind: ir.Value) -> ir.Value:
-        """The row for p_i - p_j, int64 of any shape."""
+        """Return the row for p_i - p_j, int64 of any shape."""
         return op.Gather(rows, op.Min(op.Max(op.Add(behind, middle), 0), distances - 1))
 
     def first_term(op: Ops, keys: ir.Value) -> ByHead | None:
@@ -155,7 +160,8 @@ def _score(
         spare = op.Sub(op.Mul(blocks, queries), keys)
         padded = op.Pad(heads, op.Concat([0], spare, axis=0), None, [2])
         padded = op.Reshape(padded, op.Concat([0, 0], blocks, queries, [width], axis=0))
-        # the key at t of the block from b on and query i are f + i - b - t apart: row t of a block moves left by t
+        # Key t of the block that begins at b, and query i, have the difference f + i - b - t. Row t of a block moves
+        # left by t.
         begins = op.Sub(first, op.Mul(op.Range(1, op.Add(op.Squeeze(blocks), 1), 1), queries))
         steps = op.Range(1, op.Add(op.Squeeze(op.Mul(queries, 2)), 1), 1)
         # [B|1, N, blocks, 2 S, head_dim]
@@ -171,12 +177,12 @@ def _score(
 
     if past is None:
         return many(op)
-    # reshaped here: inside of a branch, ONNX Runtime would copy all of it
+    # reshaped here, because inside a branch ONNX Runtime would copy all of it
     cache, flat = OneKey(past, k, write_indices), op.Reshape(past, [-1, width])
 
     def one(op: Ops) -> ir.Value:
         length, first = cache.length(op), cache.place(op)
-        # as many slots up to the new key, or from slot 0 on, as there are distances before the last
+        # as many slots up to the new key, or from slot 0, as there are distances before the last
         count = op.Min(length, distances - 1 - middle)
         begins = op.Min(op.Max(op.Sub(first, op.Sub(count, 1)), 0), op.Sub(length, count))
         slots = op.Add(begins, counted_onnx(op, count))
@@ -210,7 +216,7 @@ difference_disentangled_score.form(*TENSORRT_FORMS)(partial(_score, ort=False, l
 def _positions_onnx(
     op: Ops, q: ir.Value, k: ir.Value, past: ir.Value | None, write_indices: ir.Value | None
 ) -> Positions[ir.Value]:
-    """The consecutive positions of queries and keys, from 0 on, of each row."""
+    """Return the consecutive positions of queries and keys from 0 on, for each row."""
     batch, queries, total = (op.Shape(t, start=axis, end=axis + 1) for t, axis in ((q, 0), (q, 1), (k, 1)))
     if past is not None:
         cached = op.Shape(past, start=2, end=3)
@@ -227,10 +233,12 @@ def _positions_onnx(
 
 
 def _own_keys(op: Ops, heads: ir.Value, taken: ir.Value, first: ByHead | None, queries: ir.Value, ort: bool) -> ByHead:
-    """The score of keys [B, N, S, head_dim] that are those of the queries, for queries behind them only, and another.
+    """Return the score of keys [B, N, S, head_dim] that belong to the queries, plus the first term if there is one.
 
-    Key j and query i are i - j apart: rows of S + 1 columns, of the rows [1, N, S + 1, head_dim] for the differences
-    from 0 on, read as rows of S."""
+    It is valid only for keys up to the query. Key j and query i have the difference i - j. The products form rows of S
+    + 1 columns, from the rows [1, N, S + 1, head_dim] for the differences from 0 on. They are read as rows of S
+    columns.
+    """
 
     def own(op: Ops, count: int, heads: ir.Value, taken: ir.Value) -> ir.Value:
         products = products_onnx(op, heads, taken)

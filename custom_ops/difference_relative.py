@@ -18,8 +18,11 @@ from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turn
 
 
 def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions whose angles `difference_relative_score` adds, int64 [B|1, R] and [1, FINE]: the p_i - p_j of columns
-    0, FINE, 2 FINE, ..., and what the columns after each are less, of `ahead` [B|1, L]."""
+    """Return the positions whose angles `difference_relative_score` combines, int64 [B|1, R] and [1, FINE].
+
+    The first are p_i - p_j of the columns 0, FINE, 2 FINE, ... of `ahead` [B|1, L]. The second are subtracted from them
+    for the columns after each.
+    """
     blocks = (ahead.shape[1] + FINE - 1) // FINE
     coarse = -ahead[:, :1] - FINE * torch.arange(blocks, device=ahead.device)
     return coarse, torch.arange(FINE, device=ahead.device).unsqueeze(0)
@@ -42,8 +45,9 @@ def difference_relative_score(
     scale: float = SCALE,
     causal: bool = False,
 ) -> Tensor:
-    """scale * (q_i + v) . W_r R(p_i - p_j), R sinusoidal, v = position_bias, for consecutive positions: terms (b) + (d)
-    of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3), with the shift of its appendix B.
+    """scale * (q_i + v) . W_r R(p_i - p_j) for consecutive positions. R is sinusoidal and v = position_bias. These are
+    terms (b) + (d) of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3), with the shift of its appendix
+    B.
 
     The angle of column 128 r + f is coarse angle r minus fine angle f, so that few cosines are computed.
 
@@ -76,7 +80,7 @@ def difference_relative_score(
 
 
 def _table_onnx(op: Ops, turns: Turns[ir.Value], length: ir.Value, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
-    """sin and cos of all columns, each [B|1, P, L]."""
+    """Return sin and cos of all columns, each [B|1, P, L]."""
     cos_r, sin_r = (op.Unsqueeze(side, [2]) for side in (turns.coarse_cos, turns.coarse_sin))
 
     def side(name: str, first: tuple[ir.Value, ir.Value], second: tuple[ir.Value, ir.Value]) -> ir.Value:

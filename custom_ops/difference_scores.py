@@ -48,12 +48,15 @@ def difference_score(
 
 
 def products_onnx(op: Ops, heads: ir.Value, rows: ir.Value) -> ir.Value:
-    """[B, N, S, L] of [B, N, S, head_dim] and [B|1, N|1, L, head_dim]."""
+    """Return [B, N, S, L] from [B, N, S, head_dim] and [B|1, N|1, L, head_dim]."""
     return op.MatMul(heads, turned_onnx(op, rows))
 
 
 SMALL = 128
-"""Rows of a table that are multiplied with queries before they are laid out, as fewer than differences."""
+"""The maximum number of table rows that are multiplied with queries before they are laid out.
+
+Such a table has fewer rows than there are differences.
+"""
 
 
 def difference_score_by_head(
@@ -66,7 +69,7 @@ def difference_score_by_head(
     of_table = ort and size_of(table, 1) <= SMALL
 
     def index(op: Ops, count: ir.Value) -> ir.Value:
-        """[B|1, N, S, L], for `count` heads N."""
+        """Return the index [B, N, S, L] for `count` heads N."""
         each = op.Unsqueeze(op.Cast(rows, to=ir.DataType.INT32), [1, 2])
         return op.Expand(each, op.Concat(op.Shape(each, start=0, end=1), count, queries, [1], axis=0))
 

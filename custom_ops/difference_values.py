@@ -1,4 +1,4 @@
-"""What consecutive positions add to the values: few rows of a table, met by the weights of keys near their query."""
+"""What consecutive positions add to the values: a few rows of a table, times the weights of keys near their query."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def difference_values(
     chunk: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Sum over j of a_ij table[max(R - 1 - d, 0)], d = p_i - p_j >= 0 for consecutive positions, a the weights of
-    causal `attend`, to whose result it is added.
+    """Sum over j of a_ij table[max(R - 1 - d, 0)], with d = p_i - p_j >= 0 for consecutive positions. a are the weights
+    of causal `attend`. The sum is added to its result.
 
-    In ONNX, table[0] meets the sum of all weights, and table[r] - table[0] the weight of one key.
+    In ONNX, table[0] is multiplied by the sum of all weights, and table[r] - table[0] by the weight of one key.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -78,11 +78,11 @@ def _values_onnx(
 ) -> ir.Value:
     (seq, total), dtype = lengths_onnx(op, q, k), dtype_of(q)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, (seq, total), write_indices)
-    for_all = far = op.Slice(table, [0], [1], [0])  # times the sum of all weights, which is 1 but for sinks
-    if added.sinks is not None:  # they are the first column
+    for_all = far = op.Slice(table, [0], [1], [0])  # times the sum of all weights, which is 1 without sinks
+    if added.sinks is not None:  # sinks are the first column
         for_all = op.Mul(op.Sub(constant(op, 1.0, dtype), op.Slice(weights, [0], [1], [3])), far)
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
-    count = op.Min(size_of(table, 0) - 1, total)  # rows of one key each
+    count = op.Min(size_of(table, 0) - 1, total)  # rows for one key each
     near = op.Slice(table, op.Unsqueeze(op.Sub(size_of(table, 0), count), [0]), [2**31 - 1], [0])
     first = op.Unsqueeze(op.Sub(total, seq), [0]) if write_indices is None else write_indices
     behind = op.Range(op.Sub(count, 1), -1, -1)

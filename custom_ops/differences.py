@@ -1,14 +1,16 @@
-"""Logits by the difference of consecutive positions, each computed once and laid out for all queries by a slide.
+"""Logits that depend on the difference of consecutive positions. Each is computed once and laid out by a slide.
 
-Query i of S has the index f + i among T keys, f = T - S, or write_indices[b] in shared buffers, so key j stands
-a = j - i - f ahead of it. Numbers for the L differences a = -S - f, 1 - S - f, ..., one column each, are laid out by
-out[i, j] = numbers[j - i + S]. The torch bodies look each one up. In ONNX, rows of L columns read as rows of L - 1 move
-by one from row to row (the shift of Transformer-XL: Dai et al. 2019, arXiv:1901.02860, appendix B): the first S of S L
-numbers are left out, and no number is looked up.
+Query i of S has the index f + i among T keys. f = T - S, or write_indices[b] in shared buffers. Key j is a = j - i - f
+ahead of the query. There is one column of numbers for each of the L differences a = -S - f, 1 - S - f, ... They are
+laid out by out[i, j] = numbers[j - i + S].
 
-L is S + T: one column more than there are differences, so that L - 1 >= T for one query too, and as many numbers as
-there are queries are left out. With `causal`, columns of keys ahead are left out too, L is T + 1, and what stands at
-hidden keys is any of the numbers: attention masks it.
+The torch bodies look up each number. In ONNX no number is looked up. Rows of L columns are read as rows of L - 1
+columns, so that they move by one from row to row (the shift of Transformer-XL: Dai et al. 2019, arXiv:1901.02860,
+appendix B). The first S of the S L numbers are left out.
+
+L is S + T, one more than the number of differences. Then L - 1 >= T for one query too, and as many numbers are left out
+as there are queries. With `causal`, L is T + 1, without the columns of keys ahead. Hidden keys then get arbitrary
+numbers, because attention masks them.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from posexport.custom_ops.operator import Ops, cast, constant, operator, size_of
 
 
 def columns(queries: int, keys: int, causal: bool) -> int:
-    """L: how many differences there are columns for."""
+    """Return L, the number of columns."""
     return keys + 1 if causal else keys + queries
 
 
 def ahead(
     queries: int, keys: int, causal: bool, device: torch.device | None = None, write_indices: Tensor | None = None
 ) -> Tensor:
-    """p_j - p_i of each column, int64 [1, L], or [B, L] in shared buffers."""
+    """Return p_j - p_i of each column, int64 [1, L], or [B, L] in shared buffers."""
     steps = torch.arange(columns(queries, keys, causal), device=device).unsqueeze(0)
     if write_indices is None:
         return steps - keys
@@ -42,12 +44,15 @@ def ahead(
 
 
 def keys_of(queries: int, length: int, causal: bool) -> int:
-    """T, of L columns."""
+    """Return T for L columns."""
     return length - (1 if causal else queries)
 
 
 def places_of(queries: int, length: int, causal: bool, device: torch.device) -> Tensor:
-    """The column of each query and key, [S, T]; that of the next key for all keys farther ahead, where causal."""
+    """Return the column of each query and key, [S, T].
+
+    With causal, all keys farther ahead have the column of the next key.
+    """
     steps = torch.arange(keys_of(queries, length, causal), device=device)
     by_query = torch.arange(queries, device=device).unsqueeze(1)
     return (steps - by_query + queries).clamp(max=length - 1)
@@ -56,8 +61,11 @@ def places_of(queries: int, length: int, causal: bool, device: torch.device) -> 
 def slid(
     like: ir.Value, queries: ir.Value, causal: bool, few: Callable[[Ops], ir.Value], parts: Parts, many: Make, ort: bool
 ) -> ByHead:
-    """float32 [B|1, N, S, T] from [B|1, N, S, L] with a number for each difference, which `many` makes of the parts;
-    on ONNX Runtime, `few` makes those of few queries. `like` is [B|1, N, ...], `queries` S, int64 [1]."""
+    """Return float32 [B|1, N, S, T] from [B|1, N, S, L] with one number for each difference.
+
+    `many` computes these numbers from the parts. On ONNX Runtime, `few` computes those of a few queries. `like` is
+    [B|1, N, ...], `queries` is S, int64 [1].
+    """
 
     def slide(op: Ops, moved: ir.Value, count: int) -> ir.Value:
         rows = op.Reshape(moved, op.Concat([0, count], queries, [-1], axis=0))
@@ -82,29 +90,32 @@ def slid(
 
 
 def blocks_onnx(op: Ops, numbers: ir.Value, size: ir.Value, part: tuple[Any, Any]) -> ir.Value:
-    """Some blocks of `size` numbers of [B|1, N, ...], from the first of `part` to below its second: [B|1, N, part,
-    size]; all int64 [1]. By Gather, as ONNX Runtime's Slice has one thread."""
+    """Return some blocks of `size` numbers of [B|1, N, ...]: [B|1, N, part, size]. All numbers are int64 [1].
+
+    `part` gives the first block and the block after the last. Uses Gather, because ONNX Runtime's Slice has one thread.
+    """
     blocks, (first, end) = op.Reshape(numbers, op.Concat([0, 0, -1], size, axis=0)), part
-    # less 1, from one behind on: ONNX Runtime makes a Gather at a Range a Slice
+    # The range starts one later, and 1 is subtracted. ONNX Runtime turns a Gather with a Range into a Slice.
     rows = op.Sub(op.Range(op.Add(first, 1), op.Add(op.Squeeze(end), 1), 1), 1)
     return op.Gather(blocks, rows, axis=2)
 
 
 def columns_onnx(op: Ops, numbers: ir.Value, queries: ir.Value, span: Span) -> ir.Value:
-    """The columns that a span has of [..., L] with a number for each difference, where causal."""
+    """Return the columns of a span from [..., L] with one number for each difference, with causal."""
     behind = op.Sub(op.Squeeze(queries), op.Add(span.first, span.count))
     return slice_onnx(op, numbers, op.Add(behind, span.start), op.Add(op.Add(behind, span.end), 1), 3)
 
 
 def laid_out(products: Tensor, causal: bool) -> Tensor:
-    """[B, N, S, L] with a number for each difference to [B, N, S, T], each looked up; in the dtype of logits."""
+    """Look up [B, N, S, T] from [B, N, S, L] with one number for each difference. The result has the dtype of
+    logits."""
     places = places_of(products.shape[2], products.shape[3], causal, products.device)
     made: Tensor = products.gather(-1, places.expand(*products.shape[:2], -1, -1))
     return made.to(wide(products.dtype))
 
 
 def fake_laid_out(call: Any, length: int, heads: int) -> Tensor:
-    """The shape of a score of `length` columns."""
+    """Return an empty tensor with the shape of a score of `length` columns."""
     return fake_logits(call.q, keys_of(call.q.shape[1], length, call.causal), heads, call.q.dtype)
 
 
@@ -116,7 +127,7 @@ def _bias_fake(call: Any) -> Tensor:
 
 @operator("DifferenceBias", "bias", fake=_bias_fake)
 def difference_bias(numbers: Tensor, tokens: Tensor, causal: bool = False) -> Tensor:
-    """A bias by the difference of consecutive positions, laid out for all queries.
+    """A bias that depends on the difference of consecutive positions, laid out for all queries.
 
     Args:
         numbers: float32 [B|1, num_heads, 1, L], the bias of each difference, from the key farthest behind on.
@@ -139,17 +150,17 @@ def _bias_by_head(op: Ops, numbers: ir.Value, tokens: ir.Value, causal: bool, or
 
 
 def _bias(op: Ops, numbers: ir.Value, queries: ir.Value, causal: bool, ort: bool) -> ByHead:
-    """The bias of so many queries, int64 [1]."""
+    """Return the bias of `queries` queries, int64 [1]."""
 
     def few(op: Ops) -> ir.Value:
         return op.Expand(numbers, op.Concat([1, 1], queries, [1], axis=0))
 
     def many(op: Ops, numbers: ir.Value) -> ir.Value:
-        # the same row for every query: Expand has one thread
+        # the same row for every query; Expand has one thread
         return op.Gather(numbers, op.Expand([0], queries), axis=2) if ort else few(op)
 
     def hide(op: Ops, hidden: ir.Value) -> ByHead:
-        """A mask of all rows is added to the one row of all queries, where it stands before they move."""
+        """Add a mask of all rows to the one row of all queries, before the numbers move."""
         flat = op.Concat(op.Expand(constant(op, 0.0), queries), op.Reshape(hidden, [-1]), axis=0)
         before = op.Unsqueeze(op.Reshape(flat, op.Concat(queries, [-1], axis=0)), [0, 1])
 

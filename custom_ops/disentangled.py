@@ -1,7 +1,8 @@
 """Scores between positions and content, of queries and of keys (DeBERTa).
 
-The key's term has the same row Q for all keys that are far behind, so k . Q is left to the product of queries and keys:
-queries q + Q meet all keys at once, and the score is that of the rows' differences from Q, which is zero for far keys.
+The key's term has the same row Q for all keys that are far behind. Therefore k . Q is left to the product of queries
+and keys: queries q + Q are multiplied with all keys. The score contains only the differences of the rows from Q, which
+are zero for far keys.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from posexport.custom_ops.tables import dotted_onnx, index_onnx, picked, picked_
 def disentangled(
     q: Tensor, keys: Tensor, rows: Tensor, key_table: Tensor | None, query_table: Tensor | None, last: Tensor | None
 ) -> Tensor:
-    """q_i . K[r_ij] + k_j . (Q[r_ij] - Q[last]), [B, N, S, T], in the dtype of logits; queries are [B, N, S, head_dim],
-    keys [B, N, T, head_dim], rows r int64 [B, S, T], tables [N, head_dim, R], and `last` is int64 [], or None for no
-    difference."""
+    """Return q_i . K[r_ij] + k_j . (Q[r_ij] - Q[last]), [B, N, S, T], in the dtype of logits.
+
+    Queries [B, N, S, head_dim], keys [B, N, T, head_dim], rows r int64 [B, S, T], tables [N, head_dim, R], `last` int64
+    []. If `last` is None, Q[last] is not subtracted.
+    """
     score = q.new_zeros(())
     if key_table is not None:
         score = picked(q @ key_table, rows)
@@ -55,10 +58,11 @@ def disentangled_score(
     scale: float = SCALE,
     whole: bool = False,
 ) -> Tensor:
-    """scale * (q_i . K[b_ij] + k_j . (Q[b_ij] - Q[b])), b_ij = buckets[clip(p_i - p_j, -M, M) + M], b = buckets[2M].
+    """scale * (q_i . K[b_ij] + k_j . (Q[b_ij] - Q[b])), with b_ij = buckets[clip(p_i - p_j, -M, M) + M] and b =
+    buckets[2M].
 
-    With queries q_i + Q[b], attention adds q_i . k_j and the rest of the second term (DeBERTa: He et al. 2021,
-    arXiv:2006.03654, eq. 4). With `whole`, the second term is k_j . Q[b_ij], for queries as they are.
+    If the queries are q_i + Q[b], attention adds q_i . k_j and the rest of the second term (DeBERTa: He et al. 2021,
+    arXiv:2006.03654, eq. 4). With `whole`, the second term is k_j . Q[b_ij], for unchanged queries.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -111,7 +115,7 @@ def disentangled_by_head(
     last = op.Slice(buckets, [-1], [2**31 - 1], [0])
 
     def of_heads(table: ir.Value) -> ir.Value:
-        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+        # features before rows, because a transpose here crashes ONNX Runtime 1.31 in fp16
         return op.Reshape(table, [1, num_heads, size_of(table, 0) // num_heads, -1])
 
     keyed = None if key_table is None else of_heads(key_table)
@@ -147,7 +151,7 @@ def disentangled_by_head(
         return summed(op, count, queries, of_keys, by_query, second)
 
     def one(op: Ops) -> ir.Value:
-        """Each key meets one row of the second table."""
+        """Compute the logits of one query. Each key is multiplied by one row of the second table."""
         turned = op.Squeeze(op.Transpose(queried, perm=[0, 1, 3, 2]), [0])
         own = op.Squeeze(rows, [1])
         if past is None:
@@ -173,14 +177,16 @@ def disentangled_by_head(
 
 
 def _cached_scores_onnx(op: Ops, cache: OneKey, table: ir.Value, rows: ir.Value, last: ir.Value) -> ir.Value:
-    """The products of each key with its row, int64 [B, T], of a table [N, R, head_dim] whose row `last` is zero, as the
-    first keys have it: [B, N, 1, T]."""
+    """Return the products of each key with its row, int64 [B, T], of a table [N, R, head_dim]: [B, N, 1, T].
+
+    The row `last` of the table is zero. The first keys have this row.
+    """
     num_heads, length, place = size_of(table, 0), cache.length(op), cache.place(op)
     differs = op.ReduceMax(op.Cast(op.Not(op.Equal(rows, last)), to=ir.DataType.INT32), [0], keepdims=0)
-    # the new key's column ends them where no row differs, and one cached key is left at least
+    # the new key's column is the end if no row differs; at least one cached key remains
     begin = op.ArgMax(op.Concat(differs, [1], axis=0), axis=0)
     begin = op.Min(begin, op.ReduceMin(place, keepdims=0), op.Sub(length, 1))
-    # what stands behind the new key of a buffer doesn't matter
+    # slots after the new key of a buffer do not matter
     end = length if cache.write_indices is None else op.Add(op.ReduceMax(place, [0], keepdims=0), 1)
     slots = op.Unsqueeze(op.Range(op.Squeeze(begin), op.Squeeze(end), 1), [0])
     near = rows_of_onnx(op, table, op.Slice(rows, begin, end, [1]))

@@ -1,4 +1,4 @@
-"""FIRE's bias, an MLP of distances relative to the query's position, in fp32 for every graph dtype."""
+"""FIRE's bias: an MLP of distances relative to the query's position. fp32 for every dtype of the graph."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def fire_bias(
     b2: Tensor,
     init_l: float = 512.0,
 ) -> Tensor:
-    """MLP(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)), L = multiplier * init_l, with one hidden layer of relu
-    (FIRE: Li et al. 2024, arXiv:2310.04418, section 3).
+    """MLP(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)), with L = multiplier * init_l and one hidden layer of
+    relu (FIRE: Li et al. 2024, arXiv:2310.04418, section 3).
 
     Args:
         q_positions: int64 [B, S], of the queries.
@@ -77,7 +77,7 @@ def _in_fp32(op: Ops, t: ir.Value) -> ir.Value:
 
 
 def _input_onnx(op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, init_l: float) -> ir.Value:
-    """The MLP's input, [B, S, T]."""
+    """Return the MLP's input, [B, S, T]."""
     one, c = constant(op, 1.0), _in_fp32(op, c)
     distance = op.Cast(distances_onnx(op, positions), to=ir.DataType.FLOAT)
     threshold = op.Abs(op.Mul(_in_fp32(op, multiplier), constant(op, init_l)))
@@ -102,7 +102,7 @@ def _fire_onnx(
 def _features_first(
     op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
 ) -> ByQueries:
-    """The MLP by two products with biases in them: no pass over [B, S, T, H] but relu."""
+    """Compute the MLP by two products that include the biases. Only relu needs another pass over [B, S, T, H]."""
     w1, b1, w2, b2 = (_in_fp32(op, t) for t in (mlp.w1, mlp.b1, mlp.w2, mlp.b2))
     zero, one = (op.Unsqueeze(constant(op, value), [0, 1]) for value in (0.0, 1.0))
     hidden = op.Concat(w1, op.Unsqueeze(b1, [1]), axis=1)
@@ -111,7 +111,7 @@ def _features_first(
     num_heads = size_of(mlp.b2, 0)
 
     def features(op: Ops, flat: ir.Value) -> ir.Value:
-        """[..., 1, numbers] to [..., N, numbers]."""
+        """Map [..., 1, numbers] to [..., N, numbers]."""
         inputs = op.Concat(flat, op.Expand(one, op.Shape(flat)), axis=-2)  # a row of x, a row of ones
         return op.MatMul(second, op.Relu(op.MatMul(first, inputs)))
 
@@ -139,7 +139,7 @@ fire_bias.logits(_features_first)
 def _written_onnx(
     op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
 ) -> ir.Value:
-    """Logits of many queries, some at a time: features take much memory."""
+    """Return logits of many queries, some at a time, because features take much memory."""
     logits = _features_first(op, positions, c, multiplier, mlp, init_l)
     queries = op.Shape(positions.q_positions, start=1, end=2)
     return few_onnx(op, True, queries, logits.few, lambda op: logits_onnx(op, logits))

@@ -17,7 +17,7 @@ TWICE: Any = Derived("2*P", "P", lambda pairs: 2 * pairs)
 
 @operator("LengthFrequencies", "frequencies")
 def length_frequencies(positions: Tensor, short: Tensor, long: Tensor, limit: int) -> Tensor:
-    """`long` where any position is `limit` or more, otherwise `short` (LongRoPE: Ding et al. 2024, arXiv:2402.13753,
+    """`long` if any position is `limit` or more, otherwise `short` (LongRoPE: Ding et al. 2024, arXiv:2402.13753,
     section 3.3, with the switch of transformers).
 
     Args:
@@ -44,8 +44,8 @@ def _by_length_onnx(op: Ops, positions: ir.Value, short: ir.Value, long: ir.Valu
 def ntk_frequencies(
     positions: Tensor, frequencies: Tensor, theta: float, factor: float, limit: int, dim: int = TWICE
 ) -> Tensor:
-    """`frequencies` up to the length `limit`; beyond it those of the base
-    theta (factor length / limit - factor + 1)^(dim / (dim - 2)) (dynamic NTK, as transformers computes it).
+    """`frequencies` up to the length `limit`. Beyond it, the frequencies of the base theta (factor length / limit -
+    factor + 1)^(dim / (dim - 2)) (dynamic NTK, as transformers computes it).
 
     Args:
         positions: int64 [B, S] or [B, S, axes]; the length is the largest + 1.

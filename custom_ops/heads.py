@@ -13,9 +13,9 @@ from posexport.custom_ops.operator import Ops
 
 @dataclass(frozen=True)
 class Heads:
-    """The attributes of logits, in the order of the operators; 0 for `window` and `chunk` means none.
+    """The attributes of logits, in the order of the operators. 0 for `window` and `chunk` means none.
 
-    Raises CallError for numbers that are no heads, or no window.
+    Raises CallError for invalid numbers of heads, or a negative window or chunk.
     """
 
     num_heads: int
@@ -41,40 +41,40 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Query heads per key head."""
+        """The number of query heads for each key head."""
         return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
 class CappedHeads(Heads):
-    """The attributes of attention, in the order of the operators; 0 for `softcap` means none."""
+    """The attributes of attention, in the order of the operators. 0 for `softcap` means none."""
 
     softcap: float
 
 
 def to_heads(t: Tensor, num_heads: int) -> Tensor:
-    """[B, S, heads*head_dim] to [B, heads, S, head_dim]; keys of a cache have that shape already."""
+    """Reshape [B, S, heads*head_dim] to [B, heads, S, head_dim]. Keys of a cache already have that shape."""
     heads: Tensor = t if t.dim() == 4 else t.unflatten(-1, (num_heads, -1)).transpose(1, 2)
     return heads
 
 
 def heads_onnx(op: Ops, t: ir.Value, num_heads: int) -> ir.Value:
-    """[B, S, heads*head_dim] to [B, heads, S, head_dim]."""
+    """Reshape [B, S, heads*head_dim] to [B, heads, S, head_dim]."""
     return op.Transpose(op.Reshape(t, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
 
 
 def split_onnx(op: Ops, t: ir.Value, heads: Heads) -> ir.Value:
-    """[B, T, K*head_dim] to [B, T, N, head_dim], each key head for the query heads that read it."""
+    """Reshape [B, T, K*head_dim] to [B, T, N, head_dim]. Each key head is repeated for the query heads that read it."""
     t = op.Reshape(t, [0, 0, heads.num_kv_heads, -1])
     if heads.group > 1:
-        # constant shapes only: computed ones cost TensorRT shape kernels on the host
+        # only constant shapes, because computed shapes cost TensorRT shape kernels on the host
         t = op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, heads.group, 1])
         t = op.Reshape(t, [0, 0, heads.num_heads, -1])
     return t
 
 
 def repeated_onnx(op: Ops, t: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
-    """[B, K, T, head_dim] to [B, N, T, head_dim], each key head for the query heads that read it."""
+    """Expand [B, K, T, head_dim] to [B, N, T, head_dim]. Each key head is repeated for the query heads that read it."""
     if heads.group == 1:
         return t
     return op.Reshape(op.Expand(op.Unsqueeze(t, [2]), [1, 1, heads.group, 1, 1]), [0, heads.num_heads, -1, head_dim])

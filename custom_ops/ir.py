@@ -1,5 +1,7 @@
-"""The parts of onnx_ir that ONNX bodies use, loaded by their first use: blocks that only run in torch, as the reference
-of a verification does, never wait for it."""
+"""The parts of onnx_ir that ONNX bodies use. They load on first use.
+
+Blocks that only run in torch never wait for onnx_ir. An example is the reference of a verification.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention: a state of fixed size in place of a cache, which each token decays and adds to."""
+"""Linear attention: a state of fixed size replaces the cache. Each token decays the state and adds to it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def _fake(call: object) -> tuple[Tensor, Tensor]:
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention without a softmax over a state that is updated by one token after the other: it decays by exp(decay),
-    then gets the outer product of key and value, and the query reads it. With `beta`, the value is the difference to
-    what the key reads, times beta (the delta rule). Gated delta rule: Yang et al. 2024, arXiv:2412.06464; state space
-    duality of Mamba-2: Dao & Gu 2024, arXiv:2405.21060; a decay of each feature: Kimi Linear, arXiv:2510.26692.
+    """Attention without softmax over a state that the tokens update one after the other. The state decays by
+    exp(decay). Then the outer product of key and value is added, and the query reads the state. With `beta`, the value
+    is replaced by its difference to what the key reads, times beta (the delta rule). Gated delta rule: Yang et al.
+    2024, arXiv:2412.06464. State space duality of Mamba-2: Dao & Gu 2024, arXiv:2405.21060. A decay of each feature:
+    Kimi Linear, arXiv:2510.26692.
 
     Args:
         q, k: float32 [B, S, heads*head_dim]; queries are scaled.
@@ -67,11 +68,11 @@ def linear_attention(
 def _linear_attention_onnx(
     op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, state: ir.Value, decay: ir.Value | None, beta: ir.Value | None
 ) -> tuple[ir.Value, ir.Value]:
-    """A Scan over the tokens; the numbers of one token are rows or columns, which meet the state in products."""
+    """A Scan over the tokens. The numbers of one token are rows or columns that are multiplied with the state."""
     heads = size_of(state, 1)
 
     def by_token(x: ir.Value, rows: bool) -> ir.Value:
-        """[S, B, heads, 1, ...] or [S, B, heads, ..., 1]."""
+        """Return [S, B, heads, 1, ...] or [S, B, heads, ..., 1]."""
         shape = [0, 0, heads, 1, -1] if rows else [0, 0, heads, -1, 1]
         return op.Transpose(op.Reshape(x, shape), perm=[1, 0, 2, 3, 4])
 

@@ -12,7 +12,7 @@ from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operato
 
 @operator("HeadNorm", "normed", fake=lambda call: torch.empty_like(call.x))
 def head_norm(x: Tensor, weight: Tensor | None = None, head_dim: int = HEAD_DIM, eps: float = 1e-6) -> Tensor:
-    """RMS norm of each head: x / sqrt(mean(x^2) + eps) * weight, the mean in float32 (Zhang & Sennrich 2019,
+    """RMS norm of each head: x / sqrt(mean(x^2) + eps) * weight, with the mean in float32 (Zhang & Sennrich 2019,
     arXiv:1910.07467; on queries and keys: Qwen3, arXiv:2505.09388).
 
     Args:

@@ -9,11 +9,13 @@
     def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
         ...
 
-The torch side is a `torch.library` operator `posexport::<name>`, opaque to torch.export. Outside an export, calls run
-the plain torch body, so that eager timings and torch.compile see its operations. Arguments are given by position or by
-name, and checked against the docstring (posexport.custom_ops.arguments).
+The torch side is a `torch.library` operator `posexport::<name>`, which is opaque to torch.export. Outside an export,
+calls run the plain torch body, so that eager timings and torch.compile see its operations. Arguments are given by
+position or by name. They are checked against the docstring (posexport.custom_ops.arguments).
+
 The ONNX side is a body written with onnxscript's builder. An export specialises it for its attributes, dtypes and
-ranks, so that no attribute is left to a runtime that may ignore it, and makes it a model-local function.
+ranks, so that no attribute is left to a runtime that may ignore it. The specialised body becomes a model-local
+function.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ T = TypeVar("T", Tensor, "ir.Value")
 
 
 class Ops(Protocol):
-    """ONNX's operators as methods of onnxscript's builder: `op.Add(a, b)` appends a node and returns its output.
+    """ONNX's operators as methods of onnxscript's builder. `op.Add(a, b)` appends a node and returns its output.
 
     Numbers and lists become constants. `_outputs`, `_domain` and `_version` are the builder's own options.
     """
@@ -58,9 +60,10 @@ class Ops(Protocol):
 
 
 Body = Callable[..., Any]
-"""`body(op, *inputs, *attributes)`: inputs are onnx_ir values with dtype and rank, None where absent.
+"""`body(op, *inputs, *attributes)`. Inputs are onnx_ir values with dtype and rank, or None if absent.
 
-A body raises RequestError where the form can't express these attributes."""
+A body raises RequestError if the form cannot express these attributes.
+"""
 
 B = TypeVar("B", bound=Body)
 
@@ -68,18 +71,19 @@ MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
 """The builder's options for operators of ONNX Runtime."""
 
 ORT_FORMS = tuple(f"{form}:ort" for form in ("decomposed", "function", "native", "contrib"))
-"""Every form for ONNX Runtime alone, for `Operator.form`."""
+"""Every form for ONNX Runtime only, for `Operator.form`."""
 
 TENSORRT_FORMS = tuple(f"{form}:tensorrt" for form in ("decomposed", "function", "native"))
-"""Every form for TensorRT alone."""
+"""Every form for TensorRT only."""
 
 _plain: list[bool] = []
-"""Not empty inside `plain_torch`; no ContextVar, which torch.export can't read where it traces Python's bytecode."""
+"""Not empty inside `plain_torch`. It is not a ContextVar, because torch.export cannot read one when it traces Python
+bytecode."""
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Calls of operators run their plain torch bodies in exports too, so that the graph has torch's own operators."""
+    """Run the plain torch bodies of operators in exports too, so that the graph contains torch's own operators."""
     _plain.append(True)
     try:
         yield
@@ -88,7 +92,7 @@ def plain_torch() -> Iterator[None]:
 
 
 def flat(body: Body) -> Body:
-    """`body` with the fields of a dataclass in place of each parameter of that type; arguments by position only.
+    """Return `body` with each dataclass parameter replaced by its fields. Arguments are passed only by position.
 
     The dataclass may be generic, in a file that postpones the evaluation of annotations.
     """
@@ -107,12 +111,13 @@ def flat(body: Body) -> Body:
 
 
 class Operator(Generic[P, R]):
-    """One operator, made by the decorator `operator` of its torch body `eager`, which takes arguments by position.
+    """One operator, made by the decorator `operator` from its torch body `eager`, which takes arguments by position.
 
-    `inputs` and `outputs` are tensors by name; the parameters of the torch body after the inputs are attributes.
-    `body` is the operator in standard ONNX, in which a parameter that is a dataclass stands for its fields. `forms`
-    holds better bodies: under "form" for all targets, and under "form:target" for one that supports more. `logits_body`
-    and `joined_body` are the bodies of an operator of logits and of attention where both become one function.
+    `inputs` and `outputs` are names of tensors. The parameters of the torch body after the inputs are attributes.
+    `body` is the operator in standard ONNX. A parameter of `body` that is a dataclass stands for its fields. `forms`
+    contains better bodies: under "form" for all targets, and under "form:target" for one target that supports more.
+    `logits_body` and `joined_body` are the bodies of an operator of logits and of attention, if both become one
+    function.
     """
 
     body: Body
@@ -145,14 +150,14 @@ class Operator(Generic[P, R]):
         return self.eager(*call)
 
     def __get__(self, instance: object, owner: object = None) -> Operator[P, R]:
-        """Itself: with this method, `help` shows the signature, as of any function."""
+        """Return the operator itself. With this method, `help` shows the signature, as for any function."""
         return self
 
     def __repr__(self) -> str:
         return f"<operator posexport.custom_ops.{self.name}>"
 
     def fake(self, *args: Any) -> Any:
-        """Outputs of the right shapes and dtypes, without values: what torch.export asks of a call."""
+        """Return outputs of the right shapes and dtypes, without values. torch.export uses this for a call."""
         if self._fake is None:
             return self.eager(*args)
         return self._fake(SimpleNamespace(**dict(zip(self.names, args, strict=True))))
@@ -172,28 +177,30 @@ class Operator(Generic[P, R]):
         return add
 
     def logits(self, body: B) -> B:
-        """Decorator of a body that makes logits of one head after the other, or of some queries at a time, in
-        decomposed attention on ONNX Runtime where they are its bias: a ByHead or a ByQueries
-        (posexport.custom_ops.by_head and by_queries)."""
+        """Decorator of a body that computes logits one head after the other, or for some queries at a time.
+
+        Decomposed attention on ONNX Runtime uses it if the logits are its bias. It returns a ByHead or a ByQueries
+        (posexport.custom_ops.by_head and by_queries).
+        """
         self.logits_body = body
         return body
 
     def joined(self, body: B) -> B:
-        """Decorator of the body of such an attention: `body(op, logits, *inputs, *attributes)`."""
+        """Decorator of the body of such attention: `body(op, logits, *inputs, *attributes)`."""
         self.joined_body = body
         return body
 
     def body_for(self, form: str, target: str) -> Body:
-        """The body of a form for a target: the target's own, or else the form's, or else the standard one."""
+        """Return the body of a form for a target: the target's own, else the form's, else the standard body."""
         return flat(self.forms.get(f"{form}:{target}") or self.forms.get(form) or self.body)
 
     @property
     def overload(self) -> Any:
-        """The torch operator, as an exported program and a translation table know it."""
+        """The torch operator, as an exported program and a translation table name it."""
         return getattr(torch.ops.posexport, self.name).default
 
     def attributes(self, args: Sequence[Any]) -> dict[str, Any]:
-        """The attributes of a call, by name, from its positional arguments."""
+        """Return the attributes of a call by name, from its positional arguments."""
         values = (tuple(arg) if isinstance(arg, list) else arg for arg in args[len(self.inputs) :])
         return dict(zip(self.names[len(self.inputs) :], values, strict=True))
 
@@ -201,40 +208,41 @@ class Operator(Generic[P, R]):
 def operator(
     function: str, *outputs: str, fake: Callable[..., Any] | None = None
 ) -> Callable[[Callable[P, R]], Operator[P, R]]:
-    """Decorator that makes an Operator of a torch body; `function` is its name in ONNX graphs.
+    """Decorator that makes an Operator from a torch body. `function` is its name in ONNX graphs.
 
-    `fake` makes empty outputs for a call, an object with the arguments by name. By default the torch body itself runs
-    on tensors without values; where it combines dynamic sizes of two inputs, that leaves checks of them in the graph.
+    `fake` returns empty outputs for a call. The call is an object with the arguments by name. By default, the torch
+    body itself runs on tensors without values. If it combines dynamic sizes of two inputs, this leaves checks of them
+    in the graph.
     """
     return lambda torch_body: Operator(torch_body, function, outputs, fake)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of logits and biases: float32, or float64 in the reference."""
+    """Return the dtype of logits and biases: float32, or float64 in the reference."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:
-    """The dtype of an operator's input; ValueError where it is unknown."""
+    """Return the dtype of an operator's input. ValueError if it is unknown."""
     if value.dtype is None:
         raise ValueError(f"the dtype of {value.name} is unknown")
     return value.dtype
 
 
 def shape_of(value: ir.Value) -> ir.Shape:
-    """The shape of an operator's input; ValueError where it is unknown."""
+    """Return the shape of an operator's input. ValueError if it is unknown."""
     if value.shape is None:
         raise ValueError(f"the shape of {value.name} is unknown")
     return value.shape
 
 
 def rank_of(value: ir.Value) -> int:
-    """The number of dimensions of an operator's input; ValueError where it is unknown."""
+    """Return the number of dimensions of an operator's input. ValueError if it is unknown."""
     return len(shape_of(value))
 
 
 def size_of(value: ir.Value, axis: int) -> int:
-    """A fixed size of an operator's input; ValueError where it is unknown or may vary."""
+    """Return a fixed size of an operator's input. ValueError if it is unknown or may vary."""
     size = shape_of(value)[axis]
     if not isinstance(size, int):
         raise ValueError(f"axis {axis} of {value.name} has no fixed size")
@@ -242,19 +250,20 @@ def size_of(value: ir.Value, axis: int) -> int:
 
 
 def constant(op: Ops, value: float, dtype: ir.DataType | None = None) -> ir.Value:
-    """A scalar constant of a given dtype, by default fp32."""
+    """Return a scalar constant of a given dtype, by default fp32."""
     return op.Constant(value=ir.tensor(value, dtype=dtype or ir.DataType.FLOAT))
 
 
 def cast(op: Ops, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """A Cast, or the value itself where it already has this dtype."""
+    """Return a Cast, or the value itself if it already has this dtype."""
     return value if dtype_of(value) == dtype else op.Cast(value, to=dtype)
 
 
 def either_onnx(
     op: Ops, condition: ir.Value, yes: Callable[[Ops], ir.Value], no: Callable[[Ops], ir.Value]
 ) -> ir.Value:
-    """What one of two bodies gives, only one of which runs: an If, whose branches read values of the graph around."""
+    """Return the result of one of two bodies, by an If. Only that body runs. The branches read values of the outer
+    graph."""
     branches = {
         name: op.builder.subgraph(lambda inner, body=body: body(inner), [], [ir.Value(name=name)], name=name)
         for name, body in (("then_branch", yes), ("else_branch", no))
@@ -263,7 +272,8 @@ def either_onnx(
 
 
 FEW = 32
-"""Queries up to which ONNX Runtime takes other ways: products before rows are laid out, and all heads at once."""
+"""The maximum number of queries for other methods on ONNX Runtime: products before rows are laid out, and all heads at
+once."""
 
 
 def few_onnx(
@@ -274,7 +284,9 @@ def few_onnx(
     many: Callable[[Ops], ir.Value],
     limit: int | None = None,
 ) -> ir.Value:
-    """What `few` gives for at most `limit` queries (by default FEW) on ONNX Runtime; else `many`: an If divides
-    TensorRT's kernels."""
+    """Return `few` for at most `limit` queries (by default FEW) on ONNX Runtime, otherwise `many`.
+
+    For other targets there is no If, because an If divides TensorRT's kernels.
+    """
     limit = FEW if limit is None else limit
     return either_onnx(op, op.LessOrEqual(op.Squeeze(queries), limit), few, many) if ort else many(op)

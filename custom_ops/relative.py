@@ -1,4 +1,4 @@
-"""Transformer-XL's logits of query i at p_i and key j at p_j, in fp32 for every graph dtype."""
+"""Transformer-XL's logits of query i at p_i and key j at p_j. fp32 for every dtype of the graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from posexport.custom_ops.tables import index_onnx, picked, picked_onnx
 
 
 def biased(q: Tensor, position_bias: Tensor, scale: float) -> Tensor:
-    """scale * (q + v), [B, N, S, head_dim]."""
+    """Return scale * (q + v), [B, N, S, head_dim]."""
     heads: Tensor = q.unflatten(-1, (position_bias.shape[0], -1)) + position_bias
     return heads.transpose(1, 2) * scale
 
@@ -41,17 +41,17 @@ def biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> 
 
 
 def fake_score(call: Any, keys: Tensor, num_heads: int) -> Tensor:
-    """The fake of a score for keys [B, T, ...], or [B, K, T, head_dim] of a cache."""
+    """Return the fake of a score for keys [B, T, ...], or for a cache [B, K, T, head_dim]."""
     return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
 
 
 FINE = 128
-"""Differences that share a coarse angle."""
+"""The number of differences that share a coarse angle."""
 
 
 @dataclass(frozen=True)
 class Turns(Generic[T]):
-    """Cosines and sines of coarse positions [B|1, R] and of fine ones [1, FINE], which are subtracted from them."""
+    """Cosines and sines of coarse positions [B|1, R], and of fine positions [1, FINE] that are subtracted from them."""
 
     coarse_cos: T
     coarse_sin: T
@@ -60,10 +60,12 @@ class Turns(Generic[T]):
 
 
 def turned_onnx(op: Ops, heads: ir.Value, turns: Turns[ir.Value], r_proj: ir.Value, shape: list[int]) -> ir.Value:
-    """Queries [B, N, S, head_dim] . W_r R of every coarse less every fine position, float32 [B, N, S, R*FINE].
+    """Return queries [B, N, S, head_dim] . W_r R of every coarse minus every fine position, float32 [B, N, S, R*FINE].
 
-    Queries times W_r are turned by the coarse angles c, and then multiplied with the fine ones f:
-    s sin(c - f) + o cos(c - f) = (s sin c + o cos c) cos f + (o sin c - s cos c) sin f."""
+    Queries times W_r are rotated by the coarse angles c, and then multiplied with the fine angles f:
+
+    s sin(c - f) + o cos(c - f) = (s sin c + o cos c) cos f + (o sin c - s cos c) sin f.
+    """
     products = cast(op, op.MatMul(heads, op.Reshape(r_proj, shape)), ir.DataType.FLOAT)
     s, o = op.Split(op.Unsqueeze(products, [3]), num_outputs=2, axis=-1, _outputs=2)  # [B, N, S, 1, P]
     cos_c, sin_c = (op.Unsqueeze(side, [1, 2]) for side in (turns.coarse_cos, turns.coarse_sin))
@@ -76,19 +78,19 @@ def turned_onnx(op: Ops, heads: ir.Value, turns: Turns[ir.Value], r_proj: ir.Val
 
 @dataclass(frozen=True)
 class Frequencies(Generic[T]):
-    """Of the vectors of distances: as numbers, or as exact turns."""
+    """The frequencies of the vectors of distances, as numbers or as exact turns."""
 
     frequencies: T | None
     turns: T | None
 
     def sides(self: Frequencies[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions."""
+        """Return cos and sin of positions."""
         if self.frequencies is not None:
             return sinusoids.eager(positions, self.frequencies, 1.0)
         return exact_sinusoids.eager(positions, self.turns, 1.0)
 
     def sides_onnx(self: Frequencies[ir.Value], op: Ops, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """As `sides`, in ONNX."""
+        """Do the same as `sides`, in ONNX."""
         if self.frequencies is not None:
             return sinusoids_onnx(op, positions, self.frequencies, 1.0)
         assert self.turns is not None  # one of them is given
@@ -106,14 +108,14 @@ def relative_score(
     turns: Tensor | None = None,
     scale: float = SCALE,
 ) -> Tensor:
-    """scale * (q_i + v) . W_r R(p_i - p_j), R sinusoidal, v = position_bias: terms (b) + (d) of Transformer-XL
-    (Dai et al. 2019, arXiv:1901.02860, section 3.3).
+    """scale * (q_i + v) . W_r R(p_i - p_j), with R sinusoidal and v = position_bias. These are terms (b) + (d) of
+    Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3).
 
-    With w = W_r^T (q_i + v), split into a sine half s and a cosine half c, it is the sum over f of
-    s_f sin(w_f (p_i - p_j)) + c_f cos(w_f (p_i - p_j)) = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]: one
-    product gives the term for any positions, without the paper's shift trick for consecutive ones. For ONNX Runtime,
-    one query whose keys stand less than T behind it takes sums of coarse and fine angles, not an angle of each key.
-    Angles of frequencies are of positions from the first key on, so they are small wherever the keys are near.
+    Let w = W_r^T (q_i + v), split into a sine half s and a cosine half c. The result is the sum over f of s_f sin(w_f
+    (p_i - p_j)) + c_f cos(w_f (p_i - p_j)) = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]. One product gives
+    the term for any positions, without the paper's shift trick for consecutive positions. For ONNX Runtime, one query
+    whose keys are less than T behind it uses sums of coarse and fine angles, not one angle for each key. Angles of
+    frequencies are computed for positions relative to the first key, so they are small if the keys are near.
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -136,7 +138,7 @@ def relative_score(
                   [0.5403, 1.0000]]]])
     """
     angles = Frequencies(frequencies, turns)
-    if turns is None:  # positions from the first key on give small, more exact angles
+    if turns is None:  # positions relative to the first key give small, more exact angles
         first = k_positions[:, :1]
         q_positions, k_positions = q_positions - first, k_positions - first
     (q_cos, q_sin), (k_cos, k_sin) = (angles.sides(side) for side in (q_positions, k_positions))
@@ -160,7 +162,7 @@ def _relative(
     heads, shape = biased_onnx(op, q, position_bias, scale), [*shape_of(position_bias), -1]
 
     def sides(op: Ops) -> list[ir.Value]:
-        """The two sides of the product, [B, N, S, 2P] and [B, 1, T, 2P]."""
+        """Return the two sides of the product, [B, N, S, 2P] and [B, 1, T, 2P]."""
         at_queries, at_keys = positions.q_positions, positions.k_positions
         if angles.turns is None:
             origin = op.Slice(at_keys, [0], [1], [1])
@@ -199,7 +201,7 @@ def _relative(
 
         return either_onnx(op, op.And(op.Equal(op.Squeeze(queries), 1), near), one_query, several)
 
-    # elsewhere no If, which divides the kernels of TensorRT
+    # no If for other targets, because it divides TensorRT's kernels
     return by_head(op, heads, sides, product, few if ort else None, queries)
 
 
@@ -218,7 +220,7 @@ def relative_table_score(
     table: Tensor,
     scale: float = SCALE,
 ) -> Tensor:
-    """As `relative_score`, with a trained table R: R(p) = table[clip(p, -M, M) + M].
+    """The same as `relative_score`, with a trained table R: R(p) = table[clip(p, -M, M) + M].
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -269,7 +271,8 @@ add_by_head(relative_table_score, _relative_table)
 
 @operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))
 def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
-    """q + u by heads, the content bias of term (c) of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3).
+    """q + u for each head, the content bias of term (c) of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section
+    3.3).
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -287,5 +290,5 @@ def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
 
 @add_head_bias.onnx
 def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
-    # by heads: TensorRT would fuse a bias on the flat queries into the projection and then not merge q, k and v
+    # by heads: TensorRT would fuse a bias on the flat queries into the projection, and then not merge q, k and v
     return op.Reshape(op.Add(op.Reshape(q, [0, 0, *shape_of(bias)]), bias), [0, 0, -1])

@@ -1,6 +1,6 @@
 """Rotation of pairs of features by angles.
 
-The graphs use splits and a concatenation: strided assignment is 40 times slower on ONNX Runtime and breaks TensorRT's
+The graphs use splits and a concatenation. Strided assignment is 40 times slower on ONNX Runtime and breaks TensorRT's
 fusion.
 """
 
@@ -45,8 +45,8 @@ def _rotate_fake(call: Any) -> Tensor:
 def rotate(
     x: Tensor, cos: Tensor, sin: Tensor, head_dim: int, interleaved: bool = False, runs: Sequence[int] = ONE_RUN
 ) -> Tensor:
-    """Rotation of pairs of features: (a, b) -> (a cos - b sin, a sin + b cos) (Su et al. 2021, arXiv:2104.09864,
-    eq. 34). The first 2P features of each head rotate, the others stay.
+    """Rotation of pairs of features: (a, b) -> (a cos - b sin, a sin + b cos) (Su et al. 2021, arXiv:2104.09864, eq.
+    34). The first 2P features of each head rotate. The others stay unchanged.
 
     Args:
         x: [B, S, heads*head_dim], queries or keys.
@@ -111,7 +111,7 @@ def _rotate_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Lay
 
 
 def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
-    """The halves of the last axis, rotated."""
+    """Rotate the halves of the last axis."""
     a, b = op.Split(x, num_outputs=2, axis=-1, _outputs=2)
     first = op.Sub(op.Mul(a, cos), op.Mul(b, sin))
     second = op.Add(op.Mul(a, sin), op.Mul(b, cos))
@@ -119,8 +119,11 @@ def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value
 
 
 def has_operator(rank: int, layout: Layout, dtype: ir.DataType | None) -> bool:
-    """Whether RotaryEmbedding can do it: no angles per head (cosines of `rank` 4), one run or equal ones for a head, no
-    double precision."""
+    """Whether RotaryEmbedding can do the rotation.
+
+    It needs angles that all heads share (`rank` of the cosines below 4), one run or equal runs that fill a head, and no
+    double precision.
+    """
     runs = layout.runs
     even = len(set(runs)) == 1 and 2 * sum(runs) == layout.head_dim
     return rank < 4 and dtype != ir.DataType.DOUBLE and (layout.interleaved or len(runs) == 1 or even)
@@ -142,7 +145,7 @@ def _embedded(op: Ops, x: ir.Value, angles: Sequence[ir.Value], pairs: int, layo
 
 @rotate.form("native")
 def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
-    # cosines and sines per token, [B, S, P], instead of position_ids: any positions, on any number of axes
+    # cosines and sines for each token, [B, S, P], instead of position_ids: any positions, on any number of axes
     if not has_operator(rank_of(cos), layout, dtype_of(x)):
         return _rotate_onnx(op, x, cos, sin, layout)
     angles = [cast(op, t, dtype_of(x)) for t in (cos, sin)]
@@ -151,8 +154,8 @@ def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: L
 
 @rotate.form("contrib")
 def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
-    # The operator looks up rows of cosines by position. One row per token of the batch, with the token's index as its
-    # position, supports any positions.
+    # The operator looks up rows of cosines by position. There is one row for each token of the batch, and the token's
+    # index is its position. This supports any positions.
     if not has_operator(rank_of(cos), layout, dtype_of(x)):
         return _rotate_onnx(op, x, cos, sin, layout)
     pairs = size_of(cos, -1)
@@ -164,7 +167,7 @@ def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: 
 
 @operator("AnglesByHeads", "split")
 def angles_by_heads(angles: Tensor, heads: int) -> Tensor:
-    """Angles per head, for `rotate`, from those of all heads side by side.
+    """Angles for each head, for `rotate`, from the angles of all heads side by side.
 
     Args:
         angles: [B, S, heads*P], or their cosines or sines.
@@ -189,8 +192,8 @@ def _by_heads_onnx(op: Ops, angles: ir.Value, heads: int) -> ir.Value:
 
 @operator("RotaryFeatures", "rotated", fake=lambda call: torch.empty_like(call.x))
 def rotate_features(x: Tensor, cos: Tensor, sin: Tensor, head_dim: int) -> Tensor:
-    """Pairs (2i, 2i + 1) with an angle per feature: (a, b) -> (a cos_a - b sin_a, b cos_b + a sin_b), a rotation where
-    both angles are equal (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in its code).
+    """Pairs (2i, 2i + 1) with an angle for each feature: (a, b) -> (a cos_a - b sin_a, b cos_b + a sin_b). This is a
+    rotation if both angles are equal (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in its code).
 
     Args:
         x: [B, S, heads*head_dim].

@@ -1,5 +1,5 @@
-"""Logits in which position and content mix, of query i at p_i and key j at p_j, and what positions add to the values;
-logits are fp32."""
+"""Logits that mix position and content, of query i at p_i and key j at p_j, and what positions add to the values.
+Logits are fp32."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def offset_values(
     behind: int = REQUIRED,
     ahead: int = REQUIRED,
 ) -> Tensor:
-    """Sum over j of a_ij table[clip(p_j - p_i, -behind, ahead) + behind], a the weights of `attend`, whose result it is
-    added to (Shaw et al. 2018, arXiv:1803.02155, eq. 3).
+    """Sum over j of a_ij table[clip(p_j - p_i, -behind, ahead) + behind]. a are the weights of `attend`. The sum is
+    added to its result (Shaw et al. 2018, arXiv:1803.02155, eq. 3).
 
     Args:
         q: [B, S, num_heads*head_dim].
@@ -130,8 +130,11 @@ def offset_values(
 def weighted(
     q: Tensor, k: Tensor, added: Added[Tensor], heads: CappedHeads, write_indices: Tensor | None, rows: Tensor
 ) -> Tensor:
-    """Sum over j of a_ij rows_ij, [B, S, N*head_dim], a the weights of `attend`, from q [B, N, S, head_dim], k [B, K,
-    T, head_dim] and rows [(B|1,) S, T, head_dim]; 0 for a query that sees no key."""
+    """Return the sum over j of a_ij rows_ij, [B, S, N*head_dim], with a the weights of `attend`.
+
+    q [B, N, S, head_dim], k [B, K, T, head_dim] and rows [(B|1,) S, T, head_dim]. The result is 0 for a query that sees
+    no key.
+    """
     weights, seen = weights_of(q, k, added, heads, write_indices)
     out = weights.transpose(1, 2) @ rows
     if added.mask is not None and seen is not None:
@@ -154,7 +157,7 @@ def _offset_values_onnx(
 ) -> ir.Value:
     lengths = lengths_onnx(op, q, k)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, lengths, write_indices)
-    if added.sinks is not None:  # they are the first column
+    if added.sinks is not None:  # sinks are the first column
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
     index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
 
@@ -166,7 +169,8 @@ def _offset_values_onnx(
         return op.MatMul(op.Gather(weights, number, axis=2), rows)
 
     def many(op: Ops) -> ir.Value:
-        """Of one query after the other, as each has a row of the table for every key: [S, B, N, head_dim] turned."""
+        """Compute one query after the other, because each needs a table row for every key: [S, B, N, head_dim]
+        transposed."""
         return op.Transpose(scan_onnx(op, lengths[0], one), perm=[1, 0, 2, 3])
 
     out = few_onnx(op, True, op.Shape(q, start=1, end=2), few, many) if ort else few(op)

@@ -1,4 +1,4 @@
-"""The attention calls for which a form has no operator, each with the reason. Imports no engine."""
+"""The attention calls for which a form has no operator, each with the reason. Imports no runtime."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import attrs
 from posexport.errors import Reason
 
 GROUPED_WIDTH = 8
-"""GroupQueryAttention takes only a head_dim that is a multiple of this."""
+"""GroupQueryAttention takes only a head_dim that is a multiple of this number."""
 
 
 def fits_grouped_batch(batch: int, seq: int, past: int) -> bool:
-    """Whether GroupQueryAttention takes `seq` tokens in `batch` rows after `past` cached ones: it takes several tokens
-    after cached ones for batch 1 only."""
+    """Whether GroupQueryAttention takes `seq` tokens in `batch` rows after `past` cached tokens.
+
+    After cached tokens, it takes several tokens only for batch 1.
+    """
     return batch == 1 or seq == 1 or past == 0
 
 
 @attrs.frozen
 class AttentionCall:
-    """The features of an attention call. `square`: as many new keys as queries; of shared caches it is ignored."""
+    """The features of an attention call. `square`: as many new keys as queries. It is ignored for shared caches."""
 
     cache: str | None
     softcap: bool
@@ -93,11 +95,11 @@ REFUSALS = (
         ),
     ),
 )
-"""Every unsupported feature; the first row that applies gives the reason."""
+"""Every unsupported feature. The first row that applies gives the reason."""
 
 
 def unsupported_reason(form: str, target: str, call: AttentionCall) -> Reason | None:
-    """Why attention of this kind has no operator in `form` for `target`; None where it has one."""
+    """Return why attention of this kind has no operator in `form` for `target`, or None if it has one."""
     for row in REFUSALS:
         if form == row.form and target in row.targets and row.applies(call):
             return row.reason

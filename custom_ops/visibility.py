@@ -1,10 +1,11 @@
-"""Which keys a query sees, by index in the sequence, computed in torch and in ONNX from the lengths at run time.
+"""Which keys a query sees, by index in the sequence. Computed in torch and in ONNX from the lengths at run time.
 
-The last query has the index of the last key: query i has index i + T - S. In shared buffers query i has index
-write_indices[b] + i, and slots after the last query hold no keys. `causal`: index_i >= j. `window` w > 0:
-|index_i - j| < w. `mask` [B, T] is 1 where a key may be seen. `chunk` c > 0: (index_i - f) // c == (j - f) // c (Llama
-4's chunked attention), where f is the first key of the row that may be seen, 0 without a mask: left padding belongs to
-no chunk, and holes further on don't move the chunks, as in transformers.
+The last query has the index of the last key: query i has index i + T - S. In shared buffers, query i has index
+write_indices[b] + i, and slots after the last query contain no keys.
+
+`causal`: index_i >= j. `window` w > 0: |index_i - j| < w. `mask` [B, T] is 1 if a key may be seen. `chunk` c > 0:
+(index_i - f) // c == (j - f) // c (Llama 4's chunked attention). f is the first key of the row that may be seen, or 0
+without a mask. Left padding belongs to no chunk. Later holes in the mask do not move the chunks, as in transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def visible(
     write_indices: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor | None:
-    """bool [S, T] or [B, 1, S, T]; None where every query sees every key."""
+    """Return the visible keys, bool [S, T] or [B, 1, S, T]. None if every query sees every key."""
     keys = torch.arange(total, device=device)
     attended = None if mask is None else (mask != 0)[:, None, None, :]
     steps = torch.arange(seq, device=device).unsqueeze(1)
@@ -59,7 +60,8 @@ Lengths = tuple["ir.Value", "ir.Value"]
 
 
 def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> Lengths:
-    """The numbers of queries [B, S, ...] and of keys [B, T, ...], or [B, K, T, head_dim] of a cache, as scalars."""
+    """Return the numbers of queries [B, S, ...] and of keys [B, T, ...], or of a cache [B, K, T, head_dim], as
+    scalars."""
     axis = rank_of(k) - 2
     return op.Squeeze(op.Shape(q, start=1, end=2)), op.Squeeze(op.Shape(k, start=axis, end=axis + 1))
 
@@ -73,8 +75,11 @@ def visible_onnx(
     sink: bool = False,
     first: ir.Value | None = None,
 ) -> ir.Value | None:
-    """As `visible`; with `sink`, one more column comes first, with any value. `first` is the index of the first query,
-    int64 [], where the last one has not that of the last key."""
+    """Do the same as `visible` in ONNX.
+
+    With `sink`, one more column with any value comes first. `first` is the index of the first query, int64 []. It is
+    needed if the last query does not have the index of the last key.
+    """
     seq, total = lengths
     seen: ir.Value | None = None
     if write_indices is not None or heads.causal or heads.local:
@@ -110,10 +115,11 @@ def visible_onnx(
 
 
 def hidden_onnx(op: Ops, seen: ir.Value, logits: ir.Value, lowest: float, graph: ir.DataType) -> ir.Value:
-    """Logits, or a mask that is added to them, with `lowest` where a key is not seen.
+    """Return logits, or a mask that is added to them, with `lowest` for keys that are not seen.
 
-    In a graph of fp32 `lowest` is added, beside which a logit is nothing: ONNX Runtime's Where takes twice as long as
-    its Add, and an array for each side. In half precision a sum could exceed the range, and TensorRT fuses a Where.
+    In a graph of fp32, `lowest` is added, because a logit is negligible beside it. ONNX Runtime's Where takes twice as
+    long as its Add, and needs an array for each side. In half precision a sum could exceed the range, and TensorRT
+    fuses a Where.
     """
     if graph != ir.DataType.FLOAT:
         return op.Where(seen, logits, constant(op, lowest, dtype_of(logits)))
@@ -121,20 +127,25 @@ def hidden_onnx(op: Ops, seen: ir.Value, logits: ir.Value, lowest: float, graph:
 
 
 def keyed_onnx(op: Ops, seen: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """[..., 1]: 1 where a query sees a key, 0 where it sees none, of `seen`, bool [..., keys]. In `dtype`, but fp32 for
-    bf16, of which ONNX Runtime's CUDA provider has neither ReduceMax nor Equal."""
+    """Return [..., 1] from `seen`, bool [..., keys]: 1 if a query sees a key, 0 if it sees none.
+
+    The result is in `dtype`, but fp32 for bf16. ONNX Runtime's CUDA provider has neither ReduceMax nor Equal for bf16.
+    """
     return op.ReduceMax(op.Cast(seen, to=ir.DataType.FLOAT if dtype == ir.DataType.BFLOAT16 else dtype), [-1])
 
 
 def _to_chunks(op: Ops, mask: ir.Value, total: ir.Value, chunk: int) -> ir.Value:
-    """What added to an index, [B, 1, 1, 1], makes the first attended key of each row the first of a chunk; from 1 to
-    `chunk`, because Div rounds negative numbers towards zero."""
+    """Return the number, [B, 1, 1, 1], that moves the first attended key of each row to the start of a chunk.
+
+    It is added to an index. It is from 1 to `chunk`, because Div rounds negative numbers towards zero.
+    """
     first = op.ReduceMin(op.Where(op.Cast(mask, to=ir.DataType.BOOL), op.Range(0, total, 1), total), [1])
     into = op.Sub(first, op.Mul(op.Div(first, chunk), chunk))
     return op.Unsqueeze(op.Sub(chunk, into), [1, 2])
 
 
 def sink_onnx(op: Ops, logits: ir.Value, sinks: ir.Value, total: ir.Value) -> ir.Value:
-    """`logits` [B or 1, N or 1, S or 1, T + 1], or a mask of that shape, with the sinks [N] in the first column."""
+    """Return `logits` [B or 1, N or 1, S or 1, T + 1], or a mask of that shape, with the sinks [N] in the first
+    column."""
     first = op.Equal(op.Range(0, op.Add(total, 1), 1), 0)
     return op.Where(first, op.Unsqueeze(sinks, [1, 2]), logits)

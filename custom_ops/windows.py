@@ -1,5 +1,5 @@
-"""Biases within a window of a grid, looked up by the offset of two cells on both axes, in fp32 for every graph dtype,
-and the cosine attention of the models that have them."""
+"""Biases within a window of a grid, looked up by the offset of two cells on both axes, and the cosine attention of the
+models that use them. Biases are fp32 for every dtype of the graph."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, either_
 
 @operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
 def window_bias(q_positions: Tensor, k_positions: Tensor, table: Tensor, size: int) -> Tensor:
-    """table[(dy + M - 1) (2M - 1) + dx + M - 1], offsets clipped to a window of M x M cells (Swin: Liu et al. 2021,
-    arXiv:2103.14030, eq. 4).
+    """table[(dy + M - 1) (2M - 1) + dx + M - 1], with offsets clipped to a window of M x M cells (Swin: Liu et al.
+    2021, arXiv:2103.14030, eq. 4).
 
     Args:
         q_positions: int64 [B, S, 2], x before y.
@@ -45,7 +45,7 @@ def _bias(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: int, o
     sides = (positions.q_positions, positions.k_positions)
 
     def index(op: Ops) -> ir.Value:
-        def offset(axis: int) -> ir.Value:  # one axis at a time: both at once take ONNX Runtime three times as long
+        def offset(axis: int) -> ir.Value:  # one axis at a time; both take ONNX Runtime three times as long
             queries, keys = (op.Slice(side, [axis], [axis + 1], [2]) for side in sides)
             return clipped_onnx(op, op.Sub(queries, op.Transpose(keys, perm=[0, 2, 1])), size - 1)
 
@@ -58,7 +58,7 @@ add_by_head(window_bias, _bias, scans=False)
 
 
 def cells_in_order(tokens: int, columns: int, device: torch.device | None = None) -> Tensor:
-    """(x, y) of the first cells of a grid in the order of reading, row by row: int64 [1, tokens, 2]."""
+    """Return (x, y) of the first cells of a grid in reading order, row by row: int64 [1, tokens, 2]."""
     cells = torch.arange(tokens, device=device)
     return torch.stack((cells % columns, cells // columns), -1).unsqueeze(0)
 
@@ -70,7 +70,7 @@ def _order_fake(call: Any) -> Tensor:
 
 @operator("WindowOrderBias", "bias", fake=_order_fake)
 def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
-    """`window_bias` of the first S cells of a window of M x M in the order of reading, row by row.
+    """`window_bias` of the first S cells of a window of M x M cells in reading order, row by row.
 
     Args:
         table: [rows, num_heads], of (2M - 1)^2 rows.
@@ -93,7 +93,8 @@ def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
 
 
 def _order(op: Ops, table: ir.Value, q: ir.Value, size: int, ort: bool) -> ByHead:
-    # biases of two rows of cells, [1, N, (2M - 1) M, M]: by their distance and the query's column, of each key's column
+    # Biases of two rows of cells, [1, N, (2M - 1) M, M]: by the distance of the rows and the query's column, for each
+    # key's column.
     num_heads = size_of(table, 1)
     turned = op.Transpose(cast(op, table, ir.DataType.FLOAT), perm=[1, 0])
     columns, width = op.Range(0, size, 1), 2 * size - 1

@@ -1,8 +1,8 @@
 """The base class of all positional encodings: parameters, owned weights, constants, and the hooks that a block calls.
 
-An encoding overrides the hooks that it uses; every other hook does nothing. The classes are pure data until a hook
-runs: importing them must not import torch, so a hook reaches tensors only through `posexport.custom_ops`, which loads
-on first use, and through the methods of its arguments.
+An encoding overrides the hooks that it uses. The other hooks do nothing. The classes are pure data until a hook runs,
+because importing them must not import torch. A hook uses tensors only through `posexport.custom_ops`, which loads on
+first use, and through the methods of its arguments.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class State(Protocol):
     def __getitem__(self, name: str) -> Tensor: ...
 
 
-@attrs.define(kw_only=True)  # not frozen: torch.compile can't follow how attrs fills a frozen class
+@attrs.define(kw_only=True)  # not frozen: torch.compile cannot trace how attrs fills a frozen class
 class AttentionContext:
-    """Everything except the queries that attention of one layer reads; None where the block has no such input.
+    """Everything that attention of one layer reads, except the queries. A field is None if the block has no such input.
 
-    `k` is [B, S, K*head_dim], the new keys, or [B, T, K*head_dim] of an encoder; `past` [B, K, P, head_dim], the keys
-    of a cache before them. Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is
-    int64 [B, T], `sinks` [N], `write_indices` int64 [B]. `ahead`, int64 [B|1, L], holds the differences of consecutive
-    positions for which numbers are laid out by a slide (`Encoding.slides`, posexport.custom_ops.differences); None
-    elsewhere.
+    `k` are the new keys [B, S, K*head_dim], or an encoder's keys [B, T, K*head_dim]. `past` [B, K, P, head_dim] are the
+    cached keys before them. Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is
+    int64 [B, T], `sinks` [N], `write_indices` int64 [B].
+
+    `ahead`, int64 [B|1, L], contains the differences of consecutive positions if numbers are laid out by a slide
+    (`Encoding.slides`, posexport.custom_ops.differences). Otherwise it is None.
     """
 
     k: Tensor
@@ -51,7 +52,7 @@ class AttentionContext:
     ahead: Tensor | None = None
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Positions of queries and keys; ValueError in a block that has none."""
+        """Return the positions of queries and keys. ValueError in a block that has none."""
         if self.q_positions is None or self.k_positions is None:
             raise ValueError("this block takes no positions")
         return self.q_positions, self.k_positions
@@ -59,7 +60,7 @@ class AttentionContext:
 
 @attrs.frozen(kw_only=True)
 class Encoding:
-    """The parameters and hooks of one positional encoding; a subclass is one row of the ENCODINGS table.
+    """The parameters and hooks of one positional encoding. A subclass is one row of the ENCODINGS table.
 
     Shapes: B batch, S queries, T keys, D hidden_size, N query heads, K key heads.
     """
@@ -68,27 +69,27 @@ class Encoding:
     summary: ClassVar[str]
     source: ClassVar[str]
     axes: ClassVar[int] = 1
-    """How many numbers make one position: 0 (the encoding ignores positions), 1, or more."""
+    """The number of integers in one position: 0 (the encoding ignores positions), 1, or more."""
     hook: ClassVar[str] = ""
-    """The main hook that it overrides: embed, bias, score or rotate; empty for none."""
+    """The main hook that it overrides: embed, bias, score or rotate. Empty if it overrides none."""
     at_input: ClassVar[bool] = False
-    """Whether it acts once, before the first layer, instead of in every layer: its hook is embed."""
+    """Whether it acts once, before the first layer, and not in every layer. Its hook is then embed."""
     in_cross: ClassVar[bool] = False
-    """Whether cross-attention can have it: it acts at the input, or not at all in cross-attention."""
+    """Whether a block with cross-attention can have it. It then acts at the input, or not at all in cross-attention."""
     angular: ClassVar[bool] = False
-    """Whether it takes cosines and sines of angles that are linear in integer positions."""
+    """Whether it uses cosines and sines of angles that are linear in integer positions."""
     base_properties: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
     """The properties (posexport.verify.properties) that it has with any parameters."""
     takes_prefix: ClassVar[bool] = False
-    """Whether `prefix_tokens` can exempt the first tokens from it."""
+    """Whether `prefix_tokens` can exclude the first tokens from it."""
     ordered: ClassVar[bool] = False
     """Whether positions must not decrease along the sequence."""
     negative_positions: ClassVar[bool] = True
-    """Whether positions may be negative, where any position is allowed."""
+    """Whether positions may be negative if they have no limit."""
     no_cache_reason: ClassVar[str | None] = None
-    """Why it can't be used with a cache, as the end of a sentence; None where it can."""
+    """Why it cannot be used with a cache, as the end of a sentence. None if it can."""
     in_order: ClassVar[bool] = False
-    """Whether consecutive tokens can be cells of a grid of its own, in the order of reading: it has `order_bias`."""
+    """Whether consecutive tokens can be the cells of its own grid in reading order. It then has `order_bias`."""
 
     def __init_subclass__(cls) -> None:
         hooks = ("embed", "bias", "score", "rotate")
@@ -98,81 +99,89 @@ class Encoding:
         cls.in_cross = cls.in_cross or cls.hook in ("", "embed")
 
     def problems(self, spec: Spec) -> Iterator[str]:
-        """A sentence for everything in which these parameters don't fit `spec`."""
+        """Yield a sentence for everything in these parameters that does not fit `spec`."""
         return iter(())
 
     def default_scale(self, head_dim: int) -> float:
-        """The factor on the logits where none is given."""
+        """Return the factor on the logits if none is given."""
         return float(head_dim**-0.5)
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
-        """Names of the properties (posexport.verify.properties) that hold for any weights."""
+        """Return the names of the properties (posexport.verify.properties) that hold for any weights."""
         return self.base_properties
 
     def by_difference(self, spec: Spec) -> bool:
-        """Whether positions act through their differences alone in a layer of this spec."""
+        """Whether only differences of positions matter in a layer of this spec."""
         return not self.axes or ("shift" in self.properties(spec) and not spec.prefix_tokens)
 
     def can_be_consecutive(self) -> bool:
-        """Whether a spec can promise consecutive positions: on one axis, or in a grid of its own."""
+        """Whether a spec can promise consecutive positions: on one axis, or in a grid of the encoding's own."""
         return self.axes < 2 or self.in_order
 
     def slides(self, spec: Spec) -> bool:
-        """Whether what it adds to the logits at consecutive positions is computed once for each difference, and then
-        laid out for all queries: where that is faster (docs/results/positions.md)."""
+        """Whether its part of the logits at consecutive positions is computed once for each difference, and then laid
+        out.
+
+        It is True if this is faster (docs/results/positions.md).
+        """
         return self.hook == "bias" and spec.causal
 
     def has_angles(self) -> bool:
-        """Whether it takes cosines and sines of angles with these parameters, so that `angles` concerns it."""
+        """Whether it uses cosines and sines of angles with these parameters, so that `angles` applies to it."""
         return self.angular
 
     def uses_fp32_products(self) -> bool:
-        """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
+        """Whether its angles are fp32 products of positions and frequencies, which are inexact at large positions."""
         return self.has_angles()
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
-        """How far fp32 results of its own may lie apart from one runtime to another in a layer of this spec, as a part
-        of their size, for positions up to `position` and so many keys: 0 where runtimes compute them with the same
-        operations."""
+        """Return how much its fp32 results may differ between runtimes in a layer of this spec, relative to their size.
+
+        It holds for positions up to `position` and for `keys` keys. It is 0 if runtimes compute the results with the
+        same operations.
+        """
         return 0.0
 
     def steepness(self, spec: Spec) -> float:
-        """What its bias may change by from one position to the next, where that can matter in half precision."""
+        """Return how much its bias may change from one position to the next, if this can matter in half precision."""
         return 0.0
 
     def query_factor(self, position: int) -> float:
-        """What queries at `position` are multiplied by."""
+        """Return the factor on queries at `position`."""
         return 1.0
 
     def saturation_distance(self) -> int | None:
-        """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""
+        """Return the distance from which on all pairs of tokens are treated alike. None if there is no such
+        distance."""
         return None
 
     def lengths(self) -> tuple[int, ...]:
-        """Numbers of keys that its parameters name, at which a graph of it may go wrong."""
+        """Return numbers of keys that its parameters name, at which a graph may go wrong."""
         distance = self.saturation_distance()
         return () if distance is None else (distance,)
 
     def position_limits(self) -> tuple[int, ...] | None:
-        """The number of positions for which it is defined along each axis, in the order of `position_ids`; None where
-        any position is."""
+        """Return the number of positions for which it is defined along each axis, in the order of `position_ids`.
+
+        None if it is defined for any position.
+        """
         return None
 
     def position_limit(self) -> int | None:
-        """The same along every axis."""
+        """Return the smallest of the position limits of all axes, or None."""
         limits = self.position_limits()
         return None if limits is None else min(limits)
 
     def position_edges(self) -> tuple[int, ...]:
-        """Positions from which on it is computed in another way, such as a trained length."""
+        """Return the positions from which on it is computed in another way, such as a trained length."""
         return ()
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
-        """Trained tensors: name (after `encoding.`) to shape."""
+        """Return the shapes of trained tensors by name (the part after `encoding.`)."""
         return {}
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        """Constants by name, computed from the parameters in `dtype`: float32, or float64 for the reference."""
+        """Return constants by name, computed from the parameters in `dtype`: float32, or float64 for the reference."""
         return {}
 
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
@@ -184,24 +193,27 @@ class Encoding:
         return q, k
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """A float32 tensor [B, N, S, T] that is added to the logits, or None."""
+        """Return a float32 tensor [B, N, S, T] that is added to the logits, or None."""
         return None
 
     def ahead_bias(self, state: State, ahead: Tensor) -> Tensor | None:
-        """The bias of keys so far ahead of their query, int64 [B|1, L], float32 [B|1, N, 1, L]: that of a `slides`."""
+        """Return the bias for the differences `ahead` = p_j - p_i, int64 [B|1, L]: float32 [B|1, N, 1, L]. For
+        `slides`."""
         return self.bias(state, ahead.new_zeros((ahead.shape[0], 1)), ahead)
 
     def order_bias(self, state: State, q: Tensor) -> Tensor | None:
-        """The same, [1, N, S, S], for the first S cells of a grid in the order of reading."""
+        """Return the bias, [1, N, S, S], for the first S cells of a grid in reading order."""
         return None
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        """The query of the content term, and logits [B, N, S, T] where position and content mix, or None."""
+        """Return the query of the content term, and logits [B, N, S, T] that mix position and content, or None."""
         return q, None
 
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
-        """A term [B, S, N*head_dim] that is added to the result of attention, or None; `bias` is the sum of all terms
-        that are added to the logits."""
+        """Return a term [B, S, N*head_dim] that is added to the result of attention, or None.
+
+        `bias` is the sum of all terms that are added to the logits.
+        """
         return None
 
     def seeded(self, name: str, values: Tensor) -> Tensor:

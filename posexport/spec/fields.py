@@ -1,7 +1,7 @@
-"""Validated fields of the frozen classes that describe a block; each field states what it accepts.
+"""Validated fields of the frozen classes that describe a block. Each field states what it accepts.
 
-None is accepted where it is the default. Text is accepted wherever it reads as the field's type, so that
-`--set theta=5e5`, TOML and JSON share one check.
+None is accepted if it is the default. Text is accepted if it can be read as the field's type, so that `--set
+theta=5e5`, TOML and JSON share one check.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ def stated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None, *, typed: bool = False) -> Any:
-    """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`. `typed`: a file
-    format that has numbers and booleans must not give it as text."""
+    """Return a field whose value is the result of `read`.
+
+    `read` raises TypeError or ValueError for a value that is not `allowed`. `typed`: a file format with numbers and
+    booleans must not give the value as text.
+    """
 
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if value is None and default is None:
@@ -39,8 +42,10 @@ def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = N
 
 
 def check_types(kind: type[Any], data: Mapping[str, Any]) -> None:
-    """FieldError where `data` for `kind` has a number or a boolean as text: for file formats with types of their own,
-    unlike a command line."""
+    """Raise FieldError if `data` for `kind` contains a number or a boolean as text.
+
+    This is for file formats with types of their own, unlike a command line.
+    """
     for field in attrs.fields(kind):
         value = data.get(field.name)
         if isinstance(value, str) and field.metadata.get("typed"):
@@ -48,7 +53,7 @@ def check_types(kind: type[Any], data: Mapping[str, Any]) -> None:
 
 
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Limits of real-valued parameters: closer to the ends of fp32, results would be 0 or infinite."""
+"""Limits of real-valued parameters. Closer to the ends of fp32, results would be 0 or infinite."""
 
 
 def _number(value: object, kind: type[int] | type[float], low: float, high: float) -> float:
@@ -64,7 +69,8 @@ def _number(value: object, kind: type[int] | type[float], low: float, high: floa
 def integer(
     default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1, optional: bool = False
 ) -> Any:
-    """A whole number between bounds; None means "derived from other fields", `optional` takes it beside a default."""
+    """A whole number between bounds. None means "derived from other fields". `optional` accepts None beside another
+    default."""
 
     def read(value: Any) -> Any:
         return None if optional and value is None else _number(value, int, at_least, at_most)
@@ -73,7 +79,7 @@ def integer(
 
 
 def whole_number(name: str, value: object, *, at_least: int = 1, at_most: int = 2**31 - 1) -> int:
-    """The whole number between bounds that `value` is or says; FieldError under `name` for any other."""
+    """Return the whole number between bounds that `value` is or says. FieldError under `name` for any other value."""
     try:
         return int(_number(value, int, at_least, at_most))
     except (TypeError, ValueError, OverflowError):
@@ -85,7 +91,7 @@ def _whole(at_least: int, at_most: int) -> str:
 
 
 def positive(default: float | None, help: str) -> Any:
-    """A number from SMALLEST to LARGEST; None means "derived from other fields"."""
+    """A number from SMALLEST to LARGEST. None means "derived from other fields"."""
     allowed = f"a number from {SMALLEST:g} to {LARGEST:g}"
     return parsed(help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), default, typed=True)
 
@@ -97,7 +103,7 @@ def number(default: float, help: str, *, at_least: float, at_most: float) -> Any
 
 
 def numbers(help: str, *, whole: bool = False) -> Any:
-    """A list of numbers above 0, or with `whole` of whole numbers from 0; None means "not given". Text has commas."""
+    """A list of numbers above 0, or with `whole` of whole numbers from 0. None means "not given". Text has commas."""
 
     def read(value: object) -> tuple[float, ...]:
         parts = value.split(",") if isinstance(value, str) else value
@@ -112,7 +118,7 @@ def numbers(help: str, *, whole: bool = False) -> Any:
 
 
 def choice(default: str | None, options: Sequence[str], help: str) -> Any:
-    """One of a few names; None means "not given"."""
+    """One of a few names. None means "not given"."""
 
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if (value is None and default is None) or value in options:
@@ -127,7 +133,7 @@ def choice(default: str | None, options: Sequence[str], help: str) -> Any:
 
 
 def text(default: str | None, help: str) -> Any:
-    """Text, such as a name or a path; None means "not given"."""
+    """Text, such as a name or a path. None means "not given"."""
 
     def read(value: object) -> str:
         if not isinstance(value, str):
@@ -138,7 +144,7 @@ def text(default: str | None, help: str) -> Any:
 
 
 def flag(default: bool | None, help: str) -> Any:
-    """True or false; None means "not given"."""
+    """True or false. None means "not given"."""
 
     def read(value: object) -> bool:
         words = {"true": True, "false": False}

@@ -12,32 +12,32 @@ FORMS = {
 }
 
 OPSETS = range(18, 26)
-"""ONNX opsets in which a file can be written; a test exports, checks and runs each."""
+"""ONNX opsets in which a file can be written. A test exports, checks and runs each."""
 
 TARGETS = {
     "portable": "operators that ONNX Runtime and TensorRT both support",
     "ort": "ONNX Runtime only, sometimes faster: caches inside of Attention, GroupQueryAttention, ScatterND",
     "tensorrt": "operators that TensorRT supports, no opset above 24",
 }
-"""What a form is lowered for. Where two targets support the same graph, the bytes are the same."""
+"""What a form is lowered for. If two targets support the same graph, the bytes are the same."""
 
 ORT_ALONE = (
     "the file is written for ONNX Runtime only: export with --target portable, in another form if that is rejected"
 )
-"""Why TensorRT can't run a file for the target `ort`."""
+"""Why TensorRT cannot run a file for the target `ort`."""
 
 FORM_OPSETS = {form: range(23, 25) if form == "native" else OPSETS for form in FORMS}
-"""The opsets of each form; the lowest is its default."""
+"""The opsets of each form. The lowest is its default."""
 
 
 def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
-    """Why a form can't be written in an opset for a target; None where it can."""
+    """Return why a form cannot be written in an opset for a target, or None."""
     problem = opset_problem(form, target, opset)
     return None if problem is None else Reason("opset", f"opset {problem}")
 
 
 def opset_problem(form: str, target: str, opset: int | None) -> str | None:
-    """The same as what is said of an opset: `is 18: ...`."""
+    """Return the same as `unsupported_opset` as a text about an opset: `is 18: ...`."""
     opsets = FORM_OPSETS[form]
     if opset is not None and opset not in opsets:
         return f"is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}"

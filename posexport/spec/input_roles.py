@@ -1,5 +1,6 @@
-"""What an input of any graph may be for, and the names by which inputs are known. Pure data, so that `--help` and
-`posexport list --roles` need no engine.
+"""The roles that an input of any graph may have, and the names by which inputs are recognised.
+
+This is pure data, so that `--help` and `posexport list --roles` need no engine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROLES: dict[str, str] = {
     "ones": "ones alone",
     "zeros": "zeros alone",
 }
-"""The roles that an input may have, with what they hold."""
+"""The roles that an input may have, with their meanings."""
 
 STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurrent|ssm)(_|$)"
 """The pattern of plain names of states."""
@@ -82,7 +83,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"^((input|inputs|src|source|seq|sequence|token|tokens|valid|x|text)_?)?len(gth)?s?$", "lengths", "i"),
     (r"input_(features|values)|audio|^mel|speech|waveform|spectrogram", "audio", "f"),
 )
-"""Patterns of names, each with the role of inputs whose names hold it, and the kinds of dtype that they may have."""
+"""Patterns of names. Each has the role of inputs whose names match it, and the kinds of dtype that they may have."""
 
 WHERE = "'posexport list --roles' says what each role is for"
 """Where a user finds the roles with their meanings."""
@@ -91,22 +92,24 @@ _SHOWN = 8  # names of inputs in a message
 
 
 def plain_name(name: str) -> str:
-    """The name of an input as the patterns of NAMES read it: in small letters, with one sign between words."""
+    """Return the name of an input as the patterns of NAMES read it: in lower case, with one underscore between
+    words."""
     return re.sub(r"[/:.\s]+", "_", name.lower()).strip("_")
 
 
 def is_state(name: str) -> bool:
-    """Whether an input or an output of this name holds a state, which has no tokens."""
+    """Whether an input or an output of this name is a state, which has no dimension of tokens."""
     return re.search(STATE, plain_name(name)) is not None
 
 
 def chooses_tokens(name: str) -> bool:
-    """Whether an input of this name holds the keys by which sparse attention chooses the tokens that a query sees."""
+    """Whether an input of this name contains the keys by which sparse attention selects the tokens that a query
+    sees."""
     return re.search(r"(^|_)indexer_keys?(_|$)", plain_name(name)) is not None
 
 
 def check_role(name: str, role: str) -> None:
-    """RequestError, which names the nearest roles and what they are for, unless `role` is one of ROLES."""
+    """Raise RequestError unless `role` is one of ROLES. It names the nearest roles and their meanings."""
     if role in ROLES:
         return
     near = list(dict.fromkeys(_nearest(role)))[:2]
@@ -118,7 +121,7 @@ def check_role(name: str, role: str) -> None:
 
 
 def check_input(name: str, role: str, inputs: Collection[str]) -> None:
-    """RequestError, which names the nearest inputs, unless `name`, which got the role, is one of them."""
+    """Raise RequestError unless `name`, which was given `role`, is one of `inputs`. It names the nearest inputs."""
     if name in inputs:
         return
     by_lower = {one.lower(): one for one in inputs}
@@ -137,7 +140,7 @@ def check_input(name: str, role: str, inputs: Collection[str]) -> None:
 
 
 def _nearest(role: str) -> Iterator[str]:
-    """Roles of inputs that have this name, and those with a similar name."""
+    """Yield the roles of inputs with this name, and roles with a similar name."""
     lower = plain_name(role)
     yield from difflib.get_close_matches(lower, ROLES, n=1, cutoff=0.8)
     yield from (kind for pattern, kind, _ in NAMES if re.search(pattern, lower))

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_TOKENS = 2**24
-"""The largest number of tokens of a grid: angles are exact up to this position."""
+"""The largest number of tokens of a grid. Angles are exact up to this position."""
 
 
 def grid_positions(
     rows: int, columns: int, frames: int | None = None, *, prefix_tokens: int = 0, batch: int = 1
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """int64 [batch, prefix_tokens + frames * rows * columns, axes], row by row and frame by frame.
+    """Return int64 [batch, prefix_tokens + frames * rows * columns, axes], row by row and frame by frame.
 
-    Two axes (x, y) where `frames` is None, otherwise three (x, y, t). Prefix tokens (class and registers) have position
-    0, which `--prefix-tokens` ignores. Raises RequestError for sizes below 1 (prefix_tokens: below 0), and for more
-    than 2^24 tokens.
+    There are two axes (x, y) if `frames` is None, otherwise three (x, y, t). Prefix tokens (class and registers) have
+    position 0, which `--prefix-tokens` ignores. Raises RequestError for sizes below 1 (prefix_tokens: below 0), and for
+    more than 2^24 tokens.
     """
     import numpy as np
 

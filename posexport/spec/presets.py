@@ -1,7 +1,7 @@
 """Presets: the attention of a public model, as data in `posexport/spec/preset_files/<name>.toml`.
 
-A file has the keys of `posexport export --config` that describe a block, and two more: `summary` names the model and
-its layers, `source` the public config or code with these numbers. Where the layers of a model differ, `layer-pattern`
+A file has the keys of `posexport export --config` that describe a block, and two more. `summary` names the model and
+its layers. `source` is the public config or code with these numbers. If the layers of a model differ, `layer-pattern`
 lists all kinds: one layer is the first kind, a stack follows the pattern. A new preset is one file.
 """
 
@@ -29,12 +29,12 @@ class Preset:
 
 
 def preset_names() -> list[str]:
-    """The names of all presets, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
 
 
 def read_preset(name: str) -> Preset:
-    """The preset of a name; RequestError where there is none, or where its summary or source is missing."""
+    """Return the preset of a name. RequestError if there is none, or if its summary or source is missing."""
     names = preset_names()
     check_known("preset", name, names)
     options = tomllib.loads(FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))

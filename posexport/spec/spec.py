@@ -1,4 +1,4 @@
-"""The spec: a frozen, validated description of one block. Pure data, JSON in and out; imports no engine.
+"""The spec: a frozen, validated description of one block. It is pure data with JSON in and out, and imports no engine.
 
 Sizes have the names of Hugging Face's configs. `posexport.models.read_spec` reads a spec from plain data, because it
 needs the table of encodings.
@@ -22,7 +22,7 @@ LARGEST_FINITE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.3e38}
 """The largest finite number of each dtype of a block, rounded down."""
 
 MOST_LAYERS = 1000
-"""The most layers of a spec, and of its pattern."""
+"""The maximum number of layers of a spec, and of its pattern."""
 
 DTYPES = tuple(LARGEST_FINITE)
 CACHES = ("concat", "shared")
@@ -44,7 +44,7 @@ def _read_bias(value: Any) -> tuple[str, ...] | bool:
 
 
 def _read_cache(value: Any) -> str | None:
-    """A kind of cache; true means `concat`, false means none."""
+    """Read a type of cache. true means `concat`, false means none."""
     if value is False:
         return None
     if value is True:
@@ -55,7 +55,7 @@ def _read_cache(value: Any) -> str | None:
 
 @attrs.frozen(kw_only=True)
 class Layer:
-    """One kind of layer in a pattern: its encoding, and the fields that it overrides; None keeps the block's value."""
+    """One type of layer in a pattern: its encoding, and the fields that it overrides. None keeps the block's value."""
 
     encoding: Encoding
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
@@ -63,12 +63,12 @@ class Layer:
     qk_norm: bool | None = fields.flag(None, "RMS norm of each head's query and key")
 
     def overrides(self) -> dict[str, Any]:
-        """The fields that differ from the block's, by name."""
+        """Return the fields that differ from the block's, by name."""
         values = {name: getattr(self, name) for name in LAYER_FIELDS}
         return {name: value for name, value in values.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"encoding": encoding_dict(self.encoding), **self.overrides()}
 
 
@@ -77,7 +77,7 @@ LAYER_FIELDS = ("window", "attention_chunk_size", "qk_norm")
 
 
 def encoding_dict(encoding: Encoding) -> dict[str, Any]:
-    """An encoding as plain data, its `name` first."""
+    """Return an encoding as plain data, with its `name` first."""
     return {"name": encoding.name, **attrs.asdict(encoding)}
 
 
@@ -93,9 +93,9 @@ def _read_pattern(value: Any) -> tuple[Layer, ...]:
 class Spec:
     """One attention block (or transformer block, or a stack of them) with one positional encoding.
 
-    `bias` names the projections that have one; True means all of them, False none. The fields of a transformer block
-    (`norm`, `norm_type`, `mlp`, `intermediate_size`, `norm_eps`) are None for `block='attention'`, which rejects them;
-    `norm_eps` is also that of `qk_norm`.
+    `bias` names the projections that have a bias. True means all of them, False none. The fields of a transformer block
+    (`norm`, `norm_type`, `mlp`, `intermediate_size`, `norm_eps`) are None for `block='attention'`, which rejects them.
+    The exception is `norm_eps`, which `qk_norm` uses too.
     """
 
     encoding: Encoding
@@ -157,7 +157,7 @@ class Spec:
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")
 
     def __attrs_post_init__(self) -> None:
-        put = object.__setattr__  # the class is frozen; this only replaces None by its default
+        put = object.__setattr__  # the class is frozen; this only replaces None with its default
         if self.num_kv_heads is None:
             put(self, "num_kv_heads", self.num_heads)
         if self.head_dim is None:
@@ -205,10 +205,10 @@ class Spec:
         if (problem := next(chain(self._problems(), of_layers), None)) is not None:
             raise RequestError(problem)
         for index in range(len(self.layer_pattern)):
-            self.layer(index)  # checks what each layer uses, as a block of its own
+            self.layer(index)  # checks each layer as a block of its own
 
     def _pattern_problems(self, given_scale: bool) -> Iterator[str]:
-        """Why layers can't be in one block."""
+        """Yield why the layers cannot be in one block."""
         scales = {layer.encoding.name: layer.encoding.default_scale(self.head_dim) for layer in self.layer_pattern}
         if not given_scale and len(set(scales.values())) > 1:
             listed = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
@@ -228,7 +228,7 @@ class Spec:
             )
 
     def layer(self, index: int) -> Spec:
-        """One layer as a block of its own."""
+        """Return one layer as a block of its own."""
         if not self.layer_pattern:
             return self if self.layers == 1 else attrs.evolve(self, layers=1)
         layer = self.layer_pattern[index % len(self.layer_pattern)]
@@ -243,35 +243,40 @@ class Spec:
         )
 
     def distinct_layers(self) -> list[Spec]:
-        """Every kind of layer once, as a block of its own, in order."""
+        """Return every type of layer once, as a block of its own, in order."""
         return [self.layer(index) for index in range(min(len(self.layer_pattern), self.layers) or 1)]
 
     def position_limit(self) -> int | None:
-        """The number of positions for which every layer is defined along every axis, or None where any position is."""
+        """Return the number of positions for which every layer is defined along every axis. None if there is no
+        limit."""
         limits = self.position_limits()
         return None if limits is None else min(limits)
 
     def position_limits(self) -> tuple[int, ...] | None:
-        """The same for each axis: a grid may be wider than high."""
+        """Return the limit of positions for each axis, because a grid may be wider than high. None if there is no
+        limit."""
         limits = [layer.encoding.position_limits() for layer in self.distinct_layers()]
         known = [sizes for sizes in limits if sizes is not None]
         return tuple(min(sizes) for sizes in zip(*known, strict=True)) if known else None
 
     def token_limit(self) -> int | None:
-        """The largest number of tokens with distinct positions within the limit, and those without a position before
-        them; None where there is no limit."""
+        """Return the largest number of tokens with distinct positions within the limit. None if there is no limit.
+
+        It includes the tokens without a position before them.
+        """
         limits = self.position_limits()
         return None if limits is None else math.prod(limits) + self.prefix_tokens
 
     def saturation_distance(self) -> int:
-        """The distance from which every layer treats all pairs of tokens alike, by window, chunk or encoding, or 0."""
+        """Return the distance from which on every layer treats all pairs of tokens alike, by window, chunk or encoding,
+        or 0."""
         return max(
             max(layer.window or 0, layer.attention_chunk_size or 0, layer.encoding.saturation_distance() or 0)
             for layer in self.distinct_layers()
         )
 
     def position_edges(self) -> tuple[int, ...]:
-        """Positions from which on some layer's encoding is computed in another way."""
+        """Return the positions from which on some layer's encoding is computed in another way."""
         return tuple(sorted({edge for layer in self.distinct_layers() for edge in layer.encoding.position_edges()}))
 
     @property
@@ -286,7 +291,7 @@ class Spec:
         return any(layer.encoding.ordered for layer in self.distinct_layers())
 
     def attention_attributes(self) -> dict[str, Any]:
-        """The attributes that `custom_ops.attend` takes, by name."""
+        """Return the attributes that `custom_ops.attend` takes, by name."""
         return {
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
@@ -298,7 +303,7 @@ class Spec:
         }
 
     def _problems(self) -> Iterator[str]:
-        """Options that contradict each other, or that no layer's encoding uses."""
+        """Yield options that contradict each other, or that no layer's encoding uses."""
         for option, why in (
             ("kv_cache", "an encoder's keys don't grow"),
             ("causal", "keys are not the queries' past"),
@@ -325,7 +330,7 @@ class Spec:
             )
 
     def _layer_problems(self) -> Iterator[str]:
-        """Why the encoding of a block without a pattern can't have the block's options."""
+        """Yield why the encoding of a block without a pattern cannot have the block's options."""
         name = self.encoding.name
         if self.cross and not self.encoding.in_cross:
             yield (
@@ -338,23 +343,23 @@ class Spec:
 
     @property
     def position_axes(self) -> int:
-        """How many numbers in position_ids make one position; 0 where the block takes no positions."""
+        """The number of integers in position_ids that make one position. 0 if the block takes no positions."""
         if self.cross and not self.encoding.at_input:
             return 0
         return max([layer.encoding.axes for layer in self.layer_pattern] or [self.encoding.axes])
 
     @property
     def consecutive(self) -> bool:
-        """Whether the positions of all tokens of a row are consecutive, by promise."""
+        """Whether the spec promises that the positions of all tokens of a row are consecutive."""
         return self.positions == "consecutive"
 
     @property
     def can_be_consecutive(self) -> bool:
-        """Whether it has positions, and files of it may promise that they are consecutive."""
+        """Whether it has positions, and its files may promise that they are consecutive."""
         return self.position_axes > 0 and self._problem_of_order() is None
 
     def _problem_of_order(self) -> str | None:
-        """Why positions can't be consecutive."""
+        """Return why positions cannot be consecutive, or None."""
         layers = [layer.encoding for layer in self.layer_pattern] or [self.encoding]
         grid = next((layer for layer in layers if not layer.can_be_consecutive()), None)
         if grid is not None:
@@ -373,28 +378,33 @@ class Spec:
 
     @property
     def takes_start(self) -> bool:
-        """Whether outputs depend on where consecutive positions begin: an encoding takes positions themselves, not only
-        their differences, or cached keys are rotated by theirs."""
+        """Whether outputs depend on where consecutive positions begin.
+
+        This is so if an encoding takes positions themselves and not only their differences, or if cached keys are
+        rotated by their positions.
+        """
         return self.position_axes > 0 and not all(
             layer.encoding.by_difference(layer) and not (layer.kv_cache and layer.encoding.hook == "rotate")
             for layer in self.distinct_layers()
         )
 
     def projections(self) -> tuple[str, ...]:
-        """Names of the linear projections of one layer."""
+        """Return the names of the linear projections of one layer."""
         return ATTENTION_PROJECTIONS + (MLP_PROJECTIONS[self.mlp] if self.mlp else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with every field but `positions`, which is there where it is no data; the encoding is a table with
-        its `name` first."""
+        """Return plain data with every field. `positions` is included only if it is "consecutive".
+
+        The encoding is a table with its `name` first.
+        """
         data = {f.name: getattr(self, f.name) for f in attrs.fields(Spec)}
         data["encoding"] = encoding_dict(self.encoding)
         data["bias"] = list(self.bias)
         data["layer_pattern"] = [layer.to_dict() for layer in self.layer_pattern]
-        if not self.consecutive:  # as files were written before there was a choice
+        if not self.consecutive:  # older files have no such key
             del data["positions"]
         return data
 
     def to_json(self) -> str:
-        """One line of JSON; equal specs give equal text."""
+        """Return one line of JSON. Equal specs give equal text."""
         return json.dumps(self.to_dict(), separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Files on disk: the ONNX artifact, the plan and the manifest beside each."""
+"""Files on disk: the ONNX artifact, the plan, and the manifest beside each."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Bytes of a file that are read in pieces: weights on their way to another file, and what stands around them."""
+"""Bytes of a file that are read in pieces: weights that are copied to another file, and the parts around them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from posexport.errors import RequestError, system_error
 from posexport.files import HashingFile, open_file
 
 _PIECE = 2**22  # bytes that are read at a time
-_WINDOW = 2**12  # of which one after the other is asked for
+_WINDOW = 2**12  # bytes for access to single bytes in order
 
 
 class FileBytes:
-    """The bytes of an open file of this `size`, read where they are asked for; ValueError where one is not there any
-    more. Mapped into memory, a file that is cut short meanwhile would end the process (SIGBUS)."""
+    """The bytes of an open file of this `size`, read on request. ValueError if a byte no longer exists.
+
+    A file that is mapped into memory and cut short meanwhile would end the process (SIGBUS).
+    """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -50,7 +52,7 @@ class FileBytes:
 
 @attrs.frozen(kw_only=True)
 class ByteRange:
-    """So many bytes of a file from `offset` on; RequestError where they are not there any more."""
+    """`length` bytes of a file from `offset` on. RequestError if they no longer exist."""
 
     path: Path
     offset: int
@@ -62,7 +64,7 @@ class ByteRange:
             file.write(piece)
 
     def read(self) -> bytes:
-        """All of them."""
+        """Return all bytes."""
         return b"".join(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:

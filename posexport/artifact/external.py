@@ -1,4 +1,5 @@
-"""Where a tensor lies that an ONNX file keeps in another file of its folder: its external-data entries, checked."""
+"""Where the data of a tensor is if an ONNX file stores it in another file of its folder. Checks the external-data
+entries."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from posexport.errors import RequestError, shown
 from posexport.files import real_path
 
 _KEYS = ("location", "offset", "length", "checksum")
-"""What entries of external data may say. Some libraries know others: a folder to begin at (`basepath`), and weights
-that ONNX Runtime has packed and takes in place of the tensor's own (`prepacked_0`)."""
+"""Allowed entries of external data. Some libraries know others: a folder to start from (`basepath`), and weights that
+ONNX Runtime has packed and uses instead of the tensor's own (`prepacked_0`)."""
 
 
 def check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-    """The other file of the same folder in which a tensor lies, where it ends there, and its length.
+    """Return the file in the same folder that contains a tensor's data, the end of the data in it, and its length.
 
-    Where the tensor doesn't state the length, it is what is left of the file, and is written into the tensor.
+    If the tensor does not state the length, the length is the rest of the file. It is then written into the tensor.
     """
     entry = external(tensor)
     keys = [each.key for each in tensor.external_data]
@@ -47,7 +48,7 @@ def check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int
 
 
 def _number(path: Path, tensor: onnx.TensorProto, what: str, text: str) -> int:
-    """The offset or the length of external data."""
+    """Read the offset or the length of external data."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise RequestError(
             f"{str(path)!r} is damaged: {shown(tensor.name)} has the {what} {shown(text)}, which is no number of "
@@ -57,5 +58,5 @@ def _number(path: Path, tensor: onnx.TensorProto, what: str, text: str) -> int:
 
 
 def external(tensor: onnx.TensorProto) -> dict[str, str]:
-    """The external-data entries of a tensor: location, offset, length."""
+    """Return the external-data entries of a tensor: location, offset, length."""
     return {entry.key: entry.value for entry in tensor.external_data}

@@ -1,4 +1,4 @@
-"""What folders hold, at any depth and by any links, within limits."""
+"""The contents of folders, at any depth and through any links, within limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import attrs
 from posexport.errors import RequestError, system_error
 
 MOST_ENTRIES = 1_000_000
-"""The most files and folders in a folder that is searched."""
+"""The maximum number of files and folders in a folder that is searched."""
 
 
 @attrs.frozen
 class Entries:
-    """What a folder holds: names of folders, and of all that is none. A link to a folder is one of `folders`."""
+    """The contents of a folder: names of folders, and names of everything else. A link to a folder is in `folders`."""
 
     place: Path
     folders: list[str]
@@ -26,15 +26,18 @@ class Entries:
 
 
 def walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> Iterator[Entries]:
-    """A folder and those below it, however deep, that `enters` takes; what links lead to is not entered. RequestError
-    where they hold more than MOST_ENTRIES, and for one that can't be read: what it holds would be passed over."""
+    """Yield a folder and the folders below it, at any depth, that `enters` accepts. Targets of links are not entered.
+
+    RequestError if they contain more than MOST_ENTRIES. RequestError also for a folder that cannot be read, because its
+    contents would be missing.
+    """
     waiting, left = [folder], MOST_ENTRIES
     while waiting:
         place = waiting.pop()
         entries, inside = Entries(place, [], []), []
         with (
             system_error(f"the folder {str(place)!r} can't be read", "make it readable, or move it elsewhere"),
-            suppress(FileNotFoundError, NotADirectoryError),  # removed meanwhile, or a file: it holds nothing
+            suppress(FileNotFoundError, NotADirectoryError),  # removed meanwhile, or a file: it contains nothing
             os.scandir(place) as found,
         ):
             for entry in itertools.islice(found, left + 1):
@@ -52,8 +55,11 @@ def walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> 
 
 
 def _is_folder(entry: os.DirEntry[str], links: bool = True) -> bool:
-    """Whether an entry is a folder, or with `links` leads to one; not where the system can't tell, as of a link to a
-    place that may not be read: it must not hide those after it."""
+    """Whether an entry is a folder, or with `links` points to a folder.
+
+    False if the system cannot tell, as for a link to a place that is not readable. Such a link must not hide the
+    entries after it.
+    """
     try:
         return entry.is_dir(follow_symlinks=links)
     except OSError:
@@ -61,12 +67,12 @@ def _is_folder(entry: os.DirEntry[str], links: bool = True) -> bool:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All in a folder and below that is no folder, sorted; as in `walk`."""
+    """Return everything in a folder and below that is not a folder, sorted. It raises the errors of `walk`."""
     return sorted(entries.place / name for entries in walk(folder) for name in entries.files)
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and those above it, as `Path.mkdir(parents=True)` does, which calls itself for each of them."""
+    """Make a folder and its parents without recursion. `Path.mkdir(parents=True)` calls itself for each of them."""
     missing: list[Path] = []
     for folder in (path, *path.parents):
         try:

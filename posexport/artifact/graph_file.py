@@ -1,4 +1,4 @@
-"""Any ONNX file, whoever wrote it: its graph, read and checked, with the weights left on the disk."""
+"""Any ONNX file, written by any tool: its graph, read and checked, with the weights left on disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64"
 
 @attrs.frozen(kw_only=True)
 class GraphFile:
-    """An ONNX file, read and checked; weights in external data stay on the disk until asked for.
+    """An ONNX file, read and checked. Weights in external data stay on disk until they are needed.
 
-    `sha256` is that of the bytes that were read; the hashes of external data are computed when they are first asked
-    for.
+    `sha256` is the hash of the bytes that were read. The hashes of external data are computed when they are first
+    needed.
     """
 
     path: Path
@@ -39,16 +39,17 @@ class GraphFile:
         return {name: sha256_of(self.path.with_name(name)) for name in self.external_files()}
 
     def external_files(self) -> list[str]:
-        """The names of the files of external data, sorted; the file itself, which may hold it too, is none of them."""
+        """Return the names of the files of external data, sorted. The file itself is left out, even if it contains
+        external data."""
         return [name for name in onnx_file.external_files(self.model) if name != self.path.name]
 
     @property
     def holds_external_data(self) -> bool:
-        """Whether the file itself is one of those of its external data."""
+        """Whether the file contains external data of its own tensors."""
         return self.path.name in onnx_file.external_files(self.model)
 
     def inputs(self) -> dict[str, tuple[Shape, str]]:
-        """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic.
+        """Return the graph's inputs: name to (shape, dtype). A dynamic dimension is a name.
 
         Weights that old files list among the inputs are left out.
         """
@@ -56,35 +57,35 @@ class GraphFile:
         return values_of_infos(info for info in self.model.graph.input if info.name not in weights)
 
     def outputs(self) -> dict[str, tuple[Shape, str]]:
-        """The graph's outputs, as `inputs` gives its inputs."""
+        """Return the graph's outputs in the same way as `inputs`."""
         return values_of_infos(self.model.graph.output)
 
     def domains(self) -> dict[str, int]:
-        """The version of each operator domain, sorted by name."""
+        """Return the version of each operator domain, sorted by name."""
         return dict(sorted((entry.domain, entry.version) for entry in self.model.opset_import))
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of the file, by key."""
+        """Return the metadata of the file, by key."""
         return {entry.key: entry.value for entry in self.model.metadata_props}
 
 
 def read_graph(path: Path, expected: str | None = None) -> GraphFile:
-    """Read any ONNX file; RequestError where it is damaged, or asks for more than it may.
+    """Read any ONNX file. RequestError if it is damaged or exceeds a limit.
 
-    MismatchError, before anything is parsed, where its bytes don't have the `expected` sha256 of its manifest.
+    MismatchError, before anything is parsed, if its bytes do not have the `expected` sha256 of its manifest.
     """
     model, sha256 = onnx_file.read(path, expected)
     return GraphFile(path=path, sha256=sha256, model=model)
 
 
 def dtype_name(number: int) -> str:
-    """posexport's name of an element type, onnx's where posexport has none, `type 99` where onnx has none either."""
+    """Return posexport's name of an element type, or else onnx's name, or else `type 99`."""
     known = onnx.TensorProto.DataType
     return _DTYPES.get(number) or (known.Name(number) if number in known.values() else f"type {number}")
 
 
 def values_of_infos(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
-    """Inputs or outputs of a graph: name to (shape, dtype), a dimension by name where it is dynamic."""
+    """Return inputs or outputs of a graph: name to (shape, dtype). A dynamic dimension is a name."""
     values: dict[str, tuple[Shape, str]] = {}
     for info in infos:
         tensor = info.type.tensor_type

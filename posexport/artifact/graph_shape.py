@@ -1,4 +1,4 @@
-"""The shape of a graph as it lies in an ONNX file: counts of operators, and the longest path from input to output."""
+"""The shape of a graph in an ONNX file: counts of operators, and the longest path from input to output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class GraphShape:
-    """One ONNX file: the counts of its operators and of those inside its functions, and its longest path.
+    """One ONNX file: the counts of its operators and of the operators inside its functions, and its longest path.
 
-    `graph` is the file itself where it has no spec of posexport.
+    `graph` is the file itself if it has no spec of posexport.
     """
 
     name: str
@@ -29,7 +29,7 @@ class GraphShape:
 
 
 def read_graph_shape(path: Path, name: str) -> GraphShape:
-    """The shape of the file at `path`, which is called `name`."""
+    """Read the shape of the file at `path`, which gets this `name`."""
     from posexport.artifact.graph_file import read_graph
     from posexport.artifact.onnx_artifact import ForeignFileError, artifact_of
 
@@ -59,11 +59,11 @@ def _operator(node: Any) -> str:
 
 
 _Step = tuple[int, str, Any]
-"""The length of the longest path to a value, its last operator, and the step before (a path itself would be copied)."""
+"""The length of the longest path to a value, its last operator, and the step before. A path itself would be copied."""
 
 
 def longest_path(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
-    """The operators on the longest path from the value `start` to the value `end`; nodes come in topological order."""
+    """Return the operators on the longest path from value `start` to value `end`. Nodes are in topological order."""
     steps: dict[str, _Step] = {start: (0, "", None)}
     for node in nodes:
         reached = [steps[name] for name in node.input if name in steps]

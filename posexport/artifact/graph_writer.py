@@ -1,7 +1,7 @@
-"""A graph that anyone wrote, written to a new file: every weight with its bytes, streamed from wherever it lies.
+"""Writes a graph by any tool to a new file. The bytes of each weight are copied from where they are.
 
-Weights of any dtype go through memory one at a time, and those in external data in pieces. What lay in the external
-data of the original, of however many files, goes to `<file>.data` beside the new file.
+Weights of any dtype are in memory one at a time, and weights in external data in pieces. External data of the original,
+in any number of files, goes to `<file>.data` beside the new file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def write_graph(
     model: ir.Model, source: Path, path: Path, files: Staged, external_from: int = EXTERNAL_FROM
 ) -> dict[str, str]:
-    """Write a model that was read from the file `source` to `path`; returns the sha256 of each file by name.
+    """Write a model that was read from the file `source` to `path`. Return the sha256 of each file by name.
 
-    Its weights go to `<file>.data` where they take `external_from` bytes or more, or where some lay in external data.
-    RequestError where the folder can't be written, or the weights can't be read.
+    Its weights go to `<file>.data` if they have `external_from` bytes or more, or if some were in external data.
+    RequestError if the folder cannot be written, or the weights cannot be read.
     """
     proto, weights = onnx_file.skeleton(model), onnx_file.weights_of(model)
     inner = _within(proto, source)
@@ -43,13 +43,14 @@ def write_graph(
 
 
 def copy_graph(graph: GraphFile, path: Path, files: Staged) -> dict[str, str]:
-    """Write a file that was read to `path`, as it is but for the name of its external data, as `write_graph` does."""
+    """Write a file that was read to `path` unchanged, except for the name of its external data, as `write_graph`
+    does."""
     if graph.external_files():
         proto = onnx.ModelProto()
         proto.CopyFrom(graph.model)
         tensors = _within(proto, graph.path)
         onnx_file.check_room(path.parent, sum(each.length for each in tensors))
-        if not tensors:  # all are small, and in the message now
+        if not tensors:  # all are small, and now in the message
             return {path.name: files.write(path, lambda file: file.write(proto.SerializeToString(deterministic=True)))}
         return onnx_file.write_with_data(proto, tensors, path, files)
     whole = ByteRange(path=graph.path, offset=0, length=graph.path.stat().st_size)
@@ -68,8 +69,10 @@ def _lies_elsewhere(tensor: ir.TensorProtocol, source: Path) -> bool:
 
 
 def _within(proto: onnx.ModelProto, source: Path) -> list[ExternalData]:
-    """The tensors of `proto` whose data lies beside the file `source`; what is small, or in that file, is put into the
-    message instead."""
+    """Return the tensors of `proto` whose data is beside the file `source`.
+
+    Data that is small, or in the file itself, is put into the message instead.
+    """
     found = []
     for tensor in onnx_file.tensors_within(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -1,4 +1,4 @@
-"""Artifacts read from their files, `.onnx` or `.plan`, and checked, with what verify and bench need of them."""
+"""Artifacts read from their files, `.onnx` or `.plan`, and checked, with what verify and bench need from them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from posexport.spec.spec import Spec
 
 @attrs.frozen(kw_only=True)
 class LoadedArtifact:
-    """One artifact: the file that runs (`path`), and the ONNX artifact with its weights (the same, or a plan's source).
+    """One artifact: the file that runs (`path`), and the ONNX artifact with its weights (the same file, or a plan's
+    source).
 
-    `manifest` is the file's own, for a plan the same as `plan`. `contract_violation` says what of the contract its
-    graph breaks, `optimal_sizes` are the sizes, by dimension, that a plan is tuned for. `weights` says what is known of
-    its weights, `signature` who signed it, both with a code of posexport.artifact.authenticity. `mismatch` is how the
-    manifest contradicts the file, where that was allowed.
+    `manifest` is the manifest of the file; for a plan it equals `plan`. `contract_violation` says how the graph breaks
+    the contract. `optimal_sizes` are the sizes by dimension for which a plan is tuned. `weights` says what is known
+    about its weights and `signature` who signed it. Both have a code of posexport.artifact.authenticity. `mismatch`
+    says how the manifest contradicts the file, if this was allowed.
     """
 
     path: Path
@@ -69,20 +70,20 @@ class LoadedArtifact:
 
     @property
     def required_runtime(self) -> str | None:
-        """The one runtime that can open it: a plan's builder. None for an ONNX file."""
+        """The only runtime that can open it: the builder of a plan. None for an ONNX file."""
         return None if self.plan is None else self.plan.runtime.name
 
     def profile_requests(self, sizes: Sequence[Mapping[str, int]]) -> list[str]:
-        """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
+        """Return requests for a plan that is built on the fly. It spans `sizes` and is tuned for the largest."""
         spans = {dim: [one[dim] for one in sizes] for dim, (low, high) in self.bounds.items() if low != high}
         return [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]
 
 
 def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bool = False) -> LoadedArtifact:
-    """Read the artifact at `path`; RequestError says what keeps it from being verified.
+    """Read the artifact at `path`. RequestError says why it cannot be verified.
 
-    MismatchError where it is not what its manifest says, or where none of the `trusted` keys signed it; `lenient` only
-    notes how the manifest of an ONNX file contradicts it.
+    MismatchError if it does not match its manifest, or if none of the `trusted` keys signed it. `lenient` only records
+    how the manifest of an ONNX file contradicts it.
     """
     optimal_sizes: dict[str, int] = {}
     manifest: OnnxManifest | PlanManifest | None
@@ -121,17 +122,17 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
 
 
 def source_mismatch(path: Path, plan: PlanManifest, source: GraphFile) -> Reason | None:
-    """How the manifest of a plan contradicts the ONNX file that it was built from; None where it doesn't."""
+    """Return how the manifest of a plan contradicts the ONNX file from which the plan was built, or None."""
     keys = contradictions(plan, source)
     text = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in {keys}"
     return Reason(MISMATCH, text) if keys else None
 
 
 def _read_as_described(path: Path, manifest: OnnxManifest) -> Artifact:
-    """An ONNX artifact that is what its manifest says; MismatchError, before it is parsed where its bytes differ."""
+    """Read an ONNX artifact that must match its manifest. MismatchError, before it is parsed if its bytes differ."""
     for name, sha256 in manifest.external_data.items():
         file = path.with_name(name)
-        if file.is_file() and sha256_of(file) != sha256:  # reading reports one that is not there
+        if file.is_file() and sha256_of(file) != sha256:  # a missing file is reported when it is read
             raise MismatchError(path, _changed_weights(path, name))
     artifact = read_onnx(path, manifest.sha256)
     names = {*manifest.external_data} ^ {*artifact.external_files()}
@@ -142,16 +143,17 @@ def _read_as_described(path: Path, manifest: OnnxManifest) -> Artifact:
 
 
 def load_sound(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
-    """`load_artifact`; RequestError too where the graph breaks the contract of its spec, or has other weights."""
+    """Do the same as `load_artifact`. RequestError too if the graph breaks the contract of its spec, or has other
+    weights."""
     artifact = load_artifact(path, trusted)
-    artifact.source.weights()  # whose names and shapes are checked; no value is read
+    artifact.source.weights()  # checks their names and shapes; no value is read
     if artifact.contract_violation is not None:
         raise RequestError(f"{str(path)!r} contradicts its own spec, {artifact.contract_violation}: export it again.")
     return artifact
 
 
 def _check_sizes(path: Path, values: Values, bounds: Bounds) -> None:
-    """RequestError where an input or output would not fit into memory even at its smallest sizes."""
+    """Raise RequestError if an input or output would not fit into memory even at its smallest sizes."""
     free = available()
     for name, (shape, _) in values.items():
         sizes = [dim if isinstance(dim, int) else max(bounds.get(dim, (1, None))[0], 1) for dim in shape]
@@ -162,11 +164,11 @@ def _check_sizes(path: Path, values: Values, bounds: Bounds) -> None:
             )
 
 
-_BYTES = 8  # of an element of the float64 reference
+_BYTES = 8  # per element of the float64 reference
 
 
 def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bounds, dict[str, int]]:
-    """The bounds of a plan's dimensions, and the sizes that it is tuned for."""
+    """Return the bounds of a plan's dimensions, and the sizes for which it is tuned."""
     bounds, optimal_sizes = bounds_of(graph_inputs(spec), inputs), {}
     for name, (shape, _) in graph_inputs(spec).items():
         sizes = profiles.get(name, {"min": (), "opt": (), "max": ()})
@@ -179,7 +181,7 @@ def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bou
 
 
 def manifest_mismatch(artifact: GraphFile, manifest: Manifest, external: bool = True) -> Reason | None:
-    """How a manifest contradicts the ONNX file beside it; None where it doesn't.
+    """Return how a manifest contradicts the ONNX file beside it, or None.
 
     Without `external`, external data is not read.
     """
@@ -191,7 +193,8 @@ def manifest_mismatch(artifact: GraphFile, manifest: Manifest, external: bool = 
 
 
 def bytes_mismatch(graph: GraphFile, manifest: Manifest, external: bool = True) -> Reason | None:
-    """How sha256 in a manifest differ from those of an ONNX file and, with `external`, of the weights beside it."""
+    """Return how hashes in a manifest differ from an ONNX file and, with `external`, from the weights beside it. None
+    if equal."""
     if manifest.sha256 != graph.sha256:
         return changed(graph.path)
     if external and manifest.external_data != (hashes := graph.external_sha256):
@@ -202,9 +205,10 @@ def bytes_mismatch(graph: GraphFile, manifest: Manifest, external: bool = True) 
 
 
 def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | None:
-    """The manifest beside a file that was read, None where there is none; MismatchError where it contradicts the file.
+    """Return the manifest beside a file that was read, or None if there is none. MismatchError if it contradicts the
+    file.
 
-    One of the `trusted` keys must have signed it, where some are given.
+    If `trusted` keys are given, one of them must have signed it.
     """
     manifest = read_manifest_of(OnnxManifest, graph.path, trusted)
     if manifest is None:
@@ -218,8 +222,10 @@ def check_manifest(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> Onnx
 
 
 def check_source(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | None:
-    """`check_manifest` of a file of which another is made; RequestError for a graph that takes nothing or gives
-    nothing, of which there is no manifest."""
+    """Do the same as `check_manifest` for a file from which another file is made.
+
+    RequestError for a graph without inputs or without outputs, for which no manifest can exist.
+    """
     for kind, values in (("inputs", graph.inputs()), ("outputs", graph.outputs())):
         if not values:
             raise RequestError(f"{str(graph.path)!r} has no {kind}: export it with some.")
@@ -234,8 +240,11 @@ def _changed_weights(path: Path, name: str) -> Reason:
 
 
 def contradictions(manifest: Manifest, graph: GraphFile) -> str:
-    """The keys under which a manifest, of an ONNX file or of a plan built from it, contradicts the file, as text such
-    as "its spec, opset"; empty where it doesn't."""
+    """Return the keys under which a manifest contradicts the file, as text such as "its spec, opset". Empty if it does
+    not.
+
+    The manifest belongs to the ONNX file or to a plan that was built from it.
+    """
     pairs = _block_pairs(manifest, graph) if isinstance(graph, Artifact) else _module_pairs(manifest, graph)
     pairs |= {
         "inputs": (manifest.inputs, tensors_of(graph.inputs())),
@@ -248,13 +257,13 @@ def contradictions(manifest: Manifest, graph: GraphFile) -> str:
 
 
 def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[object, object]]:
-    """What a manifest says of a block, and what its file does."""
+    """Return pairs of what a manifest of a block says and what its file says, by key."""
     pairs: dict[str, tuple[object, object]] = {
         "spec": (manifest.block(), artifact.spec),
         "form": (manifest.form, artifact.form),
     }
     origin = artifact.origin
-    if isinstance(manifest, OnnxManifest):  # a plan has a target, a version and tools of its own
+    if isinstance(manifest, OnnxManifest):  # a plan has its own target, version and tools
         pairs |= {
             "target": (manifest.target or "portable", artifact.target),
             "version": (manifest.version, artifact.version),
@@ -268,8 +277,10 @@ def _block_pairs(manifest: Manifest, artifact: Artifact) -> dict[str, tuple[obje
 
 
 def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[object, object]]:
-    """What a manifest says of a file without a spec, and what the file does: the export of a module has metadata, and a
-    foreign one has none."""
+    """Return the same pairs for a file without a spec.
+
+    The export of a module has metadata. A file of another tool has none.
+    """
     pairs: dict[str, tuple[object, object]] = {"spec": (manifest.spec, None)}
     if not isinstance(manifest, OnnxManifest):
         return pairs
@@ -291,8 +302,10 @@ def _module_pairs(manifest: Manifest, graph: GraphFile) -> dict[str, tuple[objec
 def _rewritten_pairs(
     manifest: OnnxManifest, record: RewriteRecord, graph: GraphFile, known: bool
 ) -> dict[str, tuple[object, object]]:
-    """The same of a file that was rewritten. Of its metadata, which it has where the export of a module is `known`,
-    form and target became those of its attention; `version` and `tools` are those of the original, not of the rewrite.
+    """Return the same pairs for a file that was rewritten.
+
+    It has metadata if the export of a module is `known`. Form and target in this metadata became those of its
+    attention. `version` and `tools` are those of the original, not of the rewrite.
     """
     pairs = _unstated(manifest, "weights", "module", "attentions")
     pairs["form"] = (record.fits(manifest.form, graph.model), True)
@@ -301,18 +314,18 @@ def _rewritten_pairs(
     properties = graph.metadata()
     if known and record.all_rewritten() and "posexport.form" in properties:
         pairs["form"] = (manifest.form, properties["posexport.form"])
-        if manifest.target != "portable":  # which is written only where it is another
+        if manifest.target != "portable":  # the file states it only if it is not portable
             pairs["target"] = (manifest.target, properties.get("posexport.target"))
     return pairs
 
 
 def _unstated(manifest: OnnxManifest, *keys: str) -> dict[str, tuple[object, object]]:
-    """Keys for which nothing in a file would stand, so that its manifest has none of them."""
+    """Return pairs for keys that a file states nowhere, so that its manifest must not have them."""
     return {key: (getattr(manifest, key) or None, None) for key in keys}
 
 
 def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | None:
-    """The first way in which a graph breaks the contract of its spec, or None."""
+    """Return the first way in which a graph breaks the contract of its spec, or None."""
     return (
         _value_violation("input", graph_inputs(spec), inputs)
         or _value_violation("output", graph_outputs(spec), outputs)
@@ -321,7 +334,8 @@ def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | Non
 
 
 def _value_violation(kind: str, expected: Values, actual: Values) -> str | None:
-    """The first input or output that is missing, unknown, or of another shape or dtype than expected."""
+    """Return the first input or output that is missing, unknown, or has another shape or dtype than expected, or
+    None."""
     for name, (shape, dtype) in expected.items():
         if name not in actual:
             return f"the graph lacks the {kind} {name!r}: it has {', '.join(actual) or 'none'}"
@@ -335,14 +349,15 @@ def _value_violation(kind: str, expected: Values, actual: Values) -> str | None:
 
 
 def _fits(actual: int | str, expected: int | str) -> bool:
-    """Whether a dimension is the expected size, or may stand for a named one."""
+    """Whether a dimension has the expected size, or may be the size of a named dimension."""
     if actual == expected:
         return True
     return isinstance(expected, str) and (isinstance(actual, str) or actual >= smallest(expected))
 
 
 def _dimension_violation(spec: Spec, values: Values) -> str | None:
-    """A dimension with two sizes, or fixed in one value and free in another; or a sum that is not that of its parts."""
+    """Return a dimension with two sizes, or fixed in one value and free in another, or a wrong sum. None if there is
+    none."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, (shape, _) in {**graph_inputs(spec), **graph_outputs(spec)}.items():
         for dim, actual in zip(shape, values[name][0], strict=True):

@@ -1,6 +1,7 @@
-"""The manifest `<file>.json` beside an artifact: the JSON that it holds, and whether it belongs to the file.
+"""The manifest `<file>.json` beside an artifact: the JSON in it, and whether it belongs to the file.
 
-Classes are the schema (posexport.jsondata), their fields in the order of the keys in the file. Imports no engine.
+The classes are the schema (posexport.jsondata). Their fields are in the order of the keys in the file. Imports no
+engine.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ Profiles = Mapping[str, Mapping[str, tuple[int, ...]]]
 """{input: {min, opt, max}}, the shapes that a plan takes."""
 
 MISMATCH = "manifest"
-"""The code of the failure of an artifact that is not what its manifest says."""
+"""The failure code of an artifact that does not match its manifest."""
 
 BUILDERS = ("tensorrt", "tensorrt-rtx")
-"""The runtimes that build plans, by name (posexport.runtimes.tensorrt.api has them)."""
+"""The names of the runtimes that build plans (posexport.runtimes.tensorrt.api contains them)."""
 
 M = TypeVar("M", bound="Manifest")
 
 
 def _file_name(instance: object, field: attrs.Attribute[str], value: str) -> None:
-    """A bare name, so that it can't lead out of the artifact's folder."""
+    """Check that a file name has no folder, so that it cannot lead out of the artifact's folder."""
     if value in ("", ".", "..") or set("/\\:") & set(value):
         raise ValueError(f"names the file {value!r}, which must have no folder")
 
@@ -50,7 +51,7 @@ def _file_names(instance: object, field: attrs.Attribute[Any], value: Mapping[st
 
 
 def _one_of(what: str, names: Iterable[str]) -> Any:
-    """None, where a field may be, is fine."""
+    """Return a validator for one of these names. None is valid too, if the field may be None."""
 
     def check(instance: object, field: attrs.Attribute[Any], value: str | None) -> None:
         if value is not None and value not in names:
@@ -75,7 +76,7 @@ def _some(instance: object, field: attrs.Attribute[Any], value: tuple[Tensor, ..
 
 @attrs.frozen(kw_only=True)
 class Tensor:
-    """An input or output of a graph; a dimension of `shape` that may vary is a name."""
+    """An input or output of a graph. A dimension of `shape` that may vary is a name."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -83,22 +84,22 @@ class Tensor:
 
 
 def tensors_of(values: Values) -> tuple[Tensor, ...]:
-    """Inputs or outputs as a manifest lists them."""
+    """Return inputs or outputs as a manifest lists them."""
     return tuple(Tensor(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in values.items())
 
 
 def values_of(tensors: Iterable[Tensor]) -> Values:
-    """Name to (shape, dtype) of what a manifest lists."""
+    """Return what a manifest lists as name to (shape, dtype)."""
     return {tensor.name: (tensor.shape, tensor.dtype) for tensor in tensors}
 
 
 @attrs.frozen(kw_only=True)
 class WeightSource:
-    """The key `weights` of a manifest. What doesn't belong to its `source` is None and is not written.
+    """The key `weights` of a manifest. Fields that do not belong to its `source` are None and are not written.
 
     random: `seed`. file: the name and sha256 of the .safetensors `file`. checkpoint: the name of its `folder`, the
-    sha256 of its config.json, and the first `layer` that was taken; of a whole model, which has no `layer`, the sha256
-    of each file of weights, by name.
+    sha256 of its config.json, and the first `layer` that was taken. A whole model has no `layer`, but the sha256 of
+    each file of weights by name.
     """
 
     source: Literal["random", "file", "checkpoint"]
@@ -120,7 +121,8 @@ class WeightSource:
 
 @attrs.frozen(kw_only=True)
 class ModuleSource:
-    """The torch module that a graph is the export of: the `name` of its class, or that in a `file` with this sha256."""
+    """The torch module whose export a graph is: the `name` of its class, or of its class in a `file` with this
+    sha256."""
 
     name: str
     file: str | None = omitted(None)
@@ -129,15 +131,17 @@ class ModuleSource:
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """What an ONNX file's own metadata say of where its weights come from, of the tools that made it, and of the
-    attentions that its manifest states: their sha256, None where it states none."""
+    """What an ONNX file's own metadata says about the source of its weights and about the tools that made it.
+
+    `attentions` is the sha256 of the attentions that its manifest states. None if it states none.
+    """
 
     weights: WeightSource | None
     tools: Mapping[str, str]
     attentions: str | None = omitted(None)
 
     def pairs(self, manifest: OnnxManifest) -> dict[str, tuple[object, object]]:
-        """What the manifest of an ONNX file says under each of these keys, and what the file does."""
+        """Return pairs of what the manifest of an ONNX file says and what the file says, by key."""
         stated = json_sha256(manifest.attentions) if manifest.attentions else None
         return {
             "weights": (manifest.weights, self.weights),
@@ -147,18 +151,18 @@ class Origin:
 
 
 def released(tools: Mapping[str, str]) -> dict[str, str]:
-    """Versions of packages without what names a build of them: `2.9.1` of `2.9.1+cpu`."""
+    """Return versions of packages without the name of a build: `2.9.1` from `2.9.1+cpu`."""
     return {name: version.partition("+")[0] for name, version in tools.items()}
 
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What the manifests of ONNX files and of plans have in common.
+    """The common part of the manifests of ONNX files and plans.
 
-    `external_data` is the sha256 of each file of weights beside the artifact, by name; `signer` is the fingerprint of
-    the key whose signature lies beside the manifest; `spec` is as Spec.to_dict gives it, None for a graph that is no
-    block; `form` is None for one that posexport didn't write; `tools` are the versions of packages that decide the
-    file's bytes.
+    `external_data` is the sha256 of each file of weights beside the artifact, by name. `signer` is the fingerprint of
+    the key whose signature is beside the manifest. `spec` is as Spec.to_dict returns it, None for a graph that is not a
+    block. `form` is None for a file that posexport did not write. `tools` are the versions of packages that determine
+    the bytes of the file.
     """
 
     file: str = attrs.field(validator=_file_name)
@@ -177,21 +181,25 @@ class Manifest:
     tools: Mapping[str, str]
 
     def block(self) -> Spec:
-        """The spec, with defaults for what an earlier version did not write; RequestError where the graph has none."""
+        """Return the spec, with defaults for fields that an earlier version did not write. RequestError if the graph
+        has none."""
         if self.spec is None:
             raise RequestError(f"the manifest of {self.file!r} has no spec: give an artifact of 'posexport export'.")
         return read_spec(self.spec)
 
     def to_bytes(self) -> bytes:
-        """The JSON file."""
+        """Return the JSON file."""
         return json_bytes(unstructure(self))
 
 
 @attrs.frozen(kw_only=True)
 class OnnxManifest(Manifest):
-    """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it,
-    `module` the torch module that it is the export of, `rewrite` how it came from another file. `attentions` are those
-    of a whole model, with the keys of `posexport rewrite --json`."""
+    """The manifest of an ONNX file.
+
+    `request` is what a project's entry asked for. `tune` is the tuning that chose it. `module` is the torch module
+    whose export it is. `rewrite` says how it was made from another file. `attentions` are the attentions of a whole
+    model, with the keys of `posexport rewrite --json`.
+    """
 
     request: Mapping[str, Any] | None = omitted(None)
     tune: Mapping[str, Any] | None = omitted(None)
@@ -202,9 +210,9 @@ class OnnxManifest(Manifest):
 
 @attrs.frozen(kw_only=True)
 class PlanSource:
-    """The ONNX file that a plan was built from: weights and the float64 reference come from there.
+    """The ONNX file from which a plan was built. Weights and the float64 reference come from it.
 
-    `version` is that of posexport which wrote it, None where another tool did.
+    `version` is the version of posexport that wrote it. None if another tool wrote it.
     """
 
     file: str = attrs.field(validator=_file_name)
@@ -215,7 +223,7 @@ class PlanSource:
 
 @attrs.frozen(kw_only=True)
 class Builder:
-    """The runtime that built a plan, and alone can open it."""
+    """The runtime that built a plan. Only this runtime can open it."""
 
     name: str = attrs.field(validator=_one_of("builder", BUILDERS))
     version: str
@@ -223,7 +231,7 @@ class Builder:
 
 @attrs.frozen(kw_only=True)
 class KernelRow:
-    """One kernel of a plan; `nodes` are ONNX nodes by name, inside a function as "node | call (function)"."""
+    """One kernel of a plan. `nodes` are names of ONNX nodes; inside a function they are "node | call (function)"."""
 
     name: str
     type: str
@@ -237,8 +245,10 @@ class KernelRow:
 
 @attrs.frozen(kw_only=True)
 class PlanAttention:
-    """One attention of a graph that posexport didn't write, by the name of its softmax or operator; `fused` says
-    whether it is one kernel, None where the builder's table doesn't tell, and `reason` why not."""
+    """One attention of a graph that posexport did not write, named after its softmax or operator.
+
+    `fused` says whether it is one kernel. None if the builder's table does not tell. `reason` says why it is not.
+    """
 
     name: str
     layer: int
@@ -248,11 +258,11 @@ class PlanAttention:
 
 @attrs.frozen(kw_only=True)
 class PlanKernels:
-    """The kernels of a plan in order; None, with the reason in `unknown`, where the builder did not list them.
+    """The kernels of a plan in order. If the builder did not list them, counts are None and `unknown` gives the reason.
 
-    `fused_attention` says whether each of the `attention_layers` of the graph is one fused kernel, `unfused` why not,
-    where that is known. `decomposed_attention` counts the layers that the builder decomposed for lack of a kernel.
-    `attentions` are those that were recognised in a graph without a spec.
+    `fused_attention` says whether each of the `attention_layers` of the graph is one fused kernel. `unfused` says why
+    not, if that is known. `decomposed_attention` is the number of layers that the builder decomposed because it had no
+    kernel. `attentions` are the attentions that were recognised in a graph without a spec.
     """
 
     count: int | None
@@ -268,13 +278,13 @@ class PlanKernels:
 
     @classmethod
     def unlisted(cls, attention_layers: int, reason: str) -> PlanKernels:
-        """Those of a plan whose builder did not list them."""
+        """Return the kernels of a plan whose builder did not list them."""
         counts: dict[str, Any] = dict.fromkeys(("count", "fused_attention", "attention_kernels", "host_steps"))
         return cls(**counts, attention_layers=attention_layers, unknown=reason, rows=())
 
 
 def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profiles) -> None:
-    """One profile for each input, of its rank, with sizes that its dimensions can have."""
+    """Check that each input has one profile of its rank, with sizes that its dimensions can have."""
     if any(list(shapes) != list(MOMENTS) for shapes in value.values()):
         raise ValueError(f"has a profile without {', '.join(MOMENTS)}")
     ranks = {tensor.name: {len(tensor.shape)} for tensor in instance.inputs}
@@ -289,7 +299,7 @@ def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profil
 
 @attrs.frozen(kw_only=True)
 class PlanManifest(Manifest):
-    """The manifest of a plan; `request` and `tune` are as in OnnxManifest."""
+    """The manifest of a plan. `request` and `tune` are as in OnnxManifest."""
 
     onnx: PlanSource
     runtime: Builder
@@ -304,18 +314,18 @@ class PlanManifest(Manifest):
 
 
 def manifest_path(path: Path) -> Path:
-    """`<file>.json` of an artifact."""
+    """Return the path `<file>.json` of an artifact's manifest."""
     return path.with_name(path.name + ".json")
 
 
 def changed(path: Path) -> Reason:
-    """The reason why a file with another sha256 than its manifest has fails."""
+    """Return the reason why a file fails whose sha256 differs from its manifest."""
     text = f"the file is not the one that its manifest {manifest_path(path).name} describes (their sha256 differ)"
     return Reason(MISMATCH, text)
 
 
 def read_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | PlanManifest | None:
-    """The manifest of the artifact at `path`, or None where there is none; RequestError where it can't be used.
+    """Return the manifest of the artifact at `path`, or None if there is none. RequestError if it cannot be used.
 
     With `trusted` keys, MismatchError unless one of them signed it.
     """
@@ -324,9 +334,9 @@ def read_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> OnnxManifes
 
 
 def read_manifest_of(kind: type[M], path: Path, trusted: Sequence[TrustedKey] = ()) -> M | None:
-    """The manifest of an artifact of this kind, as `read_manifest` gives it.
+    """Return the manifest of an artifact of this kind, as `read_manifest` does.
 
-    With `trusted` keys, MismatchError unless one of them signed the bytes that are read; its fingerprint is then the
+    With `trusted` keys, MismatchError unless one of them signed the bytes that are read. Its fingerprint is then the
     manifest's `signer`.
     """
     file = manifest_path(path)
@@ -348,7 +358,7 @@ def read_manifest_of(kind: type[M], path: Path, trusted: Sequence[TrustedKey] = 
 
 
 def _signed(manifest: M, path: Path, data: bytes, trusted: Sequence[TrustedKey]) -> M:
-    """The manifest with the trusted key that signed `data`, its bytes; the name of a file is signed too."""
+    """Return the manifest with the trusted key that signed its bytes, `data`. The name of the file is signed too."""
     key = check_signature(path, manifest_path(path), data, manifest.signer, trusted)
     if manifest.file != path.name:
         raise untrusted(path, f"its manifest was signed for a file of the name {manifest.file!r}")
@@ -356,7 +366,7 @@ def _signed(manifest: M, path: Path, data: bytes, trusted: Sequence[TrustedKey])
 
 
 def add_manifest(files: Staged, path: Path, manifest: M, key: SigningKey | None = None) -> M:
-    """Write the manifest of the artifact at `path` with the other `files`, signed where a `key` is given; returns it.
+    """Write the manifest of the artifact at `path` with the other `files`. Sign it if a `key` is given. Return it.
 
     Without a key, the signature of an earlier manifest is removed.
     """
@@ -379,9 +389,10 @@ def write_manifest(path: Path, manifest: Manifest, key: SigningKey | None = None
 
 
 def external_data(path: Path) -> Mapping[str, str]:
-    """The sha256 of each file of weights beside the artifact at `path`, by name; none without a usable manifest."""
+    """Return the sha256 of each file of weights beside the artifact at `path`, by name. Empty without a usable
+    manifest."""
     try:
-        with renewed():  # asked of files that are then written, or have been read
+        with renewed():  # these files may be written afterwards
             manifest = read_manifest(path)
     except RequestError:
         return {}
@@ -389,7 +400,8 @@ def external_data(path: Path) -> Mapping[str, str]:
 
 
 def matches_manifest(path: Path) -> bool | None:
-    """Whether the file and its external data are those of the manifest, None without one; raises as `read_manifest`."""
+    """Whether the file and its external data match the manifest. None without one. Raises the errors of
+    `read_manifest`."""
     manifest = read_manifest(path)
     if manifest is None:
         return None

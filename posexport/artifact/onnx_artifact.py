@@ -1,7 +1,7 @@
 """ONNX artifacts: a `.onnx` file with its manifest `<file>.json`, written and read. Reading loads no torch.
 
-The ONNX file alone is enough to rebuild the torch reference: metadata_props hold the spec, and the weights are its
-initializers. No path, host or time is written: the same command gives the same bytes.
+The ONNX file alone is enough to rebuild the torch reference: metadata_props contain the spec, and the weights are its
+initializers. No path, host or time is written, so the same command gives the same bytes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
-"""The packages whose versions decide the bytes of a file; manifests name them."""
+"""The packages whose versions determine the bytes of a file. Manifests name them."""
 
 MODEL_TOOLS = ("transformers",)
-"""Those that beside them decide the bytes of the file of a whole model."""
+"""More packages that determine the bytes of the file of a whole model."""
 
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
 _ORIGIN, _MODULE = "posexport.origin", "posexport.module"
 
 
 class ForeignFileError(RequestError):
-    """A sound ONNX file, `graph`, that posexport didn't write, or that lost what posexport writes into it."""
+    """A sound ONNX file, `graph`, that posexport did not write, or that lost the metadata that posexport writes."""
 
     def __init__(self, text: str, graph: GraphFile) -> None:
         super().__init__(text)
@@ -67,15 +67,15 @@ class ForeignFileError(RequestError):
 
     @property
     def is_graph(self) -> bool:
-        """Whether it lacks nothing: it is a foreign file, or the export of a module, which has no spec."""
+        """Whether it is complete: a file of another tool, or the export of a module, which has no spec."""
         return self.foreign or _MODULE in self.graph.metadata()
 
 
 @attrs.frozen(kw_only=True)
 class Artifact(GraphFile):
-    """An ONNX file of posexport's, read and checked; weights in external data stay on the disk until asked for.
+    """An ONNX file of posexport, read and checked. Weights in external data stay on disk until they are needed.
 
-    `target` is "portable" where every target takes the file; `origin` is None where an earlier version wrote it.
+    `target` is "portable" if every target takes the file. `origin` is None if an earlier version wrote the file.
     """
 
     spec: Spec
@@ -86,11 +86,12 @@ class Artifact(GraphFile):
 
     @property
     def weight_source(self) -> WeightSource | None:
-        """Where the weights come from, as far as the file itself says."""
+        """Where the weights come from, as far as the file itself says it."""
         return None if self.origin is None else self.origin.weights
 
     def profiles(self, requests: Iterable[str] = ()) -> dict[str, dict[str, list[int]]]:
-        """{input: {min, opt, max}} of a plan of this file; raises what `profiles_of` raises of the requests."""
+        """Return {input: {min, opt, max}} for a plan of this file. Raises the errors of `profiles_of` for the
+        requests."""
         inputs = self.inputs()
         bounds = bounds_of(graph_inputs(self.spec), inputs)
         fixed = {dim: low for dim, (low, high) in bounds.items() if low == high}
@@ -99,7 +100,8 @@ class Artifact(GraphFile):
         return profiles_of(shapes, requests, self.spec.token_limit(), fixed, consecutive=consecutive)
 
     def weights(self) -> LazyWeights:
-        """The weights by public name in the file's dtype, read on demand; RequestError for one missing or misshapen."""
+        """Return the weights by public name in the file's dtype, read on demand. RequestError if one is missing or
+        misshapen."""
         shapes = weight_shapes(self.spec)
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer if onnx_file.is_known(tensor)}
         for name, shape in shapes.items():
@@ -113,24 +115,26 @@ class Artifact(GraphFile):
         return LazyWeights(shapes, lambda name: onnx_file.tensor_of(self.path, tensors[name]))
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A weight by public name in the file's dtype; None where the file has none of this name."""
+        """Return a weight by public name in the file's dtype. None if the file has no such weight."""
         tensors = (one for one in self.model.graph.initializer if one.name == name and onnx_file.is_known(one))
         tensor = next(tensors, None)
         return None if tensor is None else onnx_file.array_of(self.path, tensor)
 
     def manifest(self) -> OnnxManifest | None:
-        """The manifest beside the file, or None where there is none; RequestError where it can't be used."""
+        """Return the manifest beside the file, or None if there is none. RequestError if it cannot be used."""
         return read_manifest_of(OnnxManifest, self.path)
 
 
 def module_metadata(source: ModuleSource) -> dict[str, str]:
-    """What the metadata of a model say of the torch module that it is the export of."""
+    """Return the metadata of a model about the torch module whose export it is."""
     return {_MODULE: json.dumps(unstructure(source), separators=(",", ":"), sort_keys=True)}
 
 
 def module_of(graph: GraphFile) -> tuple[ModuleSource, Origin | None] | None:
-    """What the metadata of a file say of the module, or the whole model, that it is the export of, and of where it
-    comes from; None where it is none. RequestError for metadata that can't be used."""
+    """Return the module or whole model whose export a file is, and its origin, from the metadata. None for other files.
+
+    RequestError for metadata that cannot be used.
+    """
     properties = graph.metadata()
     if _MODULE not in properties:
         return None
@@ -147,7 +151,7 @@ def _unusable(path: Path, error: Exception) -> RequestError:
 
 
 def is_whole_model(graph: GraphFile) -> bool:
-    """Whether posexport made the file of a whole model of a checkpoint."""
+    """Whether posexport made the file from a whole model of a checkpoint."""
     try:
         known = module_of(graph)
     except RequestError:
@@ -165,13 +169,14 @@ def write_onnx(
     attentions: Sequence[Mapping[str, Any]] = (),
     beside: Mapping[str, Path] | None = None,
 ) -> OnnxManifest:
-    """Write a model that `export` or `export_module` made, and its manifest, signed with a `key`; returns the manifest.
+    """Write a model from `export` or `export_module`, and its manifest, signed if a `key` is given. Return the
+    manifest.
 
-    The manifest and the model's metadata, which are set here, say where the `weights` come from, unless they are
-    the caller's own. `attentions` stand in the manifest of a whole model, and copies of the files `beside` under these
-    names in its folder. Weights of `external_from` bytes or more in all go to `<file>.data`; such a file of an earlier
-    artifact is removed where it is no longer needed and that artifact's manifest names it. RequestError where the
-    folder can't be written; every file is then as it was.
+    The manifest and the model's metadata, which are set here, say where the `weights` come from, unless they are the
+    caller's own. `attentions` are written into the manifest of a whole model. Copies of the files `beside` get these
+    names in its folder. If all weights together have `external_from` bytes or more, they go to `<file>.data`. Such a
+    file of an earlier artifact is removed if it is no longer needed and that artifact's manifest names it. RequestError
+    if the folder cannot be written; every file is then unchanged.
     """
     described = [json.loads(model.metadata_props.get(key, "null")) for key in ("posexport.spec", _MODULE)]
     if described == [None, None]:
@@ -179,7 +184,7 @@ def write_onnx(
     spec, module = described
     whole = weights is not None and weights.files is not None
     tools = {name: metadata.version(name) for name in (*TOOLS, *(MODEL_TOOLS if whole else ()))}
-    # without the names of builds: those of one version write the same bytes
+    # without the names of builds: all builds of one version write the same bytes
     attentions = unstructure(tuple(attentions))
     stated = json_sha256(attentions) if attentions else None
     origin = unstructure(Origin(weights=weights, tools=released(tools), attentions=stated))
@@ -222,15 +227,15 @@ def write_onnx(
 
 
 def read_onnx(path: Path, expected: str | None = None) -> Artifact:
-    """Read an ONNX artifact; RequestError where it is none of posexport's, or is damaged.
+    """Read an ONNX artifact. RequestError if it is not an artifact of posexport, or is damaged.
 
-    MismatchError, before anything is parsed, where its bytes don't have the `expected` sha256 of its manifest.
+    MismatchError, before anything is parsed, if its bytes do not have the `expected` sha256 of its manifest.
     """
     return artifact_of(read_graph(path, expected))
 
 
 def artifact_of(graph: GraphFile) -> Artifact:
-    """The artifact that a file which was read is; raises as `read_onnx`."""
+    """Return the artifact in a file that was read. Raises the errors of `read_onnx`."""
     path, properties = graph.path, graph.metadata()
     lacking = [key for key in _METADATA if key not in properties]
     if lacking:

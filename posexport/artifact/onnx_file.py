@@ -1,7 +1,8 @@
-"""ONNX files on disk: written with the weights streamed from their tensors, read with external data kept in its folder.
+"""ONNX files on disk: written with weights streamed from their tensors, read with external data left in its folder.
 
-A protobuf message is a run of fields, so a model's bytes are those of the model without weights, followed by one field
-per weight. Written that way, a block of any size needs no second copy of its weights in memory.
+A protobuf message is a sequence of fields. The bytes of a model are therefore those of the model without weights,
+followed by one field for each weight. Written this way, a block of any size needs no second copy of its weights in
+memory.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
-# Field numbers of onnx.proto; wire type 2 is a length and that many bytes.
+# Field numbers of onnx.proto. Wire type 2 is a length followed by that many bytes.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9
 EXTERNAL_FROM = 1_500_000_000
-"""Bytes of weights from which they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
+"""If weights have this many bytes or more, they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
 
 INLINE = 1024
-"""Bytes up to which an initializer stays in the graph's own message."""
+"""The maximum number of bytes of an initializer that stays in the graph's own message."""
 
 _ALIGN = 4096  # of a tensor in an external file, so that it can be mapped into memory
 _TORCH: dict[int, tuple[str, int]] = {
@@ -49,7 +50,7 @@ _TORCH: dict[int, tuple[str, int]] = {
 }
 """torch's names for the dtypes that artifacts use, and the bytes of an element."""
 _DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-"""The fields of a tensor that may hold its data; one does, and none where the data is in another file."""
+"""The fields of a tensor that may contain its data. One of them does; none if the data is in another file."""
 
 _BITS: dict[int, int] = {
     number: bits
@@ -64,16 +65,16 @@ _BITS: dict[int, int] = {
     }.items()
     for number in map(onnx.TensorProto.DataType.Value, names.split())
 }
-"""Bits of an element, by the dtypes of tensors that are read."""
+"""Bits of an element, for the dtypes of tensors that can be read."""
 
 LARGEST_OPSET = 2**15
-"""An opset that ONNX will not reach: its numbers grow by two a year."""
+"""An opset that ONNX will not reach, because its numbers grow by two a year."""
 
-_SLACK = 2**20  # bytes that external data may have behind the last tensor
+_SLACK = 2**20  # bytes that external data may have after the last tensor
 
 
 def weights_of(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """The initializers that are streamed, by name, in the graph's order."""
+    """Return the initializers that are streamed, by name, in the graph's order."""
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None and _is_streamed(tensor)}
 
@@ -85,7 +86,8 @@ def _is_streamed(tensor: ir.TensorProtocol) -> bool:
 def lazy(
     name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], ir.TensorProtocol]
 ) -> ir.TensorProtocol:
-    """A tensor that `make` gives each time it is written, or now where it is to stay in the graph's own message."""
+    """Return a tensor that `make` creates each time it is written. Small tensors are created now, for the graph's own
+    message."""
     import onnx_ir as ir
 
     tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
@@ -93,7 +95,7 @@ def lazy(
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as protobuf without the initializers that `weights_of` gives."""
+    """Return the model as protobuf without the initializers of `weights_of`."""
     import onnx_ir as ir
 
     everything = list(model.graph.initializers.items())
@@ -107,7 +109,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
 
 
 def check(model: ir.Model) -> None:
-    """onnx's full check with shape inference; weights stand in as inputs, so that none is copied for it."""
+    """Run onnx's full check with shape inference. Inputs replace the weights, so that no weight is copied."""
     proto = skeleton(model)
     for name, tensor in weights_of(model).items():
         shape = [int(dim) for dim in tensor.shape]  # type: ignore[arg-type]
@@ -116,7 +118,7 @@ def check(model: ir.Model) -> None:
 
 
 def write_inline(model: ir.Model, file: HashingFile, proto: onnx.ModelProto | None = None) -> None:
-    """Write the model with its weights inside; `proto` is its skeleton, which is used up."""
+    """Write the model with its weights inside. `proto` is its skeleton, which is consumed."""
     proto = skeleton(model) if proto is None else proto
     graph = proto.graph.SerializeToString(deterministic=True)
     proto.ClearField("graph")
@@ -133,7 +135,7 @@ def write_inline(model: ir.Model, file: HashingFile, proto: onnx.ModelProto | No
 
 
 def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]:
-    """Write the weights to `<file>.data` and the graph to `path`; returns the sha256 of each by file name."""
+    """Write the weights to `<file>.data` and the graph to `path`. Return the sha256 of each by file name."""
     proto = skeleton(model)
     tensors = [external_tensor(proto, name, tensor) for name, tensor in weights_of(model).items()]
     return write_with_data(proto, tensors, path, files)
@@ -141,7 +143,8 @@ def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]
 
 @attrs.frozen(kw_only=True)
 class ExternalData:
-    """A tensor without its data, and what writes its `length` bytes; two of the same `place` have the same bytes."""
+    """A tensor without its data, and a function that writes its `length` bytes. Two of the same `place` have the same
+    bytes."""
 
     tensor: onnx.TensorProto
     length: int
@@ -150,7 +153,7 @@ class ExternalData:
 
 
 def external_tensor(proto: onnx.ModelProto, name: str, tensor: ir.TensorProtocol) -> ExternalData:
-    """A new initializer of the model, whose data will lie outside."""
+    """Add an initializer to the model whose data will be external."""
     import onnx_ir as ir
 
     entry = proto.graph.initializer.add()
@@ -162,7 +165,7 @@ def external_tensor(proto: onnx.ModelProto, name: str, tensor: ir.TensorProtocol
 def write_with_data(
     proto: onnx.ModelProto, tensors: Iterable[ExternalData], path: Path, files: Staged
 ) -> dict[str, str]:
-    """Write tensors of the model to `<file>.data`, and the model to `path`; returns the sha256 of each by file name."""
+    """Write tensors of the model to `<file>.data`, and the model to `path`. Return the sha256 of each by file name."""
     data = data_path(path)
 
     def fill(file: HashingFile) -> None:
@@ -183,10 +186,10 @@ def write_with_data(
 
 
 def check_room(folder: Path, size: int) -> None:
-    """RequestError where so many bytes can't be written, before gigabytes of them are."""
+    """Raise RequestError if there is no room for `size` bytes, before gigabytes of them are written."""
     try:
         free = shutil.disk_usage(folder).free
-    except OSError:  # writing to it says what is wrong with the folder
+    except OSError:  # writing to the folder says what is wrong
         return
     if size > free:
         raise RequestError(
@@ -196,7 +199,7 @@ def check_room(folder: Path, size: int) -> None:
 
 
 def data_path(path: Path) -> Path:
-    """`<file>.data`, where the weights of a large ONNX file lie."""
+    """Return `<file>.data`, which contains the weights of a large ONNX file."""
     return path.with_name(path.name + ".data")
 
 
@@ -211,7 +214,7 @@ def _header(name: str, tensor: ir.TensorProtocol) -> bytes:
 
 
 def field(number: int, length: int) -> bytes:
-    """Tag and length of a length-delimited protobuf field."""
+    """Return tag and length of a length-delimited protobuf field."""
     return _varint(number << 3 | 2) + _varint(length)
 
 
@@ -242,17 +245,17 @@ def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
 
 
 def range_of(tensor: ir.ExternalTensor) -> ByteRange:
-    """Where the bytes of a tensor lie."""
+    """Return where the bytes of a tensor are."""
     return ByteRange(path=Path(tensor.path), offset=tensor.offset or 0, length=tensor.nbytes)
 
 
 def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]:
-    """An ONNX file, its external data left where it is, and the sha256 of the bytes that were parsed.
+    """Read an ONNX file, with its external data left on disk. Return it with the sha256 of the bytes that were parsed.
 
-    Raises RequestError for what isn't whole, sound ONNX; MismatchError, before parsing, where the bytes don't have the
-    `expected` sha256. Whatever could take time or memory out of proportion to a file of posexport's is refused before
-    it does (posexport.artifact.onnx_limits). External data must lie in the file's own folder: a path that leads
-    elsewhere could read any file of the user's.
+    Raises RequestError for a file that is not complete, sound ONNX. MismatchError, before parsing, if the bytes do not
+    have the `expected` sha256. Anything that could take far more time or memory than its size suggests is refused first
+    (posexport.artifact.onnx_limits). External data must be in the file's own folder, because another path could read
+    any file of the user.
     """
     check_name(path)
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"):
@@ -264,7 +267,7 @@ def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]
 
 
 def parsed(path: Path, data: bytes) -> onnx.ModelProto:
-    """The model of a file that holds `data`; raises as `read` does."""
+    """Return the model of a file that contains `data`. Raises the errors of `read`."""
     try:
         check_size(path, data)
         model = onnx.load_model_from_string(data)
@@ -288,12 +291,12 @@ def parsed(path: Path, data: bytes) -> onnx.ModelProto:
 
 
 def not_whole(path: Path) -> RequestError:
-    """The error for a file that is no whole protobuf message."""
+    """Return the error for a file that is not a complete protobuf message."""
     return RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
 
 
 def load(path: Path) -> onnx.ModelProto:
-    """An ONNX file with its external data; raises as `read` does."""
+    """Read an ONNX file with its external data. Raises the errors of `read`."""
     model, _ = read(path)
     with system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"):
         onnx.load_external_data_for_model(model, str(path.parent))
@@ -301,7 +304,7 @@ def load(path: Path) -> onnx.ModelProto:
 
 
 def tensors_within(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a file: initializers, and what nodes hold, at any depth and in functions."""
+    """Yield every tensor of a file: initializers, and tensors in nodes, at any depth and in functions."""
     for holder in (model.graph, *model.functions):
         if isinstance(holder, onnx.GraphProto):
             yield from holder.initializer
@@ -314,7 +317,8 @@ def tensors_within(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -> None:
-    """RequestError unless a tensor holds the data that its dimensions ask for; `ends` gets where external data ends."""
+    """Raise RequestError unless a tensor has the data for its dimensions. `ends` gets the end of external data by
+    file."""
     sound = tensor.data_type in _BITS and min(tensor.dims, default=0) >= 0
     held = [name for name in _DATA if (tensor.HasField(name) if name == "raw_data" else len(getattr(tensor, name)))]
     if len(held) > (0 if tensor.data_location == onnx.TensorProto.EXTERNAL else 1):
@@ -335,7 +339,7 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -
     elif sound:
         try:
             sound = onnx.numpy_helper.to_array(tensor).size == count
-        except Exception:  # as many numbers as its dimensions ask for, and such as its dtype holds
+        except Exception:  # too few or too many numbers, or numbers outside its dtype
             sound = False
     if not sound:
         raise RequestError(
@@ -344,13 +348,13 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -
 
 
 def external_files(model: onnx.ModelProto) -> list[str]:
-    """The names of the files that hold external data of a model, sorted."""
+    """Return the names of the files that contain external data of a model, sorted."""
     outside = (tensor for tensor in tensors_within(model) if tensor.data_location == onnx.TensorProto.EXTERNAL)
     return sorted({external(tensor).get("location", "") for tensor in outside})
 
 
 def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
-    """An initializer of a file that `read` gave, as a torch tensor of the file's own dtype in memory of its own."""
+    """Return an initializer of a file from `read` as a torch tensor of the file's own dtype, in memory of its own."""
     import torch
 
     dtype: torch.dtype = getattr(torch, _TORCH[tensor.data_type][0])
@@ -358,13 +362,13 @@ def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
 
 
 def array_of(path: Path, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """As `tensor_of`, for numpy, which loads in a tenth of the time."""
+    """Do the same as `tensor_of` for numpy, which loads in a tenth of the time."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return _bytes_of(path, tensor).view(dtype).reshape(tuple(tensor.dims))
 
 
 def _bytes_of(path: Path, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """The bytes of an initializer, in memory of their own."""
+    """Return the bytes of an initializer, in memory of their own."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
     entry = external(tensor)
@@ -382,5 +386,5 @@ def _bytes_of(path: Path, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
 
 
 def is_known(tensor: onnx.TensorProto) -> bool:
-    """Whether `tensor_of` knows the dtype of a tensor."""
+    """Whether `tensor_of` supports the dtype of a tensor."""
     return tensor.data_type in _TORCH

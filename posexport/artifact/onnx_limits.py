@@ -1,7 +1,7 @@
-"""What an ONNX file may ask for: limits that are checked before anything is parsed, inlined or made.
+"""Limits for ONNX files. They are checked before anything is parsed, inlined or created.
 
-A small file can stand for far more than its bytes. An empty node has 2 bytes in the file and 80 times that in memory;
-40 functions that call each other twice are 2^40 nodes once they are inlined, as TensorRT and ONNX Runtime do.
+A small file can expand to far more than its bytes. An empty node has 2 bytes in the file and 80 times as many in
+memory. 40 functions that call each other twice are 2^40 nodes after inlining, which TensorRT and ONNX Runtime do.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from posexport.errors import RequestError, shown
 from posexport.machine import available, size_text
 
 MOST_NODES = 500_000
-"""Nodes of a graph with its subgraphs, its functions inlined. A stack of 1,000 layers has less than a third of that."""
+"""Nodes of a graph with its subgraphs and inlined functions. A stack of 1,000 layers has less than a third of this
+number."""
 
 DEEPEST_CALLS = 64
-"""Functions that call each other, one inside the other."""
+"""The maximum depth of functions that call each other."""
 
 LARGEST_STRUCTURE = 2**28
-"""Bytes of a file that are not the numbers of its weights."""
+"""The maximum number of bytes of a file without the numbers of its weights."""
 
-_IN_MEMORY = 80  # bytes that a byte of structure takes once it is parsed, at most (measured with empty nodes)
+_IN_MEMORY = 80  # maximum bytes in memory for a byte of structure (measured with empty nodes)
 _TEXT, _MESSAGE = 9, 11  # types of fields in protobuf's descriptors
 _VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
 
@@ -39,27 +40,28 @@ _WITHIN: dict[str, dict[int, str]] = {
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
 }
-"""The messages that lead to weights, which nodes may hold too, by the numbers of their fields in onnx.proto."""
+"""The messages that lead to weights, by the numbers of their fields in onnx.proto. Nodes may contain weights too."""
 
 _RAW_DATA = 9
 _NUMBERS = {4: 1, 5: 4, 7: 8, _RAW_DATA: 1, 10: 1, 11: 8}
-"""The fields of a tensor that hold its numbers in a row, and how many bytes one of theirs takes in memory, at most."""
+"""The fields of a tensor that contain its numbers in sequence, and the maximum bytes in memory for one byte of each."""
 
 _LARGE_NODE = 1024
-"""Bytes from which a node is looked into: smaller ones hold no weights that matter."""
+"""Nodes with at least this many bytes are searched. Smaller nodes contain no weights that matter."""
 
 _MOST_FIELDS = 10 * MOST_NODES
-"""Fields of a file that are looked at, and of one message."""
+"""The maximum number of fields that are read in a file, and in one message."""
 
 _DEEPEST = 100
-"""Messages inside of each other: protobuf reads no more."""
+"""The maximum depth of messages. protobuf reads no deeper."""
 
 Function = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
 
 def check_size(path: Path, data: bytes | FileBytes) -> None:
-    """RequestError for a file whose graph would not fit into memory; ValueError where it is no protobuf message."""
+    """Raise RequestError for a file whose graph would not fit into memory. ValueError if it is not a protobuf
+    message."""
     stored, parsed = _weights(data)
     structure = len(data) - stored
     if structure > LARGEST_STRUCTURE:
@@ -75,8 +77,10 @@ def check_size(path: Path, data: bytes | FileBytes) -> None:
 
 
 def _weights(data: bytes | FileBytes) -> tuple[int, int]:
-    """The bytes of the numbers of weights in a file, and those that they take in memory: the raw data of initializers
-    stays on the disk, of others there is a copy. ValueError for more fields than a graph has that is taken."""
+    """Return the bytes of the numbers of weights in a file, and the bytes that they take in memory.
+
+    The raw data of initializers stays on disk. Other numbers are copied. ValueError for more fields than the limit.
+    """
     stored = parsed = count = 0
     inside = [("model", fields(data, 0, len(data)))]
     while inside:
@@ -101,7 +105,7 @@ def _weights(data: bytes | FileBytes) -> tuple[int, int]:
 
 
 class Field(NamedTuple):
-    """A field of a protobuf message: it begins at `begin` with its tag, its value is from `start` to `end`."""
+    """A field of a protobuf message. It begins at `begin` with its tag. Its value is from `start` to `end`."""
 
     number: int
     kind: int
@@ -111,7 +115,7 @@ class Field(NamedTuple):
 
 
 def fields(data: bytes | FileBytes, start: int, end: int) -> Iterator[Field]:
-    """The fields of a protobuf message in these bytes; ValueError where it isn't whole."""
+    """Yield the fields of a protobuf message in these bytes. ValueError if it is not complete."""
     at, count = start, 0
     while at < end:
         count += 1
@@ -137,7 +141,7 @@ def fields(data: bytes | FileBytes, start: int, end: int) -> Iterator[Field]:
 
 
 def _varint(data: bytes | FileBytes, at: int, end: int) -> tuple[int, int]:
-    """The number that begins at `at`, and where it ends."""
+    """Return the number that begins at `at`, and where it ends."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -153,7 +157,7 @@ def _varint(data: bytes | FileBytes, at: int, end: int) -> tuple[int, int]:
 def nodes_within(
     holder: onnx.GraphProto | onnx.FunctionProto,
 ) -> Iterator[tuple[onnx.GraphProto | None, onnx.NodeProto | None]]:
-    """Every node of a graph or function, as (None, node), and every subgraph of theirs, as (subgraph, None)."""
+    """Yield every node of a graph or function as (None, node), and every subgraph in them as (subgraph, None)."""
     holders: list[onnx.GraphProto | onnx.FunctionProto] = [holder]
     while holders:
         for node in holders.pop().node:
@@ -165,7 +169,7 @@ def nodes_within(
 
 
 def check_texts(path: Path, model: onnx.ModelProto) -> None:
-    """RequestError for a name or another text of the file that is not UTF-8: protobuf gives it as bytes."""
+    """Raise RequestError for a name or another text that is not UTF-8. protobuf returns such a text as bytes."""
     messages: list[Any] = [model]
     while messages:
         for field, value in messages.pop().ListFields():
@@ -177,12 +181,14 @@ def check_texts(path: Path, model: onnx.ModelProto) -> None:
 
 
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-"""Operators of ONNX that give other results each time."""
+"""Operators of ONNX with other results in each run."""
 
 
 def check_graph(path: Path, model: onnx.ModelProto) -> None:
-    """RequestError for a graph that defines a weight twice, has too many nodes once its functions are inlined, or can't
-    be, and for a function with more than numbers and texts by default."""
+    """Raise RequestError for a graph with a weight that is defined twice, or with too many nodes after inlining.
+
+    Also for functions that call themselves, and for a function with defaults other than numbers and texts.
+    """
     weights = Counter(tensor.name for tensor in model.graph.initializer)
     weights.update(name for node in model.graph.node for name in node.output if name in weights)
     twice = next((name for name, times in weights.items() if times > 1), None)
@@ -231,7 +237,7 @@ def check_graph(path: Path, model: onnx.ModelProto) -> None:
 
 
 def _is_plain(attribute: onnx.AttributeProto) -> bool:
-    """Whether an attribute holds no graph, no sparse tensor and no data of other files."""
+    """Whether an attribute contains no graph, no sparse tensor and no data in other files."""
     if attribute.HasField("g") or attribute.graphs or attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
         return False
     return not any(tensor.external_data or tensor.data_location for tensor in (attribute.t, *attribute.tensors))
@@ -250,8 +256,10 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 def _count(
     path: Path, holder: onnx.GraphProto | onnx.FunctionProto, functions: Collection[Function]
 ) -> tuple[int, Counter[Function]]:
-    """The nodes of a graph or function that are operators, and how often it calls each function; RequestError for too
-    many of them, for one that holds a sparse tensor, and for one whose results differ from run to run."""
+    """Return the number of operator nodes of a graph or function, and how often it calls each function.
+
+    RequestError for too many nodes, for a sparse tensor, and for an operator whose results differ from run to run.
+    """
     nodes, called = 0, Counter[Function]()
     modes = set[str]()
     for _, node in nodes_within(holder):
@@ -280,7 +288,7 @@ def _random(path: Path, operator: str, advice: str) -> RequestError:
 
 
 def _false_values(holder: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]:
-    """The names of constants that are the truth value False."""
+    """Yield the names of constants that are the boolean False."""
     graphs = [holder, *(graph for graph, _ in nodes_within(holder) if graph is not None)]
     for graph in graphs:
         tensors = [(tensor.name, tensor) for tensor in getattr(graph, "initializer", ())]

@@ -1,8 +1,9 @@
-"""What a file is held against: the weights in a .safetensors file, or layers of a checkpoint with their spec.
+"""The original with which a file is compared: the weights in a .safetensors file, or layers of a checkpoint with their
+spec.
 
-The file must be what an export of the original is: the same function by its spec, and the same weights once they are
-rounded to the file's dtype. Only what whoever exports it chooses may differ: the dtype, caches, a padding mask, how
-angles are computed, what positions are, the form, and fixed sizes.
+The file must equal an export of the original: the same function by its spec, and the same weights after rounding to the
+file's dtype. Only what the exporter chooses may differ: the dtype, caches, a padding mask, how angles are computed,
+what positions are, the form, and fixed sizes.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OTHER_SPEC, OTHER_WEIGHTS = "other-spec", "other-weights"
-"""Codes of the failure of a file that is not its original."""
+"""Failure codes of a file that differs from its original."""
 
 _SHOWN = 4
-"""How many differences a sentence lists; it counts the others."""
+"""How many differences a sentence lists. The others are counted."""
 
 _FREE = ("dtype", "kv_cache", "padding_mask", "angles", "positions")
-"""Fields of a spec that whoever exports a checkpoint chooses; its config.json sets none of them."""
+"""Fields of a spec that the exporter of a checkpoint chooses. No config.json sets them."""
 
 
 @attrs.frozen(kw_only=True)
 class Original:
     """Weights in the .safetensors file `weights`, or the layers of the folder `checkpoint` from `layer` on.
 
-    `prefix_tokens` is for a checkpoint whose config.json does not say how many there are.
+    `prefix_tokens` is for a checkpoint whose config.json does not give their number.
     """
 
     weights: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
@@ -51,7 +52,7 @@ class Original:
             raise RequestError("a file is held against one original: give weights, or the folder of a checkpoint.")
 
     def to_options(self) -> dict[str, Any]:
-        """The fields as plain data, for the process that computes the reference."""
+        """Return the fields as plain data, for the process that computes the reference."""
         paths = {"weights": self.weights, "checkpoint": self.checkpoint}
         absolute = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
         return {**absolute, "layer": self.layer, "prefix_tokens": self.prefix_tokens}
@@ -62,16 +63,17 @@ class Original:
         return f"checkpoint {real_path(self.checkpoint).name}, layer {self.layer}"
 
     def check(self) -> None:
-        """RequestError where the original can't be read, whatever it is compared with."""
+        """Raise RequestError if the original cannot be read, for any file."""
         if self.weights is not None:
             stored_shapes(self.weights)
         else:
             self._read(1)
 
     def tensors(self, spec: Spec) -> Mapping[str, Tensor]:
-        """Its weights by public names, rounded to the dtype of `spec`, which must be that of an export of it.
+        """Return its weights by public names, rounded to the dtype of `spec`, which must be the spec of an export of
+        it.
 
-        Raises RequestError where they can't be read.
+        Raises RequestError if they cannot be read.
         """
         if self.weights is not None:
             return read_weights(self.weights, spec)[1]
@@ -80,9 +82,10 @@ class Original:
         return found
 
     def mismatch(self, spec: Spec, weights: Mapping[str, Tensor]) -> Reason | None:
-        """How a file of this spec and weights differs from the original, in a clause; None where it is an export of it.
+        """Return how a file with this spec and weights differs from the original, as a clause. None if it is an export
+        of it.
 
-        Raises RequestError where either can't be read.
+        Raises RequestError if either cannot be read.
         """
         of_spec: list[str] = []
         if self.weights is not None:
@@ -90,7 +93,7 @@ class Original:
         else:
             try:
                 original = self._read(spec.layers).spec
-            except RequestError as error:  # one layer can be read, so it is their number or their mixture
+            except RequestError as error:  # one layer can be read, so the problem is their number or mixture
                 return self._reason(OTHER_SPEC, [f"the file has {spec.layers} layers, but {str(error).rstrip('.')}"])
             of_spec, shapes = list(_spec_differences(spec, original)), weight_shapes(original)
         of_weights = _shape_differences(weight_shapes(spec), shapes) or self._weight_differences(spec, weights)
@@ -104,7 +107,7 @@ class Original:
         return Reason(code, f"it is not an export of {self}: {'; '.join([*shown, *counted])}")
 
     def _read(self, layers: int, dtype: str | None = None) -> Checkpoint:
-        """So many layers of the checkpoint, with their weights where a dtype is given."""
+        """Read `layers` layers of the checkpoint, with their weights if a dtype is given."""
         assert self.checkpoint is not None
         options = {"dtype": dtype, "prefix_tokens": self.prefix_tokens}
         given = fields.stated(options)
@@ -121,7 +124,7 @@ class Original:
             elif torch.equal(ours, theirs):
                 if not torch.equal(ours.signbit(), theirs.signbit()):
                     differences.append(f"{name} has -0.0 where the original has 0.0, or the other way round")
-            elif not torch.equal(_bits(ours), _bits(theirs)):  # those of NaN are not equal to themselves
+            elif not torch.equal(_bits(ours), _bits(theirs)):  # NaN is not equal to itself
                 apart = float((ours.double() - theirs.double()).abs().max())
                 largest = float(theirs.double().abs().max())
                 differences.append(
@@ -137,7 +140,7 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def _shape_differences(shapes: Shapes, originals: Shapes) -> list[str]:
-    """Weights that only one of both has, or that have other shapes."""
+    """Return the weights that only one of both has, or that have different shapes."""
     return [
         f"{name} is {_shape(shapes.get(name))} in the file and {_shape(originals.get(name))} in the original"
         for name in {**shapes, **originals}
@@ -150,7 +153,10 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _spec_differences(spec: Spec, original: Spec) -> Iterator[str]:
-    """Where two specs of as many layers are not the same function, field by field; equal ones of layers stand once."""
+    """Yield where two specs with the same number of layers are different functions, field by field.
+
+    Equal differences of several layers are listed once.
+    """
     seen = dict[str, list[int]]()
     for index in range(spec.layers):
         for text in _of_layer(spec.layer(index), original.layer(index)):
@@ -170,7 +176,7 @@ def _of_layer(spec: Spec, original: Spec) -> Iterator[str]:
 
 
 def _difference(name: str, ours: Any, theirs: Any) -> str:
-    """Two values of a field in one clause; of long lists, the first numbers that differ."""
+    """Return two values of a field in one clause. For long lists, the first numbers that differ."""
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         at = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
         name, ours, theirs = f"{name}[{at}]", ours[at], theirs[at]

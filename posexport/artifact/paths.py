@@ -1,4 +1,4 @@
-"""Paths that people give for artifacts, checked in milliseconds: loads no engine, reads only headers of files."""
+"""Paths that people give for artifacts, checked in milliseconds. Loads no engine and reads only headers of files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SUFFIXES = (".onnx", ".plan")
 _MAKERS = {".onnx": "export", ".plan": "compile"}
 _GRAPH = 7  # the number of the field `graph` in onnx.ModelProto
 _MODEL_FIELDS = {*range(1, 9), 14, 20, 25, 26}
-_MOST_FIELDS = 100_000  # of a model; each function and each entry of the metadata is one
+_MOST_FIELDS = 100_000  # of a model; each function and each metadata entry is one
 _VARINT, _LENGTH = 0, 2  # wire types of protobuf
 
 
 def find_artifacts(paths: Sequence[Path]) -> list[Path]:
-    """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
+    """Return the artifacts at `paths` and in folders among them, each once. RequestError if there are none."""
     artifacts: dict[str, Path] = {}
     for path in paths:
         if not is_there(path):
             raise RequestError(f"{str(path)!r} is not there: give .onnx or .plan files, or a folder that holds some.")
         if path.is_dir():
-            # a link to nothing and a pipe are there too: whoever reads them says that they are no artifacts
+            # Broken links and pipes are included. Whoever reads them says that they are not artifacts.
             inside = [file for file in files_below(path) if file.suffix in SUFFIXES]
             if not inside:
                 raise RequestError(f"the folder {str(path)!r} holds no .onnx or .plan: give a folder with artifacts.")
@@ -38,13 +38,13 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
                 f"{str(path)!r} is neither .onnx nor .plan nor a folder: give such files, or a folder that holds some."
             )
         for file in inside:
-            # a link has a name, and so a manifest, of its own
+            # a link has its own name, and therefore its own manifest
             artifacts.setdefault(str(Path(os.path.realpath(file.parent), file.name)), file)
     return list(artifacts.values())
 
 
 def check_artifact(path: Path) -> None:
-    """RequestError unless `path` is a file that may be an artifact: its suffix is one's, and an ONNX file is whole."""
+    """Raise RequestError unless `path` is a file with the suffix of an artifact. An ONNX file must be complete."""
     if path.suffix not in SUFFIXES:
         raise RequestError(
             f"{str(path)!r} is neither .onnx nor .plan: give an ONNX file or a plan, whose name ends so."
@@ -58,7 +58,7 @@ def check_artifact(path: Path) -> None:
 
 
 def check_onnx(path: Path) -> None:
-    """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them."""
+    """Raise RequestError unless the file is a protobuf message with the fields of an ONNX model, including a graph."""
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), open_file(path, MODEL_LIMIT) as file:
         fields = _fields(file, os.fstat(file.fileno()).st_size)
     if fields == set():
@@ -70,7 +70,8 @@ def check_onnx(path: Path) -> None:
 
 
 def _fields(file: BinaryIO, size: int) -> set[int] | None:
-    """The numbers of the fields of an ONNX model; None where the file is no whole message with such fields."""
+    """Return the numbers of the fields of an ONNX model. None if the file is not a complete message with such
+    fields."""
     numbers: set[int] = set()
     read = 0
     while file.tell() < size:
@@ -80,7 +81,7 @@ def _fields(file: BinaryIO, size: int) -> set[int] | None:
         if tag is None or value is None:
             return None
         if tag & 7 == _LENGTH:
-            if value > size - file.tell():  # such as 2^64, which no file can seek
+            if value > size - file.tell():  # for example 2^64, to which no file can seek
                 return None
             file.seek(value, os.SEEK_CUR)
         numbers.add(tag >> 3)
@@ -90,7 +91,7 @@ def _fields(file: BinaryIO, size: int) -> set[int] | None:
 
 
 def _varint(file: BinaryIO) -> int | None:
-    """The next number; None where the file ends within it, or where it has more than 64 bits."""
+    """Return the next number. None if the file ends within it, or if it has more than 64 bits."""
     number = 0
     for shift in range(0, 70, 7):
         byte = file.read(1)
@@ -103,16 +104,16 @@ def _varint(file: BinaryIO) -> int | None:
 
 
 ENCODER, DECODER = "encoder", "decoder"
-"""The parts of an encoder-decoder, each in a file of its own."""
+"""The parts of an encoder-decoder. Each has its own file."""
 
 
 def path_of_part(path: Path, part: str) -> Path:
-    """The file of a part of the model at `path`: `encoder_model.onnx` of the encoder of `model.onnx`."""
+    """Return the file of a part of the model at `path`: `encoder_model.onnx` for the encoder of `model.onnx`."""
     return path.with_name(f"{part}_{path.name}") if part else path
 
 
 def encoder_beside(decoder: Path) -> Path | None:
-    """The file of the encoder of a decoder; None where the file is not named as that of a decoder, or has none."""
+    """Return the encoder's file of a decoder. None if the file is not named like a decoder, or has no encoder."""
     begin = f"{DECODER}_"
     if not decoder.name.startswith(begin):
         return None
@@ -121,7 +122,8 @@ def encoder_beside(decoder: Path) -> Path | None:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The names of files with as much of their folders as sets them apart, so that no result shows a home."""
+    """Return the names of files with as many of their folders as distinguish them, so that no result shows a home
+    folder."""
     depth = dict.fromkeys(paths, 1)
     while True:
         names = ["/".join(path.absolute().parts[-depth[path] :]) for path in paths]

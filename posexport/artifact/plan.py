@@ -1,6 +1,6 @@
-"""Plans on disk: what must hold before one is opened. Imports no engine.
+"""Plans on disk: what must hold before a plan is opened. Imports no engine.
 
-A plan is code that the engine runs: without a manifest `<file>.plan.json` that fits it, no engine gets it.
+A plan is code that the engine runs. Without a matching manifest `<file>.plan.json`, no engine gets it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _AGAIN = "build it again with 'posexport compile'"
 
 
 def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
-    """The manifest of the plan at `path`; raises what `plan_manifest` raises, MismatchError where the sha256 differs.
+    """Return the manifest of the plan at `path`. Raises the errors of `plan_manifest`. MismatchError if the sha256
+    differs.
 
-    A plan is code: this comes before an engine gets it.
+    A plan is code, so call this before an engine gets it.
     """
     manifest = plan_manifest(path, trusted)
     reason = plan_mismatch(path, manifest)
@@ -39,7 +40,7 @@ def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
 
 
 def plan_mismatch(path: Path, manifest: PlanManifest) -> Reason | None:
-    """How a manifest contradicts the plan, whose bytes are hashed, or itself; None where it doesn't."""
+    """Return how a manifest contradicts the plan, whose bytes are hashed, or itself. None if it does not."""
     with system_error(f"{str(path)!r} can't be read", "give a plan that can be"):
         sha256 = sha256_of(path)
     if manifest.sha256 != sha256:
@@ -50,9 +51,10 @@ def plan_mismatch(path: Path, manifest: PlanManifest) -> Reason | None:
 
 
 def plan_contradictions(path: Path, manifest: PlanManifest) -> str:
-    """The keys under which the manifest of a plan contradicts the file, or another key, as text; without its ONNX file.
+    """Return the keys under which the manifest of a plan contradicts the file or another key, as text.
 
-    A key that the manifest doesn't have contradicts nothing; `tools` that lack the builder are not those of its build.
+    It does not read the ONNX file. A key that the manifest does not have contradicts nothing. `tools` without the
+    builder do not belong to its build.
     """
     builder = manifest.runtime
     built_by = {name: version for name, version in manifest.tools.items() if name in BUILDERS}
@@ -67,7 +69,8 @@ def plan_contradictions(path: Path, manifest: PlanManifest) -> str:
 
 
 def _are_sound(profiles: Profiles, shapes: Mapping[str, Shape]) -> bool:
-    """Whether sizes rise, fixed dimensions have their size, one name has one range, and a sum is that of its parts."""
+    """Whether sizes rise, fixed dimensions have their size, each name has one range, and sums are those of their
+    parts."""
     ranges: dict[str, set[tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         for dim, *sizes in zip(shape, *(profiles[name][moment] for moment in MOMENTS), strict=True):
@@ -82,7 +85,7 @@ def _are_sound(profiles: Profiles, shapes: Mapping[str, Shape]) -> bool:
 
 
 def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
-    """The manifest of a plan, whose bytes are not read; RequestError where either is missing or can't be used.
+    """Return the manifest of a plan without reading the plan. RequestError if either is missing or cannot be used.
 
     With `trusted` keys, MismatchError unless one of them signed it.
     """
@@ -99,7 +102,8 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
 
 
 def check_builder(path: Path, manifest: PlanManifest, name: str, version: str | None = None) -> None:
-    """RequestError unless the runtime `name` (in this `version`, where given) built the plan: no other can open it."""
+    """Raise RequestError unless the runtime `name` (in this `version`, if given) built the plan. No other can open
+    it."""
     built = manifest.runtime
     if built.name != name or version not in (None, built.version):
         here = name if version is None else f"{name} {version}"
@@ -110,8 +114,10 @@ def check_builder(path: Path, manifest: PlanManifest, name: str, version: str | 
 
 
 def onnx_of(path: Path, manifest: PlanManifest) -> Path:
-    """The ONNX file beside a plan that it was built from; RequestError where it or its weights are gone, MismatchError
-    where they were changed."""
+    """Return the ONNX file beside a plan from which the plan was built.
+
+    RequestError if it or its weights are missing. MismatchError if they were changed.
+    """
     source = manifest.onnx
     for name, sha256 in {source.file: source.sha256, **source.external_data}.items():
         file = path.with_name(name)

@@ -1,9 +1,11 @@
-"""Shape profiles of a plan: for each input its smallest, usual and largest shape. Imports no engine.
+"""Shape profiles of a plan: the smallest, usual and largest shape of each input. Imports no engine.
 
 A request names a dimension, `seq=1:1024:4096` (min:opt:max, or one number for all three), or an input,
-`position_ids=1x1,1x1024,8x4096`, whose fixed last dimensions may be left out. Dimensions are shared by name between
-inputs, so either settles the other inputs too. TensorRT knows no sums: total_seq spans those of past_seq and seq, and
-may only be asked for what it is. Beside a buffer, which has no past_seq, it spans all of its places.
+`position_ids=1x1,1x1024,8x4096`. Fixed last dimensions of an input may be left out. Inputs share dimensions by name, so
+a request for one input or dimension also applies to other inputs.
+
+TensorRT knows no sums. total_seq spans the sums of past_seq and seq, and no request may give other sizes. With a buffer
+there is no past_seq, and total_seq spans all slots of the buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from posexport.errors import RequestError, located, unknown
 from posexport.spec.contract import SUMS, Shape, smallest
 
 ShapeProfiles = Mapping[str, Mapping[str, Sequence[int]]]
-"""{input: {min, opt, max}}, shapes that a plan is built for."""
+"""{input: {min, opt, max}}, the shapes for which a plan is built."""
 
 Range = tuple[int, int, int]
 """A dimension's smallest, usual and largest size."""
@@ -27,10 +29,10 @@ DEFAULTS: Mapping[str, Range] = {
     "max_seq": (1, 4096, 4096),
     "encoder_seq": (1, 1024, 4096),
 }
-"""What a dynamic dimension spans where no request says otherwise."""
+"""The range of a dynamic dimension if no request gives one."""
 
 _BESIDES = {"seq": 0, "past_seq": 1, "max_seq": 0}
-"""The dimensions that a table of positions bounds, and how many of its rows others need at least."""
+"""The dimensions that a table of positions limits, and how many of its rows other dimensions need at least."""
 
 _LARGEST = 2**31 - 1
 _HOW = "write it like seq=1:1024:4096 or position_ids=1x1,1x1024,8x4096"
@@ -44,12 +46,12 @@ def profiles_of(
     *,
     consecutive: bool = False,
 ) -> dict[str, dict[str, list[int]]]:
-    """{input: {min, opt, max}} for every input; `shapes` hold a name where a dimension is dynamic.
+    """Return {input: {min, opt, max}} for every input. A dynamic dimension in `shapes` is a name.
 
-    `seq_limit` caps the defaults of `seq` and of caches (the positions that a trained table holds), `fixed` holds the
-    sizes of dimensions that the graph fixes. Where positions are consecutive, no request takes more tokens than
-    `seq_limit`. Raises RequestError for a request that names nothing, isn't ordered min <= opt <= max, or contradicts
-    another one, a fixed dimension, a sum or that limit.
+    `seq_limit` limits the defaults of `seq` and of caches (the number of positions in a trained table). `fixed`
+    contains the sizes of dimensions that the graph fixes. If positions are consecutive, no request may have more tokens
+    than `seq_limit`. Raises RequestError for a request that names nothing, is not ordered min <= opt <= max, or
+    contradicts another request, a fixed dimension, a sum or that limit.
     """
     ranges: dict[str, tuple[Range, str]] = {}
     dynamic = list(dict.fromkeys(dim for shape in shapes.values() for dim in shape if isinstance(dim, str)))
@@ -74,7 +76,7 @@ def profiles_of(
         if dim not in (*sums, "total_seq")
     }
     spans = known | {dim: _sum(dim, known, *ranges.get(dim, (None, ""))) for dim in sums}
-    if "total_seq" in dynamic and "total_seq" not in sums:  # how full a buffer is, no input says
+    if "total_seq" in dynamic and "total_seq" not in sums:  # no input says how full a buffer is
         spans["total_seq"] = ranges["total_seq"][0] if "total_seq" in ranges else (1, *known["max_seq"][1:])
     return {
         name: {
@@ -86,7 +88,8 @@ def profiles_of(
 
 
 def check_shapes(profiles: ShapeProfiles, shapes: Mapping[str, Iterable[int]]) -> None:
-    """RequestError unless `shapes` has one for each input of the profiles, and no other, between its min and max."""
+    """Raise RequestError unless `shapes` has exactly one shape for each input of the profiles, between its min and
+    max."""
     if set(shapes) != set(profiles):
         raise RequestError(f"inputs {', '.join(sorted(shapes))} were given: the plan takes {', '.join(profiles)}.")
     for name, given in shapes.items():
@@ -101,7 +104,8 @@ def check_shapes(profiles: ShapeProfiles, shapes: Mapping[str, Iterable[int]]) -
 
 
 def ranges_of(profiles: ShapeProfiles, shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """The dynamic dimensions of a plan's inputs with their min:opt:max; sums of others are left out."""
+    """Return the dynamic dimensions of a plan's inputs with their min:opt:max. Sums of other dimensions are left
+    out."""
     ranges: dict[str, str] = {}
     for name, shape in shapes.items():
         for dim, low, usual, high in zip(shape, *(profiles[name][moment] for moment in MOMENTS), strict=True):
@@ -111,7 +115,7 @@ def ranges_of(profiles: ShapeProfiles, shapes: Mapping[str, Shape]) -> dict[str,
 
 
 def lower_requests(ranges: Mapping[str, str]) -> list[str]:
-    """Requests with a quarter of the largest sizes of `ranges`, though no less than the usual ones."""
+    """Return requests with a quarter of the largest sizes of `ranges`, but not less than the usual sizes."""
     requests = []
     for dim, text in ranges.items():
         low, usual, high = map(int, text.split(":"))
@@ -121,13 +125,13 @@ def lower_requests(ranges: Mapping[str, str]) -> list[str]:
 
 
 def default_requests(dims: Iterable[str]) -> str:
-    """The default profile of these dynamic dimensions as requests: `batch=1:1:8 seq=1:1024:4096`."""
+    """Return the default profile of these dynamic dimensions as requests: `batch=1:1:8 seq=1:1024:4096`."""
     dims = list(dims)
     return " ".join(f"{dim}={_text(_default(dim, dims, None))}" for dim in dims)
 
 
 def describe(profiles: ShapeProfiles) -> list[tuple[str, str]]:
-    """(input, "1x1 to 8x4096, tuned for 1x1024") for people."""
+    """Return (input, "1x1 to 8x4096, tuned for 1x1024") for people."""
     rows = []
     for name, shapes in profiles.items():
         smallest, usual, largest = ("x".join(map(str, shapes[moment])) for moment in MOMENTS)
@@ -140,13 +144,13 @@ def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
         raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
     least, usual, largest = DEFAULTS[dim]
     if dim == "seq" and not {"past_seq", "max_seq"}.isdisjoint(beside):
-        usual = 1  # beside a cache, most runs add one token
+        usual = 1  # with a cache, most runs add one token
     limit = max(seq_limit - _BESIDES[dim], least) if dim in _BESIDES and seq_limit is not None else largest
     return least, min(usual, limit), min(largest, limit)
 
 
 def _sum(dim: str, spans: Mapping[str, Range], requested: Range | None, request: str) -> Range:
-    """The range of a sum from those of its parts; RequestError where a request asks for another."""
+    """Return the range of a sum from the ranges of its parts. RequestError if a request gives another range."""
     parts = SUMS[dim]
     if not set(parts) <= set(spans):
         raise RequestError(f"dimension {dim!r} is {' + '.join(parts)}, which the graph lacks: export it again.")
@@ -160,7 +164,7 @@ def _sum(dim: str, spans: Mapping[str, Range], requested: Range | None, request:
 
 
 def _read_request(request: str, shapes: Mapping[str, Shape], dynamic: list[str]) -> dict[str, Range]:
-    """The ranges of dimensions that one request asks for."""
+    """Return the ranges of dimensions in one request."""
     name, equals, sizes = (part.strip() for part in request.partition("="))
     if not equals or not name or not sizes:
         raise RequestError(f"it is not NAME=SIZES: {_HOW}.")
@@ -172,7 +176,7 @@ def _read_request(request: str, shapes: Mapping[str, Shape], dynamic: list[str])
 
 
 def _three(text: str, separator: str, what: str) -> list[str]:
-    """The texts of min, opt and max; a single one stands for all three."""
+    """Return the texts of min, opt and max. A single text is used for all three."""
     parts = text.split(separator)
     if len(parts) not in (1, 3):
         raise RequestError(f"it has {len(parts)} {what}, not {separator.join(MOMENTS)} or a single one: {_HOW}.")

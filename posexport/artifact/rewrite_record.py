@@ -1,4 +1,4 @@
-"""What the manifest of a rewritten file says of its origin and of the evidence: its key `rewrite`."""
+"""What the manifest of a rewritten file says about its source and the evidence: its key `rewrite`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import onnx
 
 REWRITTEN = "rewritten"
-"""The state of an attention that was."""
+"""The state of an attention that was rewritten."""
 
 _CORES = {
     "native": {("", "Attention")},
     "contrib": {("com.microsoft", "MultiHeadAttention"), ("com.microsoft", "GroupQueryAttention")},
 }
-"""The operators of which each attention in a form has one."""
+"""The operators of each form. Each attention in a form has one of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,9 +34,11 @@ class RewriteSource:
 
 @attrs.frozen(kw_only=True)
 class WholeGraph:
-    """The whole graph before and after in float64: the largest `error` of an output, as a part of its largest value,
-    on so many `cases`; `untested` says why there are none, such as an operator that nobody knows.
-    `left` are outputs of which float64 has no finite number."""
+    """The comparison of the whole graph before and after the rewrite in float64.
+
+    `error` is the largest error of an output relative to its largest value, over `cases` cases. `untested` says why
+    there are none, such as an unknown operator. `left` are outputs without a finite number in float64.
+    """
 
     error: float | None
     cases: int
@@ -46,9 +48,9 @@ class WholeGraph:
 
 @attrs.frozen(kw_only=True)
 class RewriteRecord:
-    """How a file came from another one: with which options, what was recognised, and what was tested.
+    """How a file was made from another file: the options, what was recognised, and what was tested.
 
-    `attentions` are records as `posexport rewrite --json` prints them. `whole` is None where nothing was changed.
+    `attentions` are records as `posexport rewrite --json` prints them. `whole` is None if nothing was changed.
     """
 
     source: RewriteSource
@@ -61,18 +63,18 @@ class RewriteRecord:
     whole: WholeGraph | None
 
     def all_rewritten(self) -> bool:
-        """Whether every attention was, so that metadata of posexport's own name the form and the target."""
+        """Whether every attention was rewritten, so that posexport's own metadata gives the form and the target."""
         return self.changed and self.angles is None and all(self._rewritten())
 
     def fits(self, form: str | None, model: onnx.ModelProto) -> bool:
-        """Whether a graph has what each attention has that was rewritten into a form."""
+        """Whether a graph contains what each attention that was rewritten into a form contains."""
         if not self.changed or self.angles is not None or not any(self._rewritten()):
             return True
         if form == "function":
             return any(function.domain == "posexport" for function in model.functions)
         if form not in _CORES:
             return form is not None
-        from posexport.artifact.onnx_limits import nodes_within  # which loads onnx
+        from posexport.artifact.onnx_limits import nodes_within  # it loads onnx
 
         nodes = (node for holder in (model.graph, *model.functions) for _, node in nodes_within(holder) if node)
         return any((node.domain.removeprefix("ai.onnx"), node.op_type) in _CORES[form] for node in nodes)

@@ -1,8 +1,8 @@
 """Detached signatures of manifests: `<file>.json.sig`, 64 bytes of Ed25519 over the bytes of `<file>.json`.
 
-A manifest holds the sha256 of its file and of the weights beside it, so its signature covers all of them. It is the
-plain signature that `openssl pkeyutl -sign -rawin` makes too. Keys are PEM files, as `openssl genpkey` writes them.
-The cryptography package loads where a key is read.
+A manifest contains the sha256 of its file and of the weights beside it, so its signature covers all of them. `openssl
+pkeyutl -sign -rawin` makes the same plain signature. Keys are PEM files, as `openssl genpkey` writes them. The
+cryptography package loads when a key is read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SIGNATURE = "signature"
-"""The code of the failure of a file that no trusted key signed."""
+"""The failure code of a file that no trusted key signed."""
 
 SIZE = 64
 """Bytes of a signature (RFC 8032)."""
 
-_KEY_LIMIT = 2**16  # bytes of a key or a signature that are read
+_KEY_LIMIT = 2**16  # maximum bytes of a key or a signature
 
 _MAKE = "make one with 'openssl genpkey -algorithm ed25519 -out key.pem'"
 _MAKE_PUBLIC = "make it with 'openssl pkey -in key.pem -pubout -out key.pub'"
@@ -40,15 +40,15 @@ class SigningKey:
 
     @property
     def fingerprint(self) -> str:
-        """That of its public key."""
+        """The fingerprint of its public key."""
         return fingerprint_of(self._key.public_key())
 
     def trusted(self) -> TrustedKey:
-        """Its public key."""
+        """Return its public key."""
         return TrustedKey(self.fingerprint, self._key.public_key())
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of `data`, which is always the same."""
+        """Return the signature of `data`, which is always the same."""
         return self._key.sign(data)
 
 
@@ -60,7 +60,7 @@ class TrustedKey:
     _key: Ed25519PublicKey = attrs.field(repr=False)
 
     def signed(self, data: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's of `data`."""
+        """Whether `signature` is this key's signature of `data`."""
         from cryptography.exceptions import InvalidSignature
 
         try:
@@ -71,14 +71,17 @@ class TrustedKey:
 
 
 def fingerprint_of(key: Ed25519PublicKey) -> str:
-    """`sha256:` and the sha256 of the public key as DER: `openssl pkey -pubin -in key.pub -outform DER | sha256sum`."""
+    """Return `sha256:` and the sha256 of the public key as DER.
+
+    It equals `openssl pkey -pubin -in key.pub -outform DER | sha256sum`.
+    """
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return "sha256:" + hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """The private key in a PEM file; RequestError for any other file and for a key with a passphrase."""
+    """Read the private key in a PEM file. RequestError for any other file and for a key with a passphrase."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -99,7 +102,7 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_trusted_keys(paths: Sequence[Path]) -> tuple[TrustedKey, ...]:
-    """The public keys in PEM files, each once; RequestError for any other file."""
+    """Read the public keys in PEM files, each once. RequestError for any other file."""
     keys = (_read_trusted_key(path) for path in paths)
     return tuple({key.fingerprint: key for key in keys}.values())
 
@@ -127,16 +130,16 @@ def _read_key(path: Path, option: str) -> bytes:
 
 
 def signature_path(manifest: Path) -> Path:
-    """`<file>.json.sig` of the manifest `<file>.json`."""
+    """Return the path `<file>.json.sig` for the manifest `<file>.json`."""
     return manifest.with_name(manifest.name + ".sig")
 
 
 def check_signature(
     path: Path, manifest: Path, data: bytes, signer: str | None, trusted: Sequence[TrustedKey]
 ) -> TrustedKey:
-    """The one of the `trusted` keys that signed `data`, the bytes of the `manifest` of the artifact at `path`.
+    """Return the one of the `trusted` keys that signed `data`, the bytes of the `manifest` of the artifact at `path`.
 
-    `signer` is the fingerprint that the manifest names, None where it names none. Raises MismatchError.
+    `signer` is the fingerprint that the manifest names, or None. Raises MismatchError if no trusted key signed it.
     """
     file = signature_path(manifest)
     if not file.is_file():
@@ -156,5 +159,5 @@ def check_signature(
 
 
 def untrusted(path: Path, clause: str) -> MismatchError:
-    """The error of an artifact that no trusted key signed."""
+    """Return the error of an artifact that no trusted key signed."""
     return MismatchError(path, Reason(SIGNATURE, clause), "make it again with --sign, or trust the key of its builder")

@@ -1,7 +1,7 @@
-"""An ONNX file read without the weights inside of it: they stay on the disk, as external data of the file itself.
+"""Reads an ONNX file without the weights inside it. They stay on disk as external data of the file itself.
 
-A protobuf message is a run of fields. The raw data of large initializers is cut out of the run, and in its place stands
-where it lies; what is left is parsed and checked as any other file.
+A protobuf message is a sequence of fields. The raw data of large initializers is cut out of the sequence and replaced
+with a reference to its place. The rest is parsed and checked like any other file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from posexport.files import MODEL_LIMIT, check_name, open_file, real_path
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of onnx.proto
 _DATA_FIELDS = {4, 5, 6, 7, _RAW_DATA, 10, 11, 13, 14}
-"""Those of a tensor that hold its data, or say where it lies."""
+"""The fields of a tensor that contain its data, or say where it is."""
 
 
 def read_with_weights_on_disk(path: Path, expected: str | None = None) -> GraphFile:
-    """Read any ONNX file, its weights left on the disk; raises as `read_graph` does.
+    """Read any ONNX file with its weights left on disk. Raises the errors of `read_graph`.
 
-    One whose name is a link to another folder, or that has several names, is read whole: weights of external data may
-    not come from elsewhere.
+    A file is read completely if its name is a link to another folder, or if it has several names. External data must
+    not come from another folder.
     """
     check_name(path)
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), open_file(path, MODEL_LIMIT) as file:
@@ -48,8 +48,10 @@ def read_with_weights_on_disk(path: Path, expected: str | None = None) -> GraphF
 
 
 def around_weights(path: Path) -> bytes | None:
-    """The same file as a message in which its large weights are external data of it; None for one that is read whole,
-    or whose message can't be followed."""
+    """Return the same file as a message in which its large weights are external data of the file.
+
+    None for a file that is read completely, or whose message cannot be parsed.
+    """
     with open_file(path, MODEL_LIMIT) as file:
         try:
             return None if _is_elsewhere(path) else _without_weights(FileBytes(file, path.stat().st_size), path.name)
@@ -58,12 +60,12 @@ def around_weights(path: Path) -> bytes | None:
 
 
 def _is_elsewhere(path: Path) -> bool:
-    """Whether a file is not in its folder under one name alone."""
+    """Whether a file is in another folder, or has several names."""
     return real_path(path) != real_path(path.parent) / path.name or path.stat().st_nlink > 1
 
 
 def _without_weights(data: FileBytes, name: str) -> bytes:
-    """The bytes of a model, its large initializers in external data of the file of this `name`."""
+    """Return the bytes of a model with its large initializers as external data of the file of this `name`."""
     parts, at = list[bytes](), 0
     for field in fields(data, 0, len(data)):
         if (field.number, field.kind) == (_GRAPH, LENGTH):
@@ -85,7 +87,7 @@ def _graph(data: FileBytes, graph: Field, name: str) -> bytes:
 
 
 def _raw_data(data: FileBytes, tensor: Field) -> Field | None:
-    """The only data of a tensor, where it is raw and large."""
+    """Return the only data of a tensor, if it is raw and large."""
     found = [field for field in fields(data, tensor.start, tensor.end) if field.number in _DATA_FIELDS]
     if len(found) == 1 and found[0].number == _RAW_DATA and found[0].end - found[0].start > onnx_file.INLINE:
         return found[0]
@@ -93,7 +95,7 @@ def _raw_data(data: FileBytes, tensor: Field) -> Field | None:
 
 
 def _reference(name: str, raw: Field) -> bytes:
-    """The fields of a tensor that say where its data lies."""
+    """Return the fields of a tensor that say where its data is."""
     tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
     for key, value in (("location", name), ("offset", raw.start), ("length", raw.end - raw.start)):
         tensor.external_data.add(key=key, value=str(value))

@@ -27,8 +27,7 @@ Sizes = dict[str, Any]
 
 
 class CallError(RequestError, ValueError, TypeError):
-    """Arguments that an operator does not accept. It is posexport's RequestError and also the error that users of torch
-    expect."""
+    """Arguments that an operator does not accept. Users of torch can catch ValueError or TypeError."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,7 @@ class TensorRule:
 
 
 def _rules(doc: str, parameters: Mapping[str, inspect.Parameter]) -> list[TensorRule]:
-    """Return the rules in the order of the docstring. Rules with products that cannot be solved at first are repeated
-    at the end."""
+    """Return the rules in the order of the docstring. Rules that cannot be solved at first are repeated at the end."""
     names, rules = list(parameters), []
     attributes = [name for name in names if parameters[name].annotation in (int, float, bool)]
     defaults = {name: parameters[name].default for name in attributes}
@@ -272,8 +270,7 @@ class Arguments:
         return values
 
     def _check(self, kinds: tuple[Any, ...]) -> list[tuple[int, Any]]:
-        """Return the values of derived defaults with their places. `kinds` are the arguments, with a Kind for each
-        tensor."""
+        """Return the values of derived defaults with their places. `kinds` has a Kind for each tensor."""
         sizes: Sizes = {}
         for at, name, types, words in self._attributes:
             derived = isinstance(kinds[at], Derived)

@@ -24,8 +24,7 @@ from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, si
 Three = tuple[Tensor, Tensor, Tensor]
 
 MASKED = -3.0e38
-"""The logit of a hidden key. It is finite, so that no row becomes NaN. After softmax it is 0 if the row has a visible
-key."""
+"""The logit of a hidden key. It is finite, so that no row becomes NaN, and 0 after softmax beside a visible key."""
 
 FUSED_SOFTCAP = 1000.0
 """In half precision, caps up to this value are computed without tanh. The error of the logits is at most 6e-5."""
@@ -69,8 +68,7 @@ def _attention(
 
 
 def logits_of(q: Tensor, k: Tensor, heads: Heads) -> Tensor:
-    """Return scale * q k^T [B, N, S, T] for q [B, N, S, head_dim] and k [B, K, T, head_dim]. fp32 for half
-    precision."""
+    """Return scale * q k^T [B, N, S, T], q [B, N, S, head_dim], k [B, K, T, head_dim]. fp32 for half precision."""
     logits = (q * heads.scale) @ k.repeat_interleave(heads.group, 1).transpose(-1, -2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -103,8 +103,7 @@ def _by_queries(
 
 
 Head = Callable[..., "ir.Value"]
-"""`head(op, q, k, v, *parts)` returns attention [S, head_dim] of one head for q [S, head_dim], k and v [T,
-head_dim]."""
+"""`head(op, q, k, v, *parts)`: attention [S, head_dim] of one head, q [S, head_dim], k and v [T, head_dim]."""
 
 
 def _with_logits(

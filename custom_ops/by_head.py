@@ -1,5 +1,7 @@
-"""Logits computed one head after the other on ONNX Runtime. Intermediate results stay in the processor's caches and
-take the memory of one head."""
+"""Logits computed one head after the other on ONNX Runtime.
+
+Intermediate results stay in the processor's caches and take the memory of one head.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,7 @@ class ByHead:
     spans: Spans | None = None
 
     def under(self, op: Ops, hidden: ir.Value | None) -> ByHead:
-        """Return the logits with a mask [B|1, 1, S, T] added. Uses `hide(op, hidden)` if all rows have the same
-        mask."""
+        """Return the logits plus a mask [B|1, 1, S, T]. Uses `hide(op, hidden)` if all rows have the same mask."""
         if hidden is None:
             return self
         if self.hide is not None and shape_of(hidden)[0] == 1:
@@ -141,8 +142,7 @@ def by_head(
     few: Callable[[Ops], ir.Value] | None = None,
     queries: ir.Value | None = None,
 ) -> ByHead:
-    """Return logits by head. The default of `few` is `make` for all heads. The default of `queries` is taken from
-    `like`."""
+    """Return logits by head. By default, `few` is `make` for all heads, and `queries` is a size of `like`."""
     made = parts if callable(parts) else lambda op: parts
     queries = op.Shape(like, start=2, end=3) if queries is None else queries
     return ByHead(like, queries, made, make, few or (lambda op: make(op, size_of(like, 1), *made(op))))

@@ -1,5 +1,7 @@
-"""Logits with work that all heads share, computed for some queries at a time on ONNX Runtime. Intermediate results take
-the memory of these queries."""
+"""Logits with work that all heads share, computed for some queries at a time on ONNX Runtime.
+
+Intermediate results take the memory of these queries.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,7 @@ def some_queries_onnx(
 
 
 def _divided_onnx(op: Ops, value: ir.Value, axis: int) -> ir.Value:
-    """Divide [..., S, width] into [..., blocks, QUERIES, width], with zeros after the last query. `axis` is the axis of
-    S."""
+    """Divide [..., S, width] into [..., blocks, QUERIES, width], padded with zeros. `axis` is the axis of S."""
     queries, sizes = op.Squeeze(op.Shape(value, start=axis, end=axis + 1)), list(shape_of(value))
     padded = padded_onnx(op, value, blocks_of(op, queries, QUERIES), axis, 0.0)
     before, behind = op.Shape(padded, start=0, end=axis), op.Shape(padded, start=axis + 1)

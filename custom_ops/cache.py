@@ -1,5 +1,4 @@
-"""Caches of keys and values, and the positions of cached keys. Keys are cached after rotation, as they enter the
-product."""
+"""Caches of keys and values, and the positions of cached keys. Keys are cached after rotation."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def joined(past: Tensor | None, k: Tensor, write_indices: Tensor | None, num_kv_
 def joined_onnx(
     op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, ort: bool = False
 ) -> ir.Value:
-    """Do the same as `joined` with the nodes that attention writes, so that both become one if functions are
-    inlined."""
+    """Do the same as `joined` with the nodes of attention, so that both become one if functions are inlined."""
     if past is None:
         return heads_onnx(op, k, num_kv_heads)
     if write_indices is None:
@@ -103,8 +101,7 @@ def written_onnx(
 def scattered_onnx(
     op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
 ) -> ir.Value:
-    """Do the same as `written_onnx` by a scatter of the new rows. On ONNX Runtime this takes a tenth of a decode step's
-    time."""
+    """Do the same as `written_onnx` with a scatter. On ONNX Runtime, this takes a tenth of a decode step's time."""
     (seq, _), batch = lengths, op.Shape(new, start=0, end=1)
     rows = op.Add(op.Unsqueeze(write_indices, [1]), op.Range(0, seq, 1))
     places = op.Concat(batch, [num_kv_heads], op.Shape(new, start=1, end=2), [1], axis=0)

@@ -107,8 +107,7 @@ def columns_onnx(op: Ops, numbers: ir.Value, queries: ir.Value, span: Span) -> i
 
 
 def laid_out(products: Tensor, causal: bool) -> Tensor:
-    """Look up [B, N, S, T] from [B, N, S, L] with one number for each difference. The result has the dtype of
-    logits."""
+    """Look up [B, N, S, T] from [B, N, S, L] with one number for each difference, in the dtype of logits."""
     places = places_of(products.shape[2], products.shape[3], causal, products.device)
     made: Tensor = products.gather(-1, places.expand(*products.shape[:2], -1, -1))
     return made.to(wide(products.dtype))

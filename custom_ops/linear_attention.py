@@ -36,7 +36,7 @@ def linear_attention(
         beta: float32 [B, S, heads], from 0 to 1.
 
     Returns:
-        What the queries read, [B, S, heads*value_dim], and the state behind the last token, like `state`.
+        What the queries read, [B, S, heads*value_dim], and the state after the last token, like `state`.
 
     Example:
         >>> one, state = torch.ones(1, 2, 1), torch.zeros(1, 1, 1, 1)

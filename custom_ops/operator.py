@@ -77,8 +77,7 @@ TENSORRT_FORMS = tuple(f"{form}:tensorrt" for form in ("decomposed", "function",
 """Every form for TensorRT only."""
 
 _plain: list[bool] = []
-"""Not empty inside `plain_torch`. It is not a ContextVar, because torch.export cannot read one when it traces Python
-bytecode."""
+"""Not empty inside `plain_torch`. Not a ContextVar, which torch.export cannot read when it traces bytecode."""
 
 
 @contextmanager
@@ -262,8 +261,7 @@ def cast(op: Ops, value: ir.Value, dtype: ir.DataType) -> ir.Value:
 def either_onnx(
     op: Ops, condition: ir.Value, yes: Callable[[Ops], ir.Value], no: Callable[[Ops], ir.Value]
 ) -> ir.Value:
-    """Return the result of one of two bodies, by an If. Only that body runs. The branches read values of the outer
-    graph."""
+    """Return the result of one of two bodies, by an If. Its branches read values of the outer graph."""
     branches = {
         name: op.builder.subgraph(lambda inner, body=body: body(inner), [], [ir.Value(name=name)], name=name)
         for name, body in (("then_branch", yes), ("else_branch", no))
@@ -272,8 +270,7 @@ def either_onnx(
 
 
 FEW = 32
-"""The maximum number of queries for other methods on ONNX Runtime: products before rows are laid out, and all heads at
-once."""
+"""The maximum number of queries that ONNX Runtime computes in another way, such as all heads at once."""
 
 
 def few_onnx(

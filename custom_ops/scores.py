@@ -1,5 +1,7 @@
-"""Logits that mix position and content, of query i at p_i and key j at p_j, and what positions add to the values.
-Logits are fp32."""
+"""Logits that mix position and content, and what positions add to the values.
+
+Query i is at p_i and key j at p_j. Logits are fp32.
+"""
 
 from __future__ import annotations
 
@@ -169,8 +171,7 @@ def _offset_values_onnx(
         return op.MatMul(op.Gather(weights, number, axis=2), rows)
 
     def many(op: Ops) -> ir.Value:
-        """Compute one query after the other, because each needs a table row for every key: [S, B, N, head_dim]
-        transposed."""
+        """Compute one query after the other, because each needs a row for every key: [S, B, N, head_dim]."""
         return op.Transpose(scan_onnx(op, lengths[0], one), perm=[1, 0, 2, 3])
 
     out = few_onnx(op, True, op.Shape(q, start=1, end=2), few, many) if ort else few(op)

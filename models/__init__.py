@@ -32,8 +32,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
 
 
 def read_encoding(data: Mapping[str, Any]) -> Encoding:
-    """Read an encoding from `{"name": ..., parameter: value}`. RequestError for an unknown name or a value that is not
-    allowed."""
+    """Read an encoding from `{"name": ..., parameter: value}`. RequestError for unknown names and invalid values."""
     parameters = dict(data)
     name = parameters.pop("name", None)
     if not isinstance(name, str) or name not in ENCODINGS:

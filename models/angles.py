@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def inverse_frequencies(dim: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """Return the dim/2 angular frequencies in radians per position, highest first. Graphs use float32, the reference
-    uses float64."""
+    """Return the dim/2 angular frequencies in radians per position, highest first. float64 is for the reference."""
     import torch
 
     steps = torch.arange(0, dim, 2, dtype=torch.int64).to(dtype)

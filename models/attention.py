@@ -69,8 +69,7 @@ Cache = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Multi-head, grouped-query or multi-query attention, [B, S, D] to [B, S, D]: self-attention, or cross-attention to
-    an encoder."""
+    """Multi-head, grouped-query or multi-query attention, [B, S, D] to [B, S, D], over itself or over an encoder."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -135,8 +134,7 @@ class Attention(nn.Module):
         return self.spec.consecutive and self.spec.encoding.by_difference(self.spec)
 
     def _ahead(self, shared: SharedInputs, past: Cache | None) -> Tensor | None:
-        """Return the differences of positions if the encoding computes one number for each and lays them out as a
-        matrix."""
+        """Return the differences of positions if the encoding lays out one number for each (`Encoding.slides`)."""
         if not self._by_difference() or not self.spec.encoding.slides(self.spec):
             return None
         seq, write_indices = shared.tokens.shape[1], shared.write_indices
@@ -157,8 +155,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(Attention):
-    """Attention and an MLP with norms and residuals. A norm is before each of them (pre) or after each residual sum
-    (post)."""
+    """Attention and an MLP with norms and residuals. Norms come before each (pre) or after each residual sum (post)."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__(spec, dtype)

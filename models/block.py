@@ -88,8 +88,8 @@ def make_layer(spec: Spec, dtype: torch.dtype) -> Attention:
 def build_block(spec: Spec, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Block:
     """Build the block of `spec` in eval mode. It uses `weights`, given by their public names.
 
-    `dtype` defaults to the spec's dtype, in which weights are not copied. torch.float64 gives the float64 reference:
-    the same rounded weights, with frequencies and slopes in double precision.
+    `dtype` defaults to the spec's. Weights that already have it are not copied. torch.float64 gives the float64
+    reference: the same rounded weights, with frequencies and slopes in double precision.
     """
     dtype = dtype or getattr(torch, TORCH_DTYPES[spec.dtype])
     block = Block(spec, dtype)
@@ -99,8 +99,7 @@ def build_block(spec: Spec, weights: Mapping[str, Tensor], dtype: torch.dtype | 
 
 
 def inner_name(spec: Spec, name: str) -> str:
-    """Return the name inside `Block` of a weight's public name. The public name lacks `layers.0.` in a block of one
-    layer."""
+    """Return the name inside `Block` of a weight. Its public name lacks `layers.0.` in a block of one layer."""
     at_input = name.startswith("embed_tokens.") or (name.startswith("encoding.") and spec.encoding.at_input)
     return name if spec.layers > 1 or at_input else f"layers.0.{name}"
 

@@ -32,8 +32,7 @@ ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
 """What a model gives: features or logits; next tokens; or next tokens after it has read another text or sound."""
 
 POOLING = "add_pooling_layer"
-"""The argument that builds models such as ViTModel without a pooler. Otherwise the output of an untrained pooler would
-be exported."""
+"""The argument that builds models such as ViTModel without a pooler. An untrained pooler must not be exported."""
 
 _QUANTIZED = ("quantization_config", "compression_config")
 """The keys of config.json that say how weights are quantized."""
@@ -99,8 +98,7 @@ class Pretrained:
         return tuple(sorted(name.removesuffix("_config") for name in found))
 
     def _is_among(self, names: Any) -> bool:
-        """Whether the class is in one of transformers' lists. A list has one name or several for each type of
-        config."""
+        """Whether the class is in one of transformers' lists, which have one name or several for each config."""
         return any(self.architecture in ((one,) if isinstance(one, str) else one) for one in names.values())
 
     @property

@@ -30,8 +30,7 @@ def stateless_angles(model: nn.Module) -> None:
 
 
 def _frequencies(kinds: dict[str | None, str]) -> Any:
-    """Return the hook that computes the frequencies of a module. `kinds` maps types of layers to rope types; None means
-    all layers."""
+    """Return the hook that computes a module's frequencies. `kinds` has a rope type by type of layer, None for all."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     def hook(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -32,12 +32,10 @@ _SIZES = ("max_position_embeddings", "vocab_size", "hidden_size")
 """Keys of config.json that have no special value, such as -1, in any model."""
 
 _PARTS, _FEWEST_PARTS = 32, 10_000
-"""The maximum number of modules, weights and buffers for each tensor in the files, and the number that is always
-allowed."""
+"""The maximum number of modules, weights and buffers for each tensor in the files, and the minimum of this limit."""
 
 _WEIGHTS, _FEWEST_WEIGHTS = 4, 2**24
-"""The same limits for weights per byte. int4 has two per byte, and tied weights exist up to four times before they are
-tied."""
+"""The same for weights per byte. int4 has two per byte, and tied weights exist up to four times at first."""
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:

@@ -62,21 +62,15 @@ def takes(model: nn.Module, name: str) -> bool:
 
 
 def _cache_argument(model: nn.Module) -> str | None:
-    """Return the name of the model's input for what its layers keep between steps. An output has the same name.
-
-    None if the model has no such input.
-    """
+    """Return the name of the input, and output, for what layers keep between steps. None if the model has none."""
     names = ("past_key_values", "cache_params")  # the second is for models that have only states
     return next((name for name in names if takes(model, name)), None)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore all attributes of the model and its modules after the block.
-
-    Some modules keep results that they computed from their weights. Afterwards these weights have other values or no
-    values.
-    """
+    """Restore all attributes of the model and its modules after the block. Some modules keep results that they computed
+    from weights, which have other values or no values afterwards."""
     before = [
         (module, [(name, value, _held(value)) for name, value in vars(module).items()]) for module in model.modules()
     ]
@@ -111,8 +105,7 @@ def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @attrs.frozen
 class Cached:
-    """A cache or a state of a layer: its shape, in which sizes that vary are names, and its dtype, None for the
-    model's."""
+    """A cache or a state of a layer. Sizes in `shape` that vary are names. `dtype` None means the model's."""
 
     shape: tuple[int | str, ...]
     dtype: torch.dtype | None = None
@@ -133,11 +126,8 @@ def _count(layers: Layers) -> int:
 
 
 class Decoder(nn.Module):
-    """A causal language model with its caches as inputs and outputs.
-
-    `cached` is what its layers keep between steps, None without caches. `hidden` adds the hidden states that enter the
-    head.
-    """
+    """A causal language model with its caches as inputs and outputs. `cached` is what its layers keep between steps,
+    None without caches. `hidden` adds the hidden states that enter the head."""
 
     def __init__(self, model: nn.Module, cached: Layers | None = None, hidden: bool = False) -> None:
         super().__init__()
@@ -151,10 +141,8 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         past_key_values: Caches | None = None,
     ) -> dict[str, Any]:
-        """Return `logits` [batch, sequence, vocabulary].
-
-        Also `last_hidden_state` [batch, sequence, size] if it was requested, and `present` if the model has caches.
-        """
+        """Return `logits` [batch, sequence, vocabulary], `present` if the model has caches, and `last_hidden_state`
+        [batch, sequence, size] if it was requested."""
         options: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
             options["position_ids"] = position_ids
@@ -178,9 +166,7 @@ class Decoder(nn.Module):
 
 def _empty_cache(model: Any) -> Any:
     """Return a cache of transformers whose attention layers keep all keys. Layers of linear attention keep states.
-
-    RequestError if a layer keeps something else.
-    """
+    RequestError if a layer keeps something else."""
     from transformers import DynamicCache, cache_utils
 
     if not _has_states(model):
@@ -219,11 +205,8 @@ def _refusal(model: nn.Module) -> RequestError:
 
 
 def fill(cache: Any, layer: int, past: Mapping[str, Tensor]) -> None:
-    """Fill an empty cache with what a layer kept.
-
-    Afterwards the cache refers to the given keys and values. `update` alone would leave a concatenation with an empty
-    tensor in the graph. States are copied, because layers overwrite them.
-    """
+    """Fill an empty cache with what a layer kept. The cache then refers to the given keys and values; `update` alone
+    would leave a concatenation with an empty tensor in the graph. States are copied, because layers overwrite them."""
     if "key" in past:
         cache.update(past["key"], past["value"], layer)
         cache.layers[layer].keys, cache.layers[layer].values = past["key"], past["value"]
@@ -315,11 +298,9 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
 
 @attrs.frozen(kw_only=True)
 class Signature:
-    """Inputs and outputs of a module by name, with shapes of sizes and names.
-
-    The shape of an output is None if it follows from tracing. `example` contains the inputs for tracing by argument.
-    `shapes` says which of their axes vary.
-    """
+    """Inputs and outputs of a module by name, with shapes of sizes and names. The shape of an output is None if it
+    follows from tracing. `example` contains the inputs for tracing by argument. `shapes` says which of their axes
+    vary."""
 
     inputs: Mapping[str, tuple[int | str, ...]]
     outputs: Mapping[str, tuple[int | str, ...] | None]
@@ -328,11 +309,9 @@ class Signature:
 
 
 def without_keys_of_others(signature: Signature, layers: Collection[int]) -> Signature:
-    """Return the signature without the keys and values of layers that are not in `layers`.
-
-    Nothing reads these if their layers are not traced, and torch would trace every size of them. States stay, because
-    transformers asks the state of any layer whether there are earlier tokens.
-    """
+    """Return the signature without the keys and values of layers that are not in `layers`. Nothing reads these if their
+    layers are not traced, and torch would trace every size of them. States stay, because transformers asks the state of
+    any layer whether there are earlier tokens."""
 
     def left(name: str) -> bool:
         before, layer, kind = split_layer(name) or ("", 0, "")
@@ -360,9 +339,7 @@ def decoder_of(
     model: nn.Module, dtype: torch.dtype, with_caches: bool = True, hidden: bool = False
 ) -> tuple[Decoder, Signature]:
     """Return the module of a causal language model, and its inputs and outputs. Runs the model once to find its caches.
-
-    RequestError for a model that cannot be a decoder file, with or without caches.
-    """
+    RequestError for a model that cannot be a decoder file, with or without caches."""
     check_causal(model, with_caches)
     cached = _cached_by_layer(model) if with_caches else {}
     module = Decoder(model, cached or None, hidden)

@@ -25,8 +25,7 @@ _TOKENS = 4
 
 
 def check_causal(model: nn.Module, cached: bool = True) -> None:
-    """Raise RequestError for a decoder whose tokens see later tokens of plain text. `cached` says whether its file has
-    caches."""
+    """Raise RequestError for a decoder whose tokens see later tokens of plain text. `cached`: its file has caches."""
     name, config = type(model).__name__, _text_config(model)
     whole: Any = model
     why = (

@@ -1,5 +1,7 @@
-"""Models without caches as modules, with transformers' own names. They read text, images or sound and return features
-or logits."""
+"""Models without caches as modules, with transformers' own names.
+
+They read text, images or sound and return features or logits.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,7 @@ Dimensions = tuple[int | str, ...]
 
 
 class Encoder(nn.Module):
-    """A model whose outputs are the named tensors in `outputs`. `hidden` adds the last hidden states before its
-    head."""
+    """A model that returns the named tensors in `outputs`. `hidden` adds the last hidden states before its head."""
 
     def __init__(self, model: nn.Module, outputs: Sequence[str], hidden: bool = False) -> None:
         super().__init__()
@@ -231,8 +232,7 @@ _SHAPES: Mapping[str, Any] = {
     "input_values": lambda config, _: _sound(config),
     "input_features": lambda config, _: _features(config),
 }
-"""For each main input of a model, a function of the configuration and the checkpoint's folder that returns its
-dimensions."""
+"""By main input of a model: its dimensions as a function of the configuration and the checkpoint's folder."""
 
 _TRACED = {**TRACED, "samples": 4000, "frames": 40}
 

@@ -98,8 +98,7 @@ def full_heads(
 
 
 def grouped_heads(config: Config, hidden: int, heads: int, kv: int | None = None, head_dim: int | None = None) -> Data:
-    """Read the sizes of a layer with num_key_value_heads and head_dim. null and None mean the value that follows from
-    other sizes."""
+    """Read the sizes of a layer with num_key_value_heads and head_dim. null and None mean a derived value."""
     width, number = config.integer("hidden_size", default=hidden), config.integer("num_attention_heads", default=heads)
     given = config.optional_integer("head_dim", default=head_dim)
     return {
@@ -136,8 +135,7 @@ def window(config: Config, width: int | None, slides: bool = True) -> int | None
 
 
 def is_local(config: Config, layer: int, default: bool, local: str = SLIDING) -> bool:
-    """Whether `layer_types` gives a layer the type `local` instead of FULL. `default` if config.json has no such
-    key."""
+    """Whether `layer_types` gives a layer the type `local`, not FULL. `default` if there is no such key."""
     kinds, listed = (FULL, local), config.value("layer_types")
     if listed is None:
         return default

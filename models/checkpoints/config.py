@@ -89,7 +89,7 @@ class Config:
         return self._needed(number, names, _whole(at_least))
 
     def optional_integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int | None:
-        """A whole number, or None where the key is null."""
+        """A whole number, or None if the key is null."""
         allowed = _whole(at_least)
         return self._checked(names, default, lambda value: _is_number(value, (int,), at_least, MOST), allowed)
 
@@ -98,7 +98,7 @@ class Config:
         return self._needed(self.optional_number(*names, default=default), names, NUMBER)
 
     def optional_number(self, *names: str, default: float | None = None) -> float | None:
-        """A finite number, or None where the key is null."""
+        """A finite number, or None if the key is null."""
         return self._checked(names, default, lambda value: _is_number(value, (int, float), -LARGEST, LARGEST), NUMBER)
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -107,7 +107,7 @@ class Config:
         return self._needed(value, names, "true or false")
 
     def integers(self, *names: str, default: list[int] | None = None) -> list[int] | None:
-        """A list of whole numbers from 0, or None where the key is null."""
+        """A list of whole numbers from 0, or None if the key is null."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in value)

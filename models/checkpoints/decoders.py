@@ -67,8 +67,7 @@ def mistral(config: Config, layer: int) -> Data:
 
 
 def _qwen_window(config: Config, layer: int, first: int) -> int | None:
-    """Return the window of one of Qwen's layers. With `use_sliding_window`, layers from `max_window_layers` on have
-    one."""
+    """Return the window of a Qwen layer. With `use_sliding_window`, layers from `max_window_layers` on have one."""
     used = config.flag("use_sliding_window", default=False)
     width = config.optional_integer("sliding_window", default=4096, at_least=0)
     late = layer >= config.integer("max_window_layers", default=first, at_least=0)

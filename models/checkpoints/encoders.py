@@ -180,8 +180,7 @@ def xlnet(config: Config, layer: int) -> Data:
 
 
 def xlnet_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """Read the weights of XLNet. It stores its projections, including the output projection, as [hidden, heads,
-    head_dim]."""
+    """Read the weights of XLNet. It stores all four projections as [hidden, heads, head_dim]."""
     heads = (spec.num_heads, spec.head_dim)
 
     def matrix(name: str) -> Tensor:
@@ -209,8 +208,7 @@ def wav2vec2_conformer(config: Config, layer: int) -> Data:
 
 
 def wav2vec2_conformer_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """Read the weights of a conformer. In the checkpoint, sines and cosines alternate. In our encoding, all sines come
-    first."""
+    """Read the weights of a conformer. Its sines and cosines alternate; in our encoding, all sines come first."""
     weights, width = read_renamed(tensors, path, spec, CONFORMER_NAMES), spec.hidden_size
     r_proj = tensors(f"{path}.linear_pos.weight", (width, width))
     return {**weights, "encoding.r_proj.weight": r_proj.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1).contiguous()}

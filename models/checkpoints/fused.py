@@ -41,15 +41,13 @@ def blocks(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
 
 
 def groups(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
-    """Split rows in the order of key heads, each with its queries, key and value. With one key head, this equals
-    `blocks`."""
+    """Split rows in the order of key heads, each with its queries, key and value. Equals `blocks` for one key head."""
     by_head = fused.unflatten(0, (spec.num_kv_heads, -1, spec.head_dim))
     return by_head[:, :-2].flatten(0, 2), by_head[:, -2].flatten(0, 1), by_head[:, -1].flatten(0, 1)
 
 
 def fused_reader(fused: str, output: str, split: Split) -> Reader:
-    """Return a reader of a layer with two modules: `fused` contains all three input projections, `output` the
-    output's."""
+    """Return a reader of a layer with the modules `fused` (all three input projections) and `output`."""
 
     def read(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
         rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim

@@ -61,8 +61,7 @@ class Rotary:
         return table if given else Config(self.missing, config.where)
 
     def of(self, config: Config, table: Config, head_dim: int, trained: int | None = None) -> Data:
-        """Do the same as `read` for a given table. Theta outside it is the default. `trained` is the trained length
-        outside it."""
+        """Do the same as `read` for a given table. Theta and the `trained` length outside it are defaults."""
         for key in self.ignored:
             config.value(key)
         theta = config.number(*self.theta_names, default=self.theta)

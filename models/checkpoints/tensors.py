@@ -62,8 +62,7 @@ def _is_bare(name: object) -> bool:
 
 
 class Tensors:
-    """Tensors by name, of a layer or of a `whole` model. RequestError names the file or tensor that is missing or
-    wrong."""
+    """Tensors by name, of a layer or a `whole` model. RequestError names a file or tensor that is missing or wrong."""
 
     def __init__(self, folder: Path, whole: bool = False) -> None:
         self.folder = folder
@@ -156,8 +155,7 @@ class Tensors:
 
     @cached_property
     def _held(self) -> Mapping[str, Sequence[str]]:
-        """The names in each file, whatever the index lists. Shards that cannot be read are left out, such as those of
-        other layers."""
+        """The names in each file, whatever the index lists. Shards that cannot be read are left out."""
         held = {}
         for file in sorted({*self._files.values()}):
             with suppress(RequestError), self._open(file) as opened:

@@ -79,8 +79,7 @@ def swin_layers(config: Config) -> int:
 
 
 def _windowed(config: Config, layer: int) -> tuple[Data, int, int]:
-    """Return the sizes of a layer of Swin, its stage, and the number of cells along the shorter side of the stage's
-    grid."""
+    """Return the sizes of a layer of Swin, its stage, and the cells along the shorter side of the stage's grid."""
     stage, block = _stage(config, layer)
     config.must("use_absolute_embeddings", False)
     heads = config.integers("num_heads", default=[3, 6, 12, 24]) or []
@@ -163,8 +162,7 @@ _MEMORY = "memory_attention_"
 
 
 def sam2_video(config: Config, layer: int) -> Data:
-    """Read a layer of self-attention over the tokens of a frame. Cross-attention to the memory has keys of another
-    width."""
+    """Read a layer of self-attention over a frame. Cross-attention to the memory has keys of another width."""
     size = full_heads(config, 256, 1, (f"{_MEMORY}hidden_size",), (f"{_MEMORY}num_attention_heads",))
     narrower = config.integer(f"{_MEMORY}downsample_rate", default=1)
     theta = axial_theta(config, f"{_MEMORY}rope_theta")

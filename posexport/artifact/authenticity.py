@@ -1,5 +1,4 @@
-"""What is known about an artifact's weights and its signature: codes for programs, texts for people. Imports no
-engine."""
+"""What is known about an artifact's weights and signature: codes for programs, texts for people. Imports no engine."""
 
 from __future__ import annotations
 

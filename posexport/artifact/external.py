@@ -1,5 +1,4 @@
-"""Where the data of a tensor is if an ONNX file stores it in another file of its folder. Checks the external-data
-entries."""
+"""The place of tensor data that an ONNX file stores in another file of its folder. Checks external-data entries."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class GraphFile:
         return {name: sha256_of(self.path.with_name(name)) for name in self.external_files()}
 
     def external_files(self) -> list[str]:
-        """Return the names of the files of external data, sorted. The file itself is left out, even if it contains
-        external data."""
+        """Return the names of the files of external data, sorted. The file itself is never included."""
         return [name for name in onnx_file.external_files(self.model) if name != self.path.name]
 
     @property

@@ -43,8 +43,7 @@ def write_graph(
 
 
 def copy_graph(graph: GraphFile, path: Path, files: Staged) -> dict[str, str]:
-    """Write a file that was read to `path` unchanged, except for the name of its external data, as `write_graph`
-    does."""
+    """Write a file that was read to `path`. Only the name of its external data changes, as in `write_graph`."""
     if graph.external_files():
         proto = onnx.ModelProto()
         proto.CopyFrom(graph.model)

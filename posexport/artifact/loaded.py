@@ -143,8 +143,7 @@ def _read_as_described(path: Path, manifest: OnnxManifest) -> Artifact:
 
 
 def load_sound(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
-    """Do the same as `load_artifact`. RequestError too if the graph breaks the contract of its spec, or has other
-    weights."""
+    """Do the same as `load_artifact`. RequestError also for a graph with a broken contract or other weights."""
     artifact = load_artifact(path, trusted)
     artifact.source.weights()  # checks their names and shapes; no value is read
     if artifact.contract_violation is not None:
@@ -193,8 +192,7 @@ def manifest_mismatch(artifact: GraphFile, manifest: Manifest, external: bool = 
 
 
 def bytes_mismatch(graph: GraphFile, manifest: Manifest, external: bool = True) -> Reason | None:
-    """Return how hashes in a manifest differ from an ONNX file and, with `external`, from the weights beside it. None
-    if equal."""
+    """Return how hashes in a manifest differ from an ONNX file and, with `external`, from its weights, or None."""
     if manifest.sha256 != graph.sha256:
         return changed(graph.path)
     if external and manifest.external_data != (hashes := graph.external_sha256):
@@ -334,8 +332,7 @@ def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | Non
 
 
 def _value_violation(kind: str, expected: Values, actual: Values) -> str | None:
-    """Return the first input or output that is missing, unknown, or has another shape or dtype than expected, or
-    None."""
+    """Return the first input or output that is missing, unknown, or of another shape or dtype, or None."""
     for name, (shape, dtype) in expected.items():
         if name not in actual:
             return f"the graph lacks the {kind} {name!r}: it has {', '.join(actual) or 'none'}"
@@ -356,8 +353,7 @@ def _fits(actual: int | str, expected: int | str) -> bool:
 
 
 def _dimension_violation(spec: Spec, values: Values) -> str | None:
-    """Return a dimension with two sizes, or fixed in one value and free in another, or a wrong sum. None if there is
-    none."""
+    """Return a dimension with two sizes, or fixed in one value and free in another, or a wrong sum, or None."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, (shape, _) in {**graph_inputs(spec), **graph_outputs(spec)}.items():
         for dim, actual in zip(shape, values[name][0], strict=True):

@@ -1,7 +1,6 @@
 """The manifest `<file>.json` beside an artifact: the JSON in it, and whether it belongs to the file.
 
-The classes are the schema (posexport.jsondata). Their fields are in the order of the keys in the file. Imports no
-engine.
+The classes are the schema (posexport.jsondata). Fields have the order of the keys in the file. Imports no engine.
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ class WeightSource:
 
 @attrs.frozen(kw_only=True)
 class ModuleSource:
-    """The torch module whose export a graph is: the `name` of its class, or of its class in a `file` with this
-    sha256."""
+    """The torch module whose export a graph is: the `name` of its class, which may be in a `file` with this sha256."""
 
     name: str
     file: str | None = omitted(None)
@@ -132,9 +130,7 @@ class ModuleSource:
 @attrs.frozen(kw_only=True)
 class Origin:
     """What an ONNX file's own metadata says about the source of its weights and about the tools that made it.
-
-    `attentions` is the sha256 of the attentions that its manifest states. None if it states none.
-    """
+    `attentions` is the sha256 of the attentions in its manifest, None if there are none."""
 
     weights: WeightSource | None
     tools: Mapping[str, str]
@@ -181,8 +177,7 @@ class Manifest:
     tools: Mapping[str, str]
 
     def block(self) -> Spec:
-        """Return the spec, with defaults for fields that an earlier version did not write. RequestError if the graph
-        has none."""
+        """Return the spec, with defaults for missing fields. RequestError if the graph has none."""
         if self.spec is None:
             raise RequestError(f"the manifest of {self.file!r} has no spec: give an artifact of 'posexport export'.")
         return read_spec(self.spec)
@@ -194,12 +189,9 @@ class Manifest:
 
 @attrs.frozen(kw_only=True)
 class OnnxManifest(Manifest):
-    """The manifest of an ONNX file.
-
-    `request` is what a project's entry asked for. `tune` is the tuning that chose it. `module` is the torch module
-    whose export it is. `rewrite` says how it was made from another file. `attentions` are the attentions of a whole
-    model, with the keys of `posexport rewrite --json`.
-    """
+    """The manifest of an ONNX file. `request` is what a project's entry asked for. `tune` is the tuning that chose it.
+    `module` is the torch module whose export it is. `rewrite` says how it was made from another file. `attentions` are
+    the attentions of a whole model, with the keys of `posexport rewrite --json`."""
 
     request: Mapping[str, Any] | None = omitted(None)
     tune: Mapping[str, Any] | None = omitted(None)
@@ -245,10 +237,8 @@ class KernelRow:
 
 @attrs.frozen(kw_only=True)
 class PlanAttention:
-    """One attention of a graph that posexport did not write, named after its softmax or operator.
-
-    `fused` says whether it is one kernel. None if the builder's table does not tell. `reason` says why it is not.
-    """
+    """One attention of a graph that posexport did not write, named after its softmax or operator. `fused` says whether
+    it is one kernel, None if the builder's table does not tell. `reason` says why it is not."""
 
     name: str
     layer: int
@@ -389,8 +379,7 @@ def write_manifest(path: Path, manifest: Manifest, key: SigningKey | None = None
 
 
 def external_data(path: Path) -> Mapping[str, str]:
-    """Return the sha256 of each file of weights beside the artifact at `path`, by name. Empty without a usable
-    manifest."""
+    """Return the sha256 of each file of weights beside an artifact, by name. Empty without a usable manifest."""
     try:
         with renewed():  # these files may be written afterwards
             manifest = read_manifest(path)
@@ -400,8 +389,7 @@ def external_data(path: Path) -> Mapping[str, str]:
 
 
 def matches_manifest(path: Path) -> bool | None:
-    """Whether the file and its external data match the manifest. None without one. Raises the errors of
-    `read_manifest`."""
+    """Whether the file and its external data match the manifest, None without one. Raises as `read_manifest`."""
     manifest = read_manifest(path)
     if manifest is None:
         return None

@@ -90,8 +90,7 @@ class Artifact(GraphFile):
         return None if self.origin is None else self.origin.weights
 
     def profiles(self, requests: Iterable[str] = ()) -> dict[str, dict[str, list[int]]]:
-        """Return {input: {min, opt, max}} for a plan of this file. Raises the errors of `profiles_of` for the
-        requests."""
+        """Return {input: {min, opt, max}} for a plan of this file. Raises as `profiles_of` for the requests."""
         inputs = self.inputs()
         bounds = bounds_of(graph_inputs(self.spec), inputs)
         fixed = {dim: low for dim, (low, high) in bounds.items() if low == high}
@@ -100,8 +99,7 @@ class Artifact(GraphFile):
         return profiles_of(shapes, requests, self.spec.token_limit(), fixed, consecutive=consecutive)
 
     def weights(self) -> LazyWeights:
-        """Return the weights by public name in the file's dtype, read on demand. RequestError if one is missing or
-        misshapen."""
+        """Return the weights by public name in the file's dtype, read on demand. RequestError for a wrong shape."""
         shapes = weight_shapes(self.spec)
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer if onnx_file.is_known(tensor)}
         for name, shape in shapes.items():

@@ -86,8 +86,7 @@ def _is_streamed(tensor: ir.TensorProtocol) -> bool:
 def lazy(
     name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], ir.TensorProtocol]
 ) -> ir.TensorProtocol:
-    """Return a tensor that `make` creates each time it is written. Small tensors are created now, for the graph's own
-    message."""
+    """Return a tensor that `make` creates each time it is written. A small tensor is created now."""
     import onnx_ir as ir
 
     tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
@@ -143,8 +142,7 @@ def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]
 
 @attrs.frozen(kw_only=True)
 class ExternalData:
-    """A tensor without its data, and a function that writes its `length` bytes. Two of the same `place` have the same
-    bytes."""
+    """A tensor without its data, and a function that writes `length` bytes. Equal `place` means equal bytes."""
 
     tensor: onnx.TensorProto
     length: int
@@ -317,8 +315,7 @@ def tensors_within(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -> None:
-    """Raise RequestError unless a tensor has the data for its dimensions. `ends` gets the end of external data by
-    file."""
+    """Raise RequestError unless a tensor has the data for its dimensions. `ends` gets the end of external data."""
     sound = tensor.data_type in _BITS and min(tensor.dims, default=0) >= 0
     held = [name for name in _DATA if (tensor.HasField(name) if name == "raw_data" else len(getattr(tensor, name)))]
     if len(held) > (0 if tensor.data_location == onnx.TensorProto.EXTERNAL else 1):

@@ -19,8 +19,7 @@ from posexport.errors import RequestError, shown
 from posexport.machine import available, size_text
 
 MOST_NODES = 500_000
-"""Nodes of a graph with its subgraphs and inlined functions. A stack of 1,000 layers has less than a third of this
-number."""
+"""The maximum number of nodes with subgraphs and inlined functions. 1,000 layers have less than a third."""
 
 DEEPEST_CALLS = 64
 """The maximum depth of functions that call each other."""
@@ -60,8 +59,7 @@ Function = tuple[str, str, str]
 
 
 def check_size(path: Path, data: bytes | FileBytes) -> None:
-    """Raise RequestError for a file whose graph would not fit into memory. ValueError if it is not a protobuf
-    message."""
+    """Raise RequestError for a graph that would not fit into memory. ValueError for an invalid protobuf message."""
     stored, parsed = _weights(data)
     structure = len(data) - stored
     if structure > LARGEST_STRUCTURE:

@@ -70,8 +70,7 @@ def check_onnx(path: Path) -> None:
 
 
 def _fields(file: BinaryIO, size: int) -> set[int] | None:
-    """Return the numbers of the fields of an ONNX model. None if the file is not a complete message with such
-    fields."""
+    """Return the numbers of the fields of an ONNX model. None for a file that is incomplete or has other fields."""
     numbers: set[int] = set()
     read = 0
     while file.tell() < size:
@@ -122,8 +121,7 @@ def encoder_beside(decoder: Path) -> Path | None:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of files with as many of their folders as distinguish them, so that no result shows a home
-    folder."""
+    """Return the names of files with only the folders that distinguish them, so that no result shows a home folder."""
     depth = dict.fromkeys(paths, 1)
     while True:
         names = ["/".join(path.absolute().parts[-depth[path] :]) for path in paths]

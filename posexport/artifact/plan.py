@@ -69,8 +69,7 @@ def plan_contradictions(path: Path, manifest: PlanManifest) -> str:
 
 
 def _are_sound(profiles: Profiles, shapes: Mapping[str, Shape]) -> bool:
-    """Whether sizes rise, fixed dimensions have their size, each name has one range, and sums are those of their
-    parts."""
+    """Whether sizes rise, fixed dimensions and sums are right, and each name has one range."""
     ranges: dict[str, set[tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         for dim, *sizes in zip(shape, *(profiles[name][moment] for moment in MOMENTS), strict=True):
@@ -102,8 +101,7 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
 
 
 def check_builder(path: Path, manifest: PlanManifest, name: str, version: str | None = None) -> None:
-    """Raise RequestError unless the runtime `name` (in this `version`, if given) built the plan. No other can open
-    it."""
+    """Raise RequestError unless the runtime `name` (in this `version`, if given) built the plan."""
     built = manifest.runtime
     if built.name != name or version not in (None, built.version):
         here = name if version is None else f"{name} {version}"

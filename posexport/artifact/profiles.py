@@ -88,8 +88,7 @@ def profiles_of(
 
 
 def check_shapes(profiles: ShapeProfiles, shapes: Mapping[str, Iterable[int]]) -> None:
-    """Raise RequestError unless `shapes` has exactly one shape for each input of the profiles, between its min and
-    max."""
+    """Raise RequestError unless `shapes` has exactly one shape for each input, between its min and max."""
     if set(shapes) != set(profiles):
         raise RequestError(f"inputs {', '.join(sorted(shapes))} were given: the plan takes {', '.join(profiles)}.")
     for name, given in shapes.items():
@@ -104,8 +103,7 @@ def check_shapes(profiles: ShapeProfiles, shapes: Mapping[str, Iterable[int]]) -
 
 
 def ranges_of(profiles: ShapeProfiles, shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Return the dynamic dimensions of a plan's inputs with their min:opt:max. Sums of other dimensions are left
-    out."""
+    """Return the dynamic dimensions of a plan's inputs with their min:opt:max. Sums are left out."""
     ranges: dict[str, str] = {}
     for name, shape in shapes.items():
         for dim, low, usual, high in zip(shape, *(profiles[name][moment] for moment in MOMENTS), strict=True):

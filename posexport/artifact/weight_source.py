@@ -1,5 +1,4 @@
-"""Where the weights of an artifact come from, as its manifest says it, with the sha256 of the files that contain
-them."""
+"""Where the weights of an artifact come from, as its manifest says it, with the sha256 of their files."""
 
 from __future__ import annotations
 

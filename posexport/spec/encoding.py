@@ -151,8 +151,7 @@ class Encoding:
         return 1.0
 
     def saturation_distance(self) -> int | None:
-        """Return the distance from which on all pairs of tokens are treated alike. None if there is no such
-        distance."""
+        """Return the distance from which on all pairs of tokens are treated alike, or None."""
         return None
 
     def lengths(self) -> tuple[int, ...]:
@@ -197,8 +196,7 @@ class Encoding:
         return None
 
     def ahead_bias(self, state: State, ahead: Tensor) -> Tensor | None:
-        """Return the bias for the differences `ahead` = p_j - p_i, int64 [B|1, L]: float32 [B|1, N, 1, L]. For
-        `slides`."""
+        """Return the bias for the differences `ahead` = p_j - p_i, int64 [B|1, L]: float32 [B|1, N, 1, L]."""
         return self.bias(state, ahead.new_zeros((ahead.shape[0], 1)), ahead)
 
     def order_bias(self, state: State, q: Tensor) -> Tensor | None:

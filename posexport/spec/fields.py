@@ -69,8 +69,7 @@ def _number(value: object, kind: type[int] | type[float], low: float, high: floa
 def integer(
     default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1, optional: bool = False
 ) -> Any:
-    """A whole number between bounds. None means "derived from other fields". `optional` accepts None beside another
-    default."""
+    """A whole number between bounds. None means "derived from other fields"; `optional` accepts it beside a default."""
 
     def read(value: Any) -> Any:
         return None if optional and value is None else _number(value, int, at_least, at_most)

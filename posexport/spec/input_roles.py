@@ -92,8 +92,7 @@ _SHOWN = 8  # names of inputs in a message
 
 
 def plain_name(name: str) -> str:
-    """Return the name of an input as the patterns of NAMES read it: in lower case, with one underscore between
-    words."""
+    """Return the name of an input as NAMES reads it: in lower case, with one underscore between words."""
     return re.sub(r"[/:.\s]+", "_", name.lower()).strip("_")
 
 
@@ -103,8 +102,7 @@ def is_state(name: str) -> bool:
 
 
 def chooses_tokens(name: str) -> bool:
-    """Whether an input of this name contains the keys by which sparse attention selects the tokens that a query
-    sees."""
+    """Whether an input of this name contains the keys by which sparse attention selects tokens."""
     return re.search(r"(^|_)indexer_keys?(_|$)", plain_name(name)) is not None
 
 

@@ -247,29 +247,24 @@ class Spec:
         return [self.layer(index) for index in range(min(len(self.layer_pattern), self.layers) or 1)]
 
     def position_limit(self) -> int | None:
-        """Return the number of positions for which every layer is defined along every axis. None if there is no
-        limit."""
+        """Return the number of positions for which every layer is defined on all axes. None if there is no limit."""
         limits = self.position_limits()
         return None if limits is None else min(limits)
 
     def position_limits(self) -> tuple[int, ...] | None:
-        """Return the limit of positions for each axis, because a grid may be wider than high. None if there is no
-        limit."""
+        """Return the limit of positions for each axis (a grid may be wider than high). None if there is no limit."""
         limits = [layer.encoding.position_limits() for layer in self.distinct_layers()]
         known = [sizes for sizes in limits if sizes is not None]
         return tuple(min(sizes) for sizes in zip(*known, strict=True)) if known else None
 
     def token_limit(self) -> int | None:
-        """Return the largest number of tokens with distinct positions within the limit. None if there is no limit.
-
-        It includes the tokens without a position before them.
-        """
+        """Return the largest number of tokens with distinct positions within the limit, plus the tokens without a
+        position before them. None if there is no limit."""
         limits = self.position_limits()
         return None if limits is None else math.prod(limits) + self.prefix_tokens
 
     def saturation_distance(self) -> int:
-        """Return the distance from which on every layer treats all pairs of tokens alike, by window, chunk or encoding,
-        or 0."""
+        """Return the distance from which on every layer treats all pairs of tokens alike, or 0."""
         return max(
             max(layer.window or 0, layer.attention_chunk_size or 0, layer.encoding.saturation_distance() or 0)
             for layer in self.distinct_layers()
@@ -378,11 +373,8 @@ class Spec:
 
     @property
     def takes_start(self) -> bool:
-        """Whether outputs depend on where consecutive positions begin.
-
-        This is so if an encoding takes positions themselves and not only their differences, or if cached keys are
-        rotated by their positions.
-        """
+        """Whether outputs depend on where consecutive positions begin: an encoding uses positions and not only their
+        differences, or cached keys are rotated by their positions."""
         return self.position_axes > 0 and not all(
             layer.encoding.by_difference(layer) and not (layer.kv_cache and layer.encoding.hook == "rotate")
             for layer in self.distinct_layers()
@@ -393,10 +385,7 @@ class Spec:
         return ATTENTION_PROJECTIONS + (MLP_PROJECTIONS[self.mlp] if self.mlp else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data with every field. `positions` is included only if it is "consecutive".
-
-        The encoding is a table with its `name` first.
-        """
+        """Return plain data. `positions` is included only if it is "consecutive". `encoding` begins with its `name`."""
         data = {f.name: getattr(self, f.name) for f in attrs.fields(Spec)}
         data["encoding"] = encoding_dict(self.encoding)
         data["bias"] = list(self.bias)

@@ -29,8 +29,7 @@ WHOLE = 256
 """The maximum number of queries that are computed all at once."""
 
 LEAST, BLOCKS, MOST = 128, 8, 512
-"""The minimum number of queries in a block, the number of blocks of a prompt, and the maximum number of queries in a
-block.
+"""The minimum queries of a block, the number of blocks of a prompt, and the maximum queries of a block.
 
 A prompt is divided into more blocks only if a block would otherwise exceed the maximum. Each block copies the keys that
 it sees, so too many blocks take longer (8 are fastest for 1024 and 4096 tokens).

@@ -106,8 +106,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that is `added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype. None if every query sees every
-    key.
+    """A mask that is `added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype, or None.
 
     `rows` [B or 1, 1, S, 1] is 0 for a query that sees no key. None if it is not needed.
     """

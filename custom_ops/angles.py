@@ -90,8 +90,8 @@ def sinusoids(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tup
 
     Args:
         positions: int64 [B, S] or [B, S, axes].
-        frequencies: float32 [P] or [axes, P], whatever the dtype of the model: angles in half precision are wrong.
-        scale: of the results, such as YaRN's attention factor.
+        frequencies: float32 [P] or [axes, P], also in half-precision models, where half-precision angles are wrong.
+        scale: factor on the results, such as YaRN's attention factor.
 
     Returns:
         cos and sin, [B, S, P] in the dtype of `frequencies`.
@@ -127,8 +127,8 @@ def exact_sinusoids(positions: Tensor, turns: Tensor, scale: float = 1.0) -> tup
 
     Args:
         positions: int64 [B, S] or [B, S, axes].
-        turns: int64 [2, P] or [2, axes, P], the angle of 4096 positions and of one, without whole turns.
-        scale: of the results.
+        turns: int64 [2, P] or [2, axes, P], the angles of 4096 positions and of 1 position, without full turns.
+        scale: factor on the results.
 
     Returns:
         cos and sin, float32 [B, S, P].
@@ -180,7 +180,7 @@ def pair_features(first: Tensor, second: Tensor, interleaved: bool = False) -> T
 
     Args:
         first, second: [B, S, P], such as sines and cosines.
-        interleaved: whether features 2i and 2i + 1 are those with index i.
+        interleaved: whether features 2i and 2i + 1 are feature i of first and of second.
 
     Returns:
         [B, S, 2P].
@@ -207,7 +207,7 @@ def keep_prefix(cos: Tensor, sin: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 
     Args:
         cos, sin: float32 [B, S, P] or [B, S, heads, P].
-        tokens: how many.
+        tokens: number of first tokens.
 
     Returns:
         cos and sin, like the inputs.
@@ -238,7 +238,7 @@ def position_powers(positions: Tensor, rates: Tensor, centred: bool = False) -> 
     Args:
         positions: int64 [B, S].
         rates: float32 [P].
-        centred: whether positions count from the middle of each row, which keeps the powers small.
+        centred: whether positions are relative to the middle of each row, so that the powers stay small.
 
     Returns:
         [B, S, P] in the dtype of `rates`.
@@ -275,8 +275,8 @@ def grid_sinusoids(
     Args:
         positions: int64 [B, S, axes], cells of the grid.
         frequencies: float32 [axes, P].
-        grid: cells along each axis; by default up to the largest position of each row.
-        prefix: number of first tokens that are no cells.
+        grid: number of cells along each axis; by default, the largest position of each row + 1.
+        prefix: number of first tokens that are not cells.
 
     Returns:
         cos and sin, [B, S, P] in the dtype of `frequencies`.

@@ -122,16 +122,16 @@ def attend(
         q: [B, S, num_heads*head_dim].
         k, v: [B, T, num_kv_heads*head_dim], in q's dtype.
         bias: float32 [B|1, num_heads|1, S, T], added to the logits.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        mask: int64 [B, T], 0 for hidden keys, such as padding.
         sinks: [num_heads], one more logit per head, without a value (gpt-oss: OpenAI 2025, arXiv:2508.10925).
-        num_heads: of the queries.
-        num_kv_heads: of keys and values, by default as many.
-        scale: of the logits, by default head_dim**-0.5.
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads, by default num_heads.
+        scale: factor on q k^T, by default head_dim**-0.5.
         causal: whether later keys are hidden; the last query has the index of the last key.
-        window: hides keys at this distance and further; 0 for none.
-        chunk: hides keys of other chunks of this length (Llama 4); 0 for none.
-        softcap: c makes the logits c tanh(logits / c), before bias and mask (Gemma 2: Riviere et al. 2024,
-            arXiv:2408.00118); 0 for none.
+        window: keys at this distance or farther are hidden; 0 for no window.
+        chunk: keys in other chunks of this length are hidden (Llama 4); 0 for no chunks.
+        softcap: a value c replaces the logits with c tanh(logits / c) before bias and mask are added (Gemma 2:
+            Riviere et al. 2024, arXiv:2408.00118); 0 for no cap.
 
     Returns:
         A tensor like q.
@@ -178,9 +178,9 @@ def attend_cached(
     Args:
         q: [B, S, num_heads*head_dim].
         k, v: [B, new, num_kv_heads*head_dim], in q's dtype: the new keys and values.
-        past_key, past_value: [B, num_kv_heads, past, head_dim], in q's dtype: the cached ones.
+        past_key, past_value: [B, num_kv_heads, past, head_dim], in q's dtype: the cached keys and values.
         bias: float32 [B|1, num_heads|1, S, T], added to the logits.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        mask: int64 [B, T], 0 for hidden keys, such as padding.
         sinks: [num_heads], one more logit per head, without a value.
         num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
 
@@ -225,9 +225,9 @@ def attend_shared(
         q: [B, S, num_heads*head_dim].
         k, v: [B, S, num_kv_heads*head_dim], in q's dtype: the new keys and values.
         past_key, past_value: [B, num_kv_heads, T, head_dim], in q's dtype: the buffers.
-        write_indices: int64 [B], where the new ones begin in each row.
+        write_indices: int64 [B], the index in each row where the new keys and values begin.
         bias: float32 [B|1, num_heads|1, S, T], added to the logits.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        mask: int64 [B, T], 0 for hidden keys, such as padding.
         sinks: [num_heads], one more logit per head, without a value.
         num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
 

@@ -59,10 +59,10 @@ def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: 
     """-slope |p_i - p_j|, with a slope for each head (ALiBi: Press et al. 2022, arXiv:2108.12409, section 3).
 
     Args:
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
         slopes: float32 [num_heads].
-        ahead: float32 [num_heads], slopes for keys ahead of the query, by default the same.
+        ahead: float32 [num_heads], slopes for keys ahead of the query, by default slopes.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].
@@ -117,10 +117,10 @@ def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidea
     manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525).
 
     Args:
-        q_positions: int64 [B, S, 2], of the queries.
-        k_positions: int64 [B, T, 2], of the keys.
+        q_positions: int64 [B, S, 2], positions of the queries.
+        k_positions: int64 [B, T, 2], positions of the keys.
         slopes: float32 [num_heads].
-        euclidean: whether the distance is Euclidean.
+        euclidean: whether the distance is Euclidean, not manhattan.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].
@@ -175,11 +175,11 @@ def relative_bias(
     arXiv:1910.10683, section 2.1).
 
     Args:
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
         table: [rows, num_heads], the trained bias of each bucket.
-        buckets: int64 [2*max_distance + 1], the row for each distance.
-        max_distance: distances beyond it have its bucket.
+        buckets: int64 [2*max_distance + 1], the table row for each distance.
+        max_distance: longer distances have the bucket of this distance.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].
@@ -245,10 +245,10 @@ def kerple_bias(q_positions: Tensor, k_positions: Tensor, r1: Tensor, r2: Tensor
     """-r1 log(1 + r2 |p_i - p_j|), or -r1 |p_i - p_j|^r2 (KERPLE: Chi et al. 2022, arXiv:2205.09921).
 
     Args:
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
-        r1, r2: [num_heads], trained.
-        power: whether it is the second formula.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
+        r1, r2: [num_heads], trained parameters.
+        power: whether to use the second formula.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].
@@ -296,10 +296,10 @@ def cosine_bias(
     arXiv:2212.10356, section 5).
 
     Args:
-        q_cos, q_sin: float32 [B, S, P], of the queries.
-        k_cos, k_sin: float32 [B, T, P], of the keys.
+        q_cos, q_sin: float32 [B, S, P], for the positions of the queries.
+        k_cos, k_sin: float32 [B, T, P], for the positions of the keys.
         rates: float32 [num_heads].
-        below_zero: whether its value at distance 0 is subtracted, which softmax ignores.
+        below_zero: whether the bias at distance 0 is subtracted, which does not change softmax.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].

@@ -35,8 +35,8 @@ def cached_keys(
     Args:
         past: [B, num_kv_heads, past, head_dim].
         k: [B, S, num_kv_heads*head_dim], in past's dtype: the new keys.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows by S.
-        num_kv_heads: heads of the keys, by default those of `past`.
+        write_indices: int64 [B], the first index of the new keys in each row of a buffer; None for a growing cache.
+        num_kv_heads: number of key heads, by default that of `past`.
 
     Returns:
         [B, num_kv_heads, T, head_dim], T = past + S, or past for a buffer.
@@ -127,7 +127,7 @@ def key_positions(
     before the first of them. Padding takes up no position.
 
     Args:
-        positions: int64 [B, S], of the queries.
+        positions: int64 [B, S], positions of the queries.
         past: [B, num_kv_heads, past, head_dim], the cache before the new keys.
         write_indices: int64 [B], as in `cached_keys`.
         mask: int64 [B, T], 0 for padding.

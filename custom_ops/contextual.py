@@ -35,10 +35,10 @@ def contextual_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        pos_emb: [head_dim, rows], in q's dtype: e, for all heads.
+        k: [B, T, num_kv_heads*head_dim] or, for a cache, [B, num_kv_heads, T, head_dim], in q's dtype.
+        mask: int64 [B, T], 0 for hidden keys, such as padding.
+        write_indices: int64 [B], the first index of the new keys in each row of a buffer; None for a growing cache.
+        pos_emb: [head_dim, rows], in q's dtype: the table e, shared by all heads.
         num_heads, num_kv_heads, scale, causal, window, chunk: as in `attend`.
 
     Returns:

@@ -54,16 +54,16 @@ def difference_disentangled_score(
     differences.
 
     Args:
-        q: [B, S, num_heads*head_dim], the last S of all positions, or those from write_indices on.
-        k: [B, new, num_heads*head_dim], in q's dtype, the new keys: all of them without a cache.
-        rows: int64 [distances], the row for each distance from 0 to M where causal, else from -M to M; farther keys
-            have those at the ends.
-        query_table, key_table: [num_heads, R, head_dim], in q's dtype: Q and K; without K there is only Q's term.
+        q: [B, S, num_heads*head_dim], at the last S positions, or at the S positions from write_indices on.
+        k: [B, new, num_heads*head_dim], in q's dtype: the new keys, or all keys without a cache.
+        rows: int64 [distances], the table row for each distance, from 0 to M if causal, otherwise from -M to M;
+            farther keys have the row of the nearest of these distances.
+        query_table, key_table: [num_heads, R, head_dim], in q's dtype: Q and K; without K, only the term with Q.
         past: [B, num_heads, past, head_dim], in q's dtype: a cache before the new keys.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        num_heads: of queries and keys.
-        scale: of the logits, by default head_dim**-0.5.
-        causal: whether what stands at keys ahead of their query doesn't matter.
+        write_indices: int64 [B], the first index of the new keys in each row of a buffer; None for a growing cache.
+        num_heads: number of query and key heads.
+        scale: factor on the score, by default head_dim**-0.5.
+        causal: whether attention hides keys ahead of their query, so that their scores may have any value.
         whole: whether the second term is k_j . Q[r], as in `disentangled_score`.
 
     Returns:

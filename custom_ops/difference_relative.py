@@ -53,13 +53,13 @@ def difference_relative_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        ahead: int64 [B|1, L], p_j - p_i of each column, from the key farthest behind on; only its size is read.
-        coarse_cos, coarse_sin: float32 [B|1, R, P], of p_i - p_j in every 128th column; R is L / 128, rounded up.
-        fine_cos, fine_sin: float32 [1, F, P], of 0 to F - 1, F is 128.
+        ahead: int64 [B|1, L], p_j - p_i of each column, starting with the farthest key; only the size L is used.
+        coarse_cos, coarse_sin: float32 [B|1, R, P], for p_i - p_j of every 128th column; R is L / 128, rounded up.
+        fine_cos, fine_sin: float32 [1, F, P], for the positions 0 to F - 1; F is 128.
         position_bias: [num_heads, head_dim], in q's dtype.
         r_proj: [num_heads*head_dim, 2*P], in q's dtype: W_r.
-        scale: of the logits, by default head_dim**-0.5.
-        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+        scale: factor on the score, by default head_dim**-0.5.
+        causal: whether differences of keys ahead of their query are left out; L is then T + 1, otherwise S + T.
 
     Returns:
         The score, float32 [B, num_heads, S, T].

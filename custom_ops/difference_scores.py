@@ -27,11 +27,11 @@ def difference_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        table: [num_heads|1, R, head_dim], in q's dtype, of each head or for all.
-        rows: int64 [B|1, L], the row of the table for each difference, from the key farthest behind on.
-        num_heads: of the queries.
-        scale: of the logits, by default head_dim**-0.5.
-        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+        table: [num_heads|1, R, head_dim], in q's dtype, one for each head or one for all heads.
+        rows: int64 [B|1, L], the table row for each difference, starting with the farthest key.
+        num_heads: number of query heads.
+        scale: factor on the score, by default head_dim**-0.5.
+        causal: whether differences of keys ahead of their query are left out; L is then T + 1, otherwise S + T.
 
     Returns:
         The score, float32 [B, num_heads, S, T].

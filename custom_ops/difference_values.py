@@ -38,13 +38,13 @@ def difference_values(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
+        k: [B, T, num_kv_heads*head_dim] or, for a cache, [B, num_kv_heads, T, head_dim], in q's dtype.
         bias: float32 [B|1, num_heads|1, S, T], added to the logits.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        mask: int64 [B, T], 0 for hidden keys, such as padding.
         sinks: [num_heads], one more logit per head, without a value.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        table: [R, head_dim], in q's dtype, for all heads: the last row is that of the query's own key, the first that
-            of all keys R - 1 and more behind.
+        write_indices: int64 [B], the first index of the new keys in each row of a buffer; None for a growing cache.
+        table: [R, head_dim], in q's dtype, shared by all heads: the last row is for the key at the query's position,
+            the first row for all keys at distance R - 1 or more.
         num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`; causal is True.
 
     Returns:

@@ -129,9 +129,9 @@ def difference_bias(numbers: Tensor, tokens: Tensor, causal: bool = False) -> Te
     """A bias that depends on the difference of consecutive positions, laid out for all queries.
 
     Args:
-        numbers: float32 [B|1, num_heads, 1, L], the bias of each difference, from the key farthest behind on.
-        tokens: [B, S, D], of as many queries as there are rows.
-        causal: whether L is T + 1, without keys ahead of their query, and not S + T.
+        numbers: float32 [B|1, num_heads, 1, L], the bias of each difference, starting with the farthest key.
+        tokens: [B, S, D], of which only the number of tokens S is used.
+        causal: whether differences of keys ahead of their query are left out; L is then T + 1, otherwise S + T.
 
     Returns:
         The bias, float32 [B|1, num_heads, S, T].

@@ -66,16 +66,16 @@ def disentangled_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        k: [B, new, num_heads*head_dim], in q's dtype, the new keys: all of them without a cache.
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of all keys.
-        buckets: int64 [distances], the row for each of 2M + 1 distances.
-        key_table, query_table: [num_heads*head_dim, rows], in q's dtype: K and Q, of which either may be None.
+        k: [B, new, num_heads*head_dim], in q's dtype: the new keys, or all keys without a cache.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of all keys.
+        buckets: int64 [distances], the table row for each of 2M + 1 distances.
+        key_table, query_table: [num_heads*head_dim, rows], in q's dtype: K and Q; one of them may be None.
         past: [B, num_heads, past, head_dim], in q's dtype: a cache before the new keys.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        num_heads: of queries and keys.
-        scale: of the logits, by default head_dim**-0.5.
-        whole: whether the second term is whole, as where attention caps its logits.
+        write_indices: int64 [B], the first index of the new keys in each row of a buffer; None for a growing cache.
+        num_heads: number of query and key heads.
+        scale: factor on the score, by default head_dim**-0.5.
+        whole: whether Q[b] is not subtracted in the second term, as needed if attention caps its logits.
 
     Returns:
         The score, float32 [B, num_heads, S, T].

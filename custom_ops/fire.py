@@ -44,14 +44,14 @@ def fire_bias(
     relu (FIRE: Li et al. 2024, arXiv:2310.04418, section 3).
 
     Args:
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
-        c, multiplier: [], trained.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
+        c, multiplier: [], trained parameters.
         w1: [H, 1], weights of the hidden layer.
-        b1: [H].
-        w2: [num_heads, H], weights of the output.
-        b2: [num_heads].
-        init_l: the threshold that `multiplier` multiplies.
+        b1: [H], bias of the hidden layer.
+        w2: [num_heads, H], weights of the output layer.
+        b2: [num_heads], bias of the output layer.
+        init_l: the threshold on positions before it is multiplied by `multiplier`.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].

@@ -22,8 +22,8 @@ def length_frequencies(positions: Tensor, short: Tensor, long: Tensor, limit: in
 
     Args:
         positions: int64 [B, S] or [B, S, axes].
-        short, long: frequencies of `sinusoids`, or turns of `exact_sinusoids`, of one shape.
-        limit: the length up to which `short` holds.
+        short, long: frequencies of `sinusoids`, or turns of `exact_sinusoids`, both of the same shape.
+        limit: the largest length for which `short` is used.
 
     Returns:
         A tensor like `short`.
@@ -48,11 +48,11 @@ def ntk_frequencies(
     factor + 1)^(dim / (dim - 2)) (dynamic NTK, as transformers computes it).
 
     Args:
-        positions: int64 [B, S] or [B, S, axes]; the length is the largest + 1.
+        positions: int64 [B, S] or [B, S, axes]; the length is the largest position + 1.
         frequencies: float32 [P].
         theta: the base of `frequencies`.
-        factor: of the scaling.
-        limit: the length up to which `frequencies` hold.
+        factor: factor of the formula above.
+        limit: the largest length for which `frequencies` are used.
         dim: number of rotated features, by default 2P.
 
     Returns:
@@ -90,7 +90,7 @@ def position_temperature(q: Tensor, positions: Tensor, floor_scale: int, attn_sc
     Args:
         q: [B, S, D].
         positions: int64 [B, S] or [B, S, axes].
-        floor_scale: positions up to which q stays as it is.
+        floor_scale: number of positions in each step; q is unchanged if position + 1 is smaller.
         attn_scale: weight of the logarithm.
 
     Returns:

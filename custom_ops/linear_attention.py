@@ -28,11 +28,10 @@ def linear_attention(
     Kimi Linear, arXiv:2510.26692.
 
     Args:
-        q, k: float32 [B, S, heads*head_dim]; queries are scaled.
+        q, k: float32 [B, S, heads*head_dim]; queries must already be scaled.
         v: float32 [B, S, heads*value_dim].
-        state: float32 [B, heads, head_dim, value_dim], of the tokens before; zeros where there are none.
-        decay: float32 [B, S, rates], logarithms, of each head or of each feature of its keys; None for a state that
-            doesn't decay.
+        state: float32 [B, heads, head_dim, value_dim], the state after the previous tokens; zeros at the start.
+        decay: float32 [B, S, rates], logarithms, for each head or for each feature of its keys; None for no decay.
         beta: float32 [B, S, heads], from 0 to 1.
 
     Returns:

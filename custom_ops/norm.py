@@ -17,9 +17,9 @@ def head_norm(x: Tensor, weight: Tensor | None = None, head_dim: int = HEAD_DIM,
 
     Args:
         x: [B, S, heads*head_dim].
-        weight: [head_dim], in x's dtype; None for ones.
+        weight: [head_dim], in x's dtype; None for no weight.
         head_dim: width of a head, by default that of `weight`.
-        eps: added to the mean.
+        eps: number added to the mean.
 
     Returns:
         A tensor like x.

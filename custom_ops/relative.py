@@ -119,13 +119,13 @@ def relative_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
         position_bias: [num_heads, head_dim], in q's dtype.
         r_proj: [num_heads*head_dim, 2*P], in q's dtype: W_r.
-        frequencies: float32 [P], radians per position; None where there are turns.
-        turns: int64 [2, P], exact ones, as `exact_sinusoids` takes them.
-        scale: of the logits, by default head_dim**-0.5.
+        frequencies: float32 [P], radians per position; None if turns are given.
+        turns: int64 [2, P], exact frequencies, as in `exact_sinusoids`.
+        scale: factor on the score, by default head_dim**-0.5.
 
     Returns:
         The score, float32 [B, num_heads, S, T].
@@ -224,12 +224,12 @@ def relative_table_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
         position_bias: [num_heads, head_dim], in q's dtype.
         r_proj: [num_heads*head_dim, D], in q's dtype.
-        table: [rows, D], in q's dtype, of 2M + 1 rows.
-        scale: of the logits, by default head_dim**-0.5.
+        table: [rows, D], in q's dtype, with 2M + 1 rows.
+        scale: factor on the score, by default head_dim**-0.5.
 
     Returns:
         The score, float32 [B, num_heads, S, T].

@@ -50,11 +50,11 @@ def rotate(
 
     Args:
         x: [B, S, heads*head_dim], queries or keys.
-        cos, sin: [B, S, P] or [B, S, heads, P], of the angles, for all heads or each; cast to x's dtype last.
+        cos, sin: [B, S, P] or [B, S, heads, P], for all heads or for each head; they are cast to the dtype of x.
         head_dim: width of a head.
         interleaved: whether pair i is (2i, 2i + 1).
-        runs: otherwise, the features form runs of 2 * runs[r] features, in which feature i of the first half pairs
-            with feature i of the second; by default one run, with pairs (i, i + P), as Hugging Face's rotate_half.
+        runs: if not interleaved, run r has 2 * runs[r] features, and feature i of its first half is paired with
+            feature i of its second half; by default one run with pairs (i, i + P), as Hugging Face's rotate_half.
 
     Returns:
         A tensor like x.
@@ -170,7 +170,7 @@ def angles_by_heads(angles: Tensor, heads: int) -> Tensor:
     """Angles for each head, for `rotate`, from the angles of all heads side by side.
 
     Args:
-        angles: [B, S, heads*P], or their cosines or sines.
+        angles: [B, S, heads*P], angles or their cosines or sines.
         heads: number of heads.
 
     Returns:

@@ -33,11 +33,11 @@ def offset_score(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
-        table: [behind + ahead + 1, head_dim], in q's dtype, for all heads.
-        behind, ahead: the largest distances with rows of their own.
-        scale: of the logits, by default head_dim**-0.5.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
+        table: [behind + ahead + 1, head_dim], in q's dtype, shared by all heads.
+        behind, ahead: the largest distances with their own table rows.
+        scale: factor on the score, by default head_dim**-0.5.
 
     Returns:
         The score, float32 [B, num_heads, S, T].
@@ -101,16 +101,16 @@ def offset_values(
 
     Args:
         q: [B, S, num_heads*head_dim].
-        k: [B, T, num_kv_heads*head_dim] or [B, num_kv_heads, T, head_dim] of a cache, in q's dtype.
+        k: [B, T, num_kv_heads*head_dim] or, for a cache, [B, num_kv_heads, T, head_dim], in q's dtype.
         bias: float32 [B|1, num_heads|1, S, T], added to the logits.
-        mask: int64 [B, T], 0 for keys that are hidden, such as padding.
+        mask: int64 [B, T], 0 for hidden keys, such as padding.
         sinks: [num_heads], one more logit per head, without a value.
-        write_indices: int64 [B], where the new keys begin in each row of a buffer; None for a cache that grows.
-        q_positions: int64 [B, S], of the queries.
-        k_positions: int64 [B, T], of the keys.
-        table: [behind + ahead + 1, head_dim], in q's dtype, for all heads.
+        write_indices: int64 [B], the first index of the new keys in each row of a buffer; None for a growing cache.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
+        table: [behind + ahead + 1, head_dim], in q's dtype, shared by all heads.
         num_heads, num_kv_heads, scale, causal, window, chunk, softcap: as in `attend`.
-        behind, ahead: the largest distances with rows of their own.
+        behind, ahead: the largest distances with their own table rows.
 
     Returns:
         A tensor like q.

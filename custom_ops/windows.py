@@ -25,7 +25,7 @@ def window_bias(q_positions: Tensor, k_positions: Tensor, table: Tensor, size: i
     Args:
         q_positions: int64 [B, S, 2], x before y.
         k_positions: int64 [B, T, 2].
-        table: [rows, num_heads], of (2M - 1)^2 rows.
+        table: [rows, num_heads], with (2M - 1)^2 rows.
         size: M.
 
     Returns:
@@ -73,8 +73,8 @@ def window_order_bias(table: Tensor, q: Tensor, size: int) -> Tensor:
     """`window_bias` of the first S cells of a window of M x M cells in reading order, row by row.
 
     Args:
-        table: [rows, num_heads], of (2M - 1)^2 rows.
-        q: [B, S, D], of as many tokens.
+        table: [rows, num_heads], with (2M - 1)^2 rows.
+        q: [B, S, D], of which only the number of tokens S is used.
         size: M.
 
     Returns:
@@ -135,10 +135,10 @@ def window_table(coordinates: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Ten
     arXiv:2111.09883, eq. 3 and 4).
 
     Args:
-        coordinates: float32 [rows, 2], log-spaced offsets.
+        coordinates: float32 [rows, 2], offsets on a logarithmic scale.
         w1: [H, 2], weights of the hidden layer.
-        b1: [H].
-        w2: [num_heads, H], weights of the output.
+        b1: [H], bias of the hidden layer.
+        w2: [num_heads, H], weights of the output layer.
 
     Returns:
         float32 [rows, num_heads].
@@ -170,7 +170,7 @@ def cosine_heads(x: Tensor, logit_scale: Tensor | None = None, head_dim: int = R
 
     Args:
         x: [B, S, heads*head_dim], queries or keys.
-        logit_scale: [heads, 1, 1], trained, for either of them; None for a factor of 1.
+        logit_scale: [heads, 1, 1], a trained parameter; None for a factor of 1.
         head_dim: width of a head.
 
     Returns:

@@ -1,16 +1,17 @@
-"""What users have without posexport, as ONNX files: the alternatives that an artifact is timed beside.
+"""ONNX files that users can make without posexport. An artifact is timed beside these alternatives.
 
 write_plain      torch's own exporter, called as a user calls it, on the same block with the same weights in plain
-                 torch: none of posexport's operators, scaled_dot_product_attention where it applies
-write_optimized  such a file through ONNX Runtime's transformers optimizer
-write_fused      such a file through onnxscript's fusions for ONNX Runtime, which know what torch's exporter writes
+                 torch: no operators of posexport, scaled_dot_product_attention where it applies
+write_optimized  such a file after ONNX Runtime's transformers optimizer
+write_fused      such a file after onnxscript's fusions for ONNX Runtime, which match what torch's exporter writes
 
-All keep the artifact's inputs, outputs and dynamic dimensions, so whatever runs the artifact runs them. An
-alternative must compute the same: what an optimizer breaks is refused, with how far off it is.
+All files keep the artifact's inputs, outputs and dynamic dimensions, so any runtime that runs the artifact runs them.
+An alternative must compute the same function. If an optimizer changes an output, its file is refused, and the message
+states the error.
 
-Measured with onnxruntime 1.31 and onnxscript 0.7: the first fuses no attention in anything that torch's exporter writes
-(its patterns start at the norm behind an attention and are those of the older, TorchScript exporter), only norms and
-gelus of whole layers; the second makes MultiHeadAttention of attention without caches.
+Measured with onnxruntime 1.31 and onnxscript 0.7: the transformers optimizer fuses no attention in files of torch's
+exporter. Its patterns start at the norm after an attention and match the older TorchScript exporter. It fuses only
+norms and GELUs of whole layers. onnxscript's fusions make MultiHeadAttention of attention without caches.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ from posexport.spec.contract import TRACED_SIZES, Shape, Values, bounds_of, grap
 from posexport.spec.spec import Spec
 
 OPSETS = range(18, 25)
-"""What torch's exporter writes."""
+"""The opsets that torch's exporter can write."""
 
 MODEL_TYPES = ("bert", "gpt2", "bart", "t5", "conformer", "qwen3")
-"""The optimizer's kinds of models that could fit; `phi` fails in itself, the others are of convolutions."""
+"""The optimizer's model types that could fit. The optimizer fails for `phi`. Other types are for convolutions."""
 
 _ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
 _EQUAL = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-1}
-"""Most that an optimizer may change an output, of its largest value."""
+"""The largest change of an output by an optimizer, relative to its largest value, or to 1 if that is larger."""
 
 
 def write_plain(artifact: Path, output: Path, opset: int = 20) -> None:
-    """Write the block of the ONNX artifact at `artifact` as torch's exporter writes it from plain torch, to `output`.
+    """Write the block of the ONNX artifact at `artifact` to `output` with torch's exporter, from plain torch.
 
-    Weights of 1.5 GB or more go to `<output>.data`. Raises RequestError for other files and opsets, and where torch's
-    exporter can't write this block, with its reason.
+    Weights of 1.5 GB or more go to `<output>.data`. Raises RequestError for other files and opsets. Raises it with the
+    reason if torch's exporter can't write this block.
     """
     if opset not in OPSETS:
         raise RequestError(
@@ -70,11 +71,11 @@ def write_plain(artifact: Path, output: Path, opset: int = 20) -> None:
 
 
 def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
-    """Write what ONNX Runtime's transformers optimizer makes of the file at `plain`, to `output`.
+    """Write the file at `plain` to `output` after ONNX Runtime's transformers optimizer.
 
-    It takes the kind of model as which most is fused: attention first, then the fewest nodes. Returns how many nodes
-    of each operator of ONNX Runtime's own stand in the file; none where nothing was fused. Raises RequestError where
-    the optimizer fails, or the result is another function or can't be run to tell.
+    It uses the model type that fuses the most attention, then the one with the fewest nodes. Returns the number of
+    nodes of each of ONNX Runtime's own operators in the file; empty if nothing was fused. Raises RequestError if the
+    optimizer fails, if the result computes another function, or if it can't be run to check that.
     """
     from onnxruntime.transformers import optimizer
 
@@ -86,7 +87,7 @@ def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
 
 
 def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
-    """Write what onnxscript's fusions for ONNX Runtime make of the file at `plain`; otherwise as `write_optimized`."""
+    """Like `write_optimized`, with onnxscript's fusions for ONNX Runtime."""
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
     with _attempted(f"onnxscript's optimizer for ONNX Runtime can't take {plain.name!r}"):
@@ -95,12 +96,12 @@ def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
 
 
 def _own_nodes(model: onnx.ModelProto) -> Counter[str]:
-    """The nodes of ONNX Runtime's own domain, by operator."""
+    """Count the nodes of ONNX Runtime's own domain by operator."""
     return Counter(node.op_type for node in model.graph.node if node.domain == "com.microsoft")
 
 
 def _write_equal(model: onnx.ModelProto, plain: Path, output: Path, spec: Spec) -> dict[str, int]:
-    """Write a model that computes the same as the file at `plain`; returns its nodes of ONNX Runtime's own domain."""
+    """Write a model that computes the same as the file at `plain`. Return its nodes of ONNX Runtime's own domain."""
     with staged() as files:
         files.write(output, lambda file: file.write(model.SerializeToString(deterministic=True)))
     try:
@@ -112,7 +113,7 @@ def _write_equal(model: onnx.ModelProto, plain: Path, output: Path, spec: Spec) 
 
 
 def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
-    """Run both files on ONNX Runtime's CPU on seeded inputs; RequestError where an output is another one."""
+    """Run both files on ONNX Runtime's CPU with seeded inputs. RequestError if an output differs."""
     from posexport.runtimes import ort
 
     values: dict[str, tuple[Shape, str]] = {}
@@ -132,7 +133,7 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
 
 
 def _sizes(spec: Spec, inputs: Values) -> dict[str, int]:
-    """Small sizes of the dimensions of `spec`, but for those that a file with such `inputs` fixes."""
+    """Small sizes for the dimensions of `spec`, or the sizes that a file with such `inputs` fixes."""
     bounds = bounds_of(graph_inputs(spec), inputs).items()
     sizes = {dim: low if low == high else TRACED_SIZES[dim] for dim, (low, high) in bounds}
     if spec.kv_cache == "shared":
@@ -167,9 +168,9 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
     assert program is not None
     model = program.model
     shapes = artifact.inputs() | artifact.outputs()
-    for value in (*model.graph.inputs, *model.graph.outputs):  # the exporter has its own names of the same dimensions
+    for value in (*model.graph.inputs, *model.graph.outputs):  # the exporter has its own names for the same dimensions
         value.shape = ir.Shape(shapes[str(value.name)][0])
-    for node in model.graph.all_nodes():  # files and lines of the place it was made in
+    for node in model.graph.all_nodes():  # paths and lines of the source code
         node.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
@@ -177,7 +178,7 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the first cause, which says what the outer ones only report."""
+    """The first line of the first cause, which has the details that outer errors lack."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -186,7 +187,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _attempted(failure: str, advice: str = "leave this alternative out") -> Iterator[None]:
-    """Without what exporters and optimizers print and log on the way; RequestError for whatever they raise."""
+    """Hide what exporters and optimizers print and log. RequestError for anything that they raise."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

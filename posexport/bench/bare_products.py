@@ -1,5 +1,7 @@
-"""The work of a run (posexport.bench.work) done bare: its matrix products and nothing between them, by torch or by ONNX
-Runtime, or its bytes read, by torch. Each function makes the call that does it once and returns its seconds."""
+"""Run only the matrix products of a run (posexport.bench.work), by torch or ONNX Runtime, or only read its bytes.
+
+Each function returns a call that does the work once and returns its seconds.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from posexport.bench.work import Work
 from posexport.runtimes.torch_eager import timed
 
 DISTINCT = 2**29
-"""Bytes of weights from which on layers share theirs: no cache holds so many, and a stack need not fit twice."""
+"""Bytes of weights above which layers share them. No cache holds so many, and a stack needn't fit into memory twice."""
 
 PEAK_SIDE, PEAK_BYTES = 4096, 2**30
-"""The side of the square product, and the size of the read, that tell a GPU's rates."""
+"""The side of the square product, and the bytes of the read, that measure a GPU's rates."""
 
 Timed = Callable[[], float]
 """A call that does the work once and returns its seconds."""
@@ -27,8 +29,7 @@ T = TypeVar("T")
 
 
 class _Operands(Generic[T]):
-    """Second operands by shape, each with memory of its own until all take DISTINCT bytes; then those of a shape come
-    again in turn."""
+    """Second operands by shape. Each has its own memory until all take DISTINCT bytes. Then they are reused in turn."""
 
     def __init__(self, make: Callable[[tuple[int, ...]], T], itemsize: int) -> None:
         self._make, self._itemsize, self._taken = make, itemsize, 0
@@ -36,7 +37,7 @@ class _Operands(Generic[T]):
         self._asked = Counter[tuple[int, ...]]()
 
     def next(self, *shape: int) -> T:
-        """An operand of this shape."""
+        """Return the next operand of this shape."""
         made = self._made.setdefault(shape, [])
         self._asked[shape] += 1
         if made and self._taken >= DISTINCT:
@@ -47,7 +48,7 @@ class _Operands(Generic[T]):
 
 
 def by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Timed:
-    """Products in torch, into buffers that are there; `one_by_one`: one head after another."""
+    """Products in torch, written into existing buffers. With `one_by_one`, heads are computed one after the other."""
 
     def some(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.float32).to(dtype)
@@ -57,7 +58,7 @@ def by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Timed:
     def shared(what: str, *shape: int) -> torch.Tensor:
         return buffers.setdefault((what, *shape), some(shape))
 
-    def turned(shape: tuple[int, ...]) -> torch.Tensor:  # as Linear holds weights
+    def turned(shape: tuple[int, ...]) -> torch.Tensor:  # stored like the weights of Linear
         return some((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
 
     weights, cached = _Operands(turned, dtype.itemsize), _Operands(some, dtype.itemsize)
@@ -97,7 +98,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Call
 
 
 def by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Timed:
-    """The same products as MatMul nodes of a graph, weights as initializers, values bound to memory."""
+    """The same products as MatMul nodes of a graph. Weights are initializers, and values are bound to memory."""
     import onnxruntime
     from onnx import numpy_helper, parser
 
@@ -152,19 +153,19 @@ def by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Timed:
     for name in inputs:
         binding.bind_ortvalue_input(name, value.ortvalue_from_numpy(made(name)))
     places = {shape: value.ortvalue_from_shape_and_type(shape, kind.type) for shape in outputs.values()}
-    for name, shape in outputs.items():  # outputs of one shape share one place
+    for name, shape in outputs.items():  # outputs of the same shape share memory
         binding.bind_ortvalue_output(name, places[shape])
     return timed(lambda: session.run_with_iobinding(binding), torch.device("cpu"))
 
 
 def by_sum(todo: Work) -> Timed:
-    """Reading as many bytes as a run must, again and again: from a cache where they fit into one, as in the block."""
+    """Read the bytes of a run again and again. They come from a cache if they fit into one, as in the block."""
     buffer = torch.ones(max(todo.bytes // 4, 1))
     return timed(lambda: buffer.sum(), torch.device("cpu"))
 
 
 def by_vector(todo: Work) -> Timed:
-    """The same by a product with a vector."""
+    """Read the same bytes by a product with a vector."""
     columns = 4096
     matrix, vector = torch.ones(max(todo.bytes // 4 // columns, 1), columns), torch.ones(columns)
     out = torch.empty(len(matrix))
@@ -172,7 +173,7 @@ def by_vector(todo: Work) -> Timed:
 
 
 def roofline(todo: Work, dtype: torch.dtype, device: torch.device) -> Timed:
-    """Seconds of the roofline, from one large product and one large read in the same run."""
+    """Seconds of the roofline, from one large product and one large read that each call measures."""
     side, size = PEAK_SIDE, PEAK_BYTES
     one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out, buffer = torch.empty_like(one), torch.ones(size // 4, device=device)

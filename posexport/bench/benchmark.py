@@ -1,8 +1,8 @@
-"""The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the lower bound.
+"""The bench stage: latency and memory of an artifact on every available runtime, beside torch and the lower bound.
 
-Each runtime has its own process, so that its memory can be measured and a crash ends only itself. They are called in
-alternation (`rounds`); a turn is untimed runs, which wake threads that slept, and then a few timed ones. Quantiles are
-over all timed runs; ratios to the references are over rounds, of the median run of each turn.
+Each runtime has its own process, so that its memory can be measured and a crash ends only that process. The runtimes
+take turns (`rounds`). A turn is some untimed runs, which wake sleeping threads, and then a few timed runs. Quantiles
+are over all timed runs. Ratios to the references are over rounds, of the median run of each turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from posexport.bench.timed_file import TimedFile
 
 PROCESSES = 7
-"""Processes of each candidate where runs are compared with one another."""
+"""Processes of each candidate if runs are compared with each other."""
 
 
 def bench(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
@@ -44,10 +44,11 @@ def bench(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = 
 
 
 class BenchRun(BenchSession):
-    """One benchmark under way: made without timing anything, then process after process is opened and timed.
+    """A benchmark in progress. Creating it times nothing. Then processes are opened and timed one after the other.
 
-    `previous_artifact` is an earlier artifact of the same block, timed in the same rounds. `methods` says how a lower
-    bound is run (`bound_methods` of an earlier result). `planned` processes share the rounds. Raises as `bench` does.
+    `previous_artifact` is an earlier artifact of the same block, timed in the same rounds. `methods` gives the method
+    of each lower bound (`bound_methods` of an earlier result). The `planned` processes share the rounds. Raises the
+    same errors as `bench`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class BenchRun(BenchSession):
         paths = [path, *([] if previous_artifact is None else [previous_artifact])]
         for file in paths:
             check_artifact(file)
-        for text in options.shapes:  # before an engine loads to read the artifact
+        for text in options.shapes:  # before an engine is loaded to read the artifact
             pairs_of(text)
         for text in options.scenarios:
             read_scenario(text)
@@ -93,7 +94,7 @@ class BenchRun(BenchSession):
         super().__init__(artifact, candidates, sizes, options, other, progress, methods, its_sizes)
 
     def result(self) -> Benchmark:
-        """What is known so far; without timings before the first process."""
+        """The result so far. It has no timings before the first process."""
         return Benchmark(
             **self._artifact.facts(),
             rounds=self._share * self.processes,
@@ -122,11 +123,11 @@ class BenchRun(BenchSession):
 def points(
     artifact: TimedFile, shapes: Sequence[str], scenarios: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[LeftOut, ...]]:
-    """The sizes to time with the scenarios of each, and what of whole sweeps the artifact can't take."""
+    """The sizes to time, the scenarios of each, and the parts of sweeps that the artifact can't take."""
     asked: dict[Scenario, Scenario] = {}
     for scenario in (scenario for text in scenarios for scenario in read_scenario(text)):
         if not scenario.swept:
-            asked[scenario] = scenario  # named once is named, whatever sweep has it too
+            asked[scenario] = scenario  # a scenario that is named is required, even if a sweep has it too
         asked.setdefault(scenario, scenario)
     names: dict[Sizes, tuple[str, ...]] = {}
     left_out = []
@@ -147,7 +148,7 @@ def points(
 
 
 def _possible(candidates: Sequence[Candidate], artifact: TimedFile, options: BenchOptions) -> list[Candidate]:
-    """The candidates without references that can't be made of the file, unless they were named; the user's module."""
+    """Leave out references that can't be made from the file, unless they are named. Add the user's module."""
     if not artifact.no_torch:
         if options.module is not None:
             raise RequestError(
@@ -171,7 +172,7 @@ def _possible(candidates: Sequence[Candidate], artifact: TimedFile, options: Ben
 
 
 def _sizes_of_previous(artifact: TimedFile, other: TimedFile, sizes: Sequence[Sizes]) -> list[Sizes]:
-    """The sizes at which the earlier artifact is timed; RequestError where it is another block, or can't take them."""
+    """The sizes at which the earlier artifact is timed. RequestError if it is another block or can't take them."""
     if artifact.spec and other.spec and artifact.spec != other.spec:
         names = ", ".join(differing(other.spec, artifact.spec))
         raise RequestError(
@@ -182,7 +183,7 @@ def _sizes_of_previous(artifact: TimedFile, other: TimedFile, sizes: Sequence[Si
 
 
 def _unlike(artifact: TimedFile, other: TimedFile) -> tuple[str, ...]:
-    """A sentence where two files have other inputs or outputs; nothing else says that they are one function."""
+    """A sentence if two graphs differ in inputs or outputs. Nothing else shows whether they are the same function."""
     if artifact.spec and other.spec:
         return ()
     pairs = (("inputs", artifact.inputs, other.inputs), ("outputs", artifact.outputs, other.outputs))

@@ -1,8 +1,8 @@
-"""What can be timed, by name: every runtime that runs kernels, and on each device the references of their ratios.
+"""What can be timed, by name: every runtime that runs kernels, and for each device the references of ratios.
 
-A reference has a role, the name of ratios to it on either device: `lower_bound` (the bare matrix products), `torch`
-(eager), `torch-compile`, `torch-onnx` (torch's own export, run by ONNX Runtime), `ort-optimizer` (that file through
-ONNX Runtime's transformers optimizer) and `against` (an earlier artifact). Imports no engine.
+A reference has a role, the name of ratios to it on either device: `lower_bound` (only the matrix products), `torch`
+(eager), `torch-compile`, `torch-onnx` (torch's own export, run by ONNX Runtime), `ort-optimizer` (that file after ONNX
+Runtime's transformers optimizer) and `against` (an earlier artifact). Imports no engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAKES = {
     TENSORRT: ("cuda_graph",),
     REFERENCE: (),
 }
-"""Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
+"""The benchmark options that each engine supports, by its module. Other modules run nothing that can be timed."""
 
 ALWAYS = LOWER_BOUND, EAGER, COMPILED = "lower_bound", "torch", "torch-compile"
 """References that are timed without being named: the lower bound, and the block in torch, eager and compiled."""
@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def references(self) -> dict[str, str]:
-        """The candidates that its ratios are taken to, by role."""
+        """The candidates that its ratios compare it with, by role."""
         names = {role: f"{role}{'-cuda' if self.runtime.needs_gpu else ''}" for role in ROLES}
         return names if self.role == PREVIOUS_ARTIFACT else {**names, PREVIOUS_ARTIFACT: previous(self).name}
 
@@ -91,11 +91,11 @@ CANDIDATES = _candidates()
 DEFAULT = tuple(
     name for name, candidate in CANDIDATES.items() if name != "onnx-reference" and candidate.role not in ALTERNATIVES
 )
-"""Timed where no runtime is named; onnx's evaluator is there to be right, not to be fast."""
+"""Timed if no runtime is named. onnx's evaluator is left out, because it is made to be right, not fast."""
 
 
 def choose(names: Iterable[str], alternatives: bool = False, required: Iterable[str] = ()) -> list[Candidate]:
-    """The candidates of those names (default: DEFAULT), those that are `required`, and the references of their ratios.
+    """The candidates with these names (default: DEFAULT), the `required` ones, and the references of their ratios.
 
     `alternatives` adds torch's own export and ONNX Runtime's optimizer. RequestError for other names.
     """
@@ -110,7 +110,7 @@ def choose(names: Iterable[str], alternatives: bool = False, required: Iterable[
 
 
 def torch_of(module: str) -> Candidate:
-    """The user's torch module FILE.py:NAME in the place of torch eager; RequestError where no file is there."""
+    """The user's torch module FILE.py:NAME in place of torch eager. RequestError if there is no such file."""
     path, name = module_parts(module)
     options = {"module": f"{path.absolute()}:{name}", "wide": False}
     return attrs.evolve(CANDIDATES[EAGER], runtime=MODULE, options=options)
@@ -122,5 +122,5 @@ def is_reference(name: str) -> bool:
 
 
 def previous(candidate: Candidate) -> Candidate:
-    """The same runtime, for an earlier artifact that is timed in the same rounds."""
+    """The same runtime as a candidate for an earlier artifact that is timed in the same rounds."""
     return attrs.evolve(candidate, name=f"{PREVIOUS_ARTIFACT}:{candidate.name}", role=PREVIOUS_ARTIFACT)

@@ -1,6 +1,6 @@
-"""Timings as they may be compared: all candidates of one block, machine and scenario, from whichever results.
+"""Timings that can be compared: all candidates of one block, machine and scenario, from any results.
 
-Two timings are compared where everything but form, dtype and opset is the same: block, machine and settings.
+Two timings can be compared if block, machine and settings are the same. Form, dtype and opset may differ.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
 
 _MOST_DIGITS = 15  # of a size in a scenario's name
-_ENOUGH_RUNS = 6  # the fewest whose range holds the median with a probability of 95 %
+_ENOUGH_RUNS = 6  # the fewest runs whose range contains the median with a probability of 95 %
 _NEVER = Summary(median=math.inf, p10=math.inf, p90=math.inf, p99=math.inf, count=0)
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One candidate at one shape; `source` is the result file and `benchmark` the run that it comes from."""
+    """One candidate at one shape. `source` is the result file and `benchmark` is its run."""
 
     source: str
     benchmark: Benchmark
@@ -41,13 +41,13 @@ class Row:
 
     @property
     def role(self) -> str:
-        """The role of an alternative; empty for a runtime that runs the artifact."""
+        """The role of a reference. Empty for a runtime that runs the artifact."""
         name = self.runtime.removesuffix("-cuda")
         return name if name in ROLES else PREVIOUS_ARTIFACT if name.startswith(f"{PREVIOUS_ARTIFACT}:") else ""
 
     @property
     def gpu(self) -> bool:
-        """Whether it ran on a GPU; ratios are to the alternatives on the same device."""
+        """Whether it ran on a GPU. Ratios are to the references on the same device."""
         name = self.runtime.removeprefix(f"{PREVIOUS_ARTIFACT}:")
         return name.endswith("-cuda") or name.startswith(("tensorrt", "trt"))
 
@@ -58,11 +58,11 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Its median time, infinite where it has none."""
+        """Its median time. Infinite if it was not timed."""
         return self.seconds.median
 
     def ratio(self, role: str) -> Ratio | None:
-        """Its time over that of an alternative."""
+        """The ratio of its time to that of a reference."""
         return self.timing.ratios.get(role)
 
 
@@ -70,8 +70,8 @@ class Row:
 class Comparison:
     """All candidates of one block on one machine in one scenario.
 
-    `key` is the same for what may be compared; `apart` are the facts in which its block and machine differ from others
-    of its encoding and size. `benchmarks` has each artifact of the block once.
+    Comparisons with the same `key` may be compared. `apart` contains the facts in which its block and machine differ
+    from others of its encoding and size. `benchmarks` contains each artifact of the block once.
     """
 
     key: str
@@ -93,10 +93,10 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Row]:
-        """The timed candidates without the lower bound, the fastest first.
+        """The timed candidates without the lower bound, fastest first.
 
-        Separate runs, one per file, differ by more than their candidates do: where each timed torch on the same
-        device, candidates rank by their ratio to it, times its time in the fastest of the runs.
+        Separate runs, one for each file, differ more than their candidates do. If every run timed torch on the same
+        device, candidates are ranked by their ratio to torch, times torch's time in the fastest run.
         """
         timed = [row for row in self.rows if row.timed and row.role != LOWER_BOUND]
         scales: dict[bool, float] = {}
@@ -122,7 +122,7 @@ def rows_of(source: str, benchmark: Benchmark) -> Iterator[Row]:
 
 
 def compare(results: Iterable[Result[Benchmark]]) -> list[Comparison]:
-    """The candidates of all results by block and scenario, in the order in which they come."""
+    """The candidates of all results by block and scenario, in the order of the results."""
     groups: dict[tuple[str, str], list[Row]] = {}
     benchmarks: dict[str, dict[tuple[str, str], Benchmark]] = {}
     for result in results:
@@ -130,7 +130,7 @@ def compare(results: Iterable[Result[Benchmark]]) -> list[Comparison]:
         key = json.dumps(_facts(benchmark), sort_keys=True)
         for row in rows_of(result.name, benchmark):
             benchmarks.setdefault(key, {})[benchmark.sha256, benchmark.file] = benchmark
-            for scenario in (title_of(row.shape), *row.shape.also):  # scenarios of the same sizes
+            for scenario in (title_of(row.shape), *row.shape.also):  # all scenarios with these sizes
                 groups.setdefault((key, scenario), []).append(row)
     made = {key: tuple(files.values()) for key, files in benchmarks.items()}
     apart = _apart({key: files[0] for key, files in made.items()})
@@ -141,7 +141,7 @@ def compare(results: Iterable[Result[Benchmark]]) -> list[Comparison]:
 
 
 def by_size(compared: Iterable[Comparison]) -> list[list[Comparison]]:
-    """The scenarios of one kind by block, such as prefill at several lengths, in the order of their sizes."""
+    """The scenarios of one kind by block, such as prefill at several lengths, sorted by size."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for comparison in compared:
         if comparison.kind in SWEEPS and comparison.size is not None:
@@ -150,22 +150,22 @@ def by_size(compared: Iterable[Comparison]) -> list[list[Comparison]]:
 
 
 def title_of(shape: Shape) -> str:
-    """The scenario, or the sizes."""
+    """The name of the scenario, or the sizes if it has none."""
     return shape.scenario or ", ".join(f"{name} {size}" for name, size in shape.sizes.to_dict().items())
 
 
 def _facts(benchmark: Benchmark) -> dict[str, Any]:
-    """Everything that a time depends on beside the artifact's form, dtype and opset, by dotted name."""
+    """Everything that a time depends on except the artifact's form, dtype and opset, by dotted name."""
     spec = {name: value for name, value in benchmark.spec.items() if name != "dtype"}
     machine = {name: benchmark.machine.get(name) for name in SAME} | {"threads": benchmark.threads}
     facts = {"encoding": benchmark.encoding, **_flat("", spec), **_flat("machine", machine)}
-    if benchmark.encoding is None:  # nothing but its origin says what a graph computes
+    if benchmark.encoding is None:  # only its origin says what a graph computes
         facts["graph"] = benchmark.origin or benchmark.sha256
     return {**facts, "cuda_graph": benchmark.cuda_graph}
 
 
 def _flat(path: str, value: Any) -> dict[str, Any]:
-    """Facts inside objects under dotted names, without unknown ones."""
+    """Nested facts under dotted names. Unknown facts are left out."""
     if not isinstance(value, Mapping):
         return {} if value is None else {path: value}
     inner = (_flat(f"{path}.{name}" if path else name, item) for name, item in value.items())
@@ -173,12 +173,12 @@ def _flat(path: str, value: Any) -> dict[str, Any]:
 
 
 def block_of(benchmark: Benchmark) -> tuple[str, Any, int]:
-    """The encoding (of a graph that anyone wrote, its file), the hidden size and the number of layers."""
+    """The encoding (the file name if a graph has none), the hidden size and the number of layers."""
     return benchmark.encoding or benchmark.file, benchmark.spec.get("hidden_size"), benchmark.spec.get("layers") or 1
 
 
 def _apart(benchmarks: Mapping[str, Benchmark]) -> dict[str, dict[str, Any]]:
-    """By key, the facts in which each benchmark differs from the others of its block."""
+    """By key, the facts in which a benchmark differs from others of its block."""
     facts = {key: _facts(benchmark) for key, benchmark in benchmarks.items()}
     apart = {}
     for key, benchmark in benchmarks.items():
@@ -193,8 +193,10 @@ Order = Literal["faster", "tie", "too few rounds", "inconclusive"]
 
 
 def _is_reference_of(row: Row, other: Row) -> bool:
-    """Whether the ratio of a row to the role of the other is that to the other, which ran in the same rounds on the
-    same device: each runtime has a previous artifact of its own."""
+    """Whether the ratio of `row` to the role of `other` is a ratio to `other` itself.
+
+    Both then ran in the same rounds on the same device. Each runtime has its own previous artifact.
+    """
     same = other.role != PREVIOUS_ARTIFACT or other.runtime == f"{PREVIOUS_ARTIFACT}:{row.runtime}"
     return bool(other.role) and same and row.benchmark is other.benchmark
 
@@ -202,8 +204,8 @@ def _is_reference_of(row: Row, other: Row) -> bool:
 def order(first: Row, other: Row) -> Order:
     """Whether the first is faster than the other, by the whole interval of their ratio.
 
-    That is the ratio in the same rounds where they ran in one run, else the two ratios to torch on the same device,
-    else the middle 80 % of their times. It is a tie only where the intervals allow equal times.
+    This is the ratio in the same rounds if both ran in one run. Otherwise it is the two ratios to torch on the same
+    device, or else the middle 80 % of their times. It is a tie only if the intervals allow equal times.
     """
     if first.gpu == other.gpu:
         direct = first.ratio(other.role) if _is_reference_of(first, other) else None
@@ -221,7 +223,7 @@ def order(first: Row, other: Row) -> Order:
 
 
 def order_of(ratio: Ratio, inverted: bool = False) -> Order:
-    """The same from the ratio of the first candidate's time to the other's, or `inverted`."""
+    """The order from the ratio of the first candidate's time to the other's, or from the `inverted` ratio."""
     if ratio.low <= 1 <= ratio.high:
         return "tie"
     if ratio.confidence < CONFIDENCE:
@@ -230,6 +232,6 @@ def order_of(ratio: Ratio, inverted: bool = False) -> Order:
 
 
 def only_beside(first: Row, others: Sequence[Row]) -> list[Row]:
-    """Those that the first is compared with: an alternative that ran beside it counts by those rounds only."""
+    """The rows to compare the first with. If an alternative ran beside it, only those rounds count."""
     beside = {row.runtime for row in others if row.benchmark is first.benchmark}
     return [row for row in others if row.benchmark is first.benchmark or not row.role or row.runtime not in beside]

@@ -1,6 +1,6 @@
-"""What all results say of each artifact: who verified and timed it, and what is missing or stale.
+"""What all results say about each artifact: which runtimes verified and timed it, and what is missing or stale.
 
-A result belongs to the artifact with its sha256 where both have one, else to the one with its name.
+A result belongs to the artifact with its sha256 if both have one, otherwise to the artifact with its name.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from posexport.verify.result import FAILED, PASSED, PROJECT, Report
 
 @attrs.frozen(kw_only=True)
 class Mention:
-    """What one result, `source`, says of the artifact `file`: its state on a runtime.
+    """What one result, `source`, says about the artifact `file`: its state on a runtime.
 
-    A `timing` has its `scenario` and, where it was timed, its median in `seconds`; `busy` marks one of a busy machine.
-    `sha256` is empty where the result has none; `by_tune` marks the runs of tune.
+    A `timing` has its `scenario` and, if it was timed, its median in `seconds`. `busy` marks a timing from a busy
+    machine. `sha256` is empty if the result has none. `by_tune` marks the runs of tune.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Mention:
 
 
 def same(file: str, sha256: str, other: str, other_sha256: str) -> bool:
-    """Whether two names with hashes, as far as these are known, mean one artifact."""
+    """Whether both names mean the same artifact: by their hashes if both are known, otherwise by name."""
     if sha256 and other_sha256:
         return sha256 == other_sha256
     return PurePath(file).name == PurePath(other).name
@@ -49,37 +49,37 @@ def same(file: str, sha256: str, other: str, other_sha256: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class ArtifactSummary:
-    """One artifact: a file on the page, or one that results mention. `stale` mentions have its name but other bytes."""
+    """One artifact: a file on the page, or one in results. `stale` mentions have its name but other bytes."""
 
     name: str
     mentions: tuple[Mention, ...]
     stale: tuple[Mention, ...]
 
     def about(self, timing: bool) -> tuple[list[Mention], list[str]]:
-        """Its verdicts, or its timings, and the results that have such of other bytes."""
+        """Its verdicts or its timings, and the results that have some for other bytes."""
         others = dict.fromkeys(mention.source for mention in self.stale if mention.timing == timing)
         return [mention for mention in self.mentions if mention.timing == timing], list(others)
 
 
 @attrs.frozen
 class Evidence:
-    """Every mention of an artifact, and the page's own files (`shown`: names to sha256)."""
+    """Every mention of an artifact, and the page's own files (`shown`: sha256 by name)."""
 
     mentions: tuple[Mention, ...]
     shown: Mapping[str, str]
 
     @classmethod
     def of(cls, results: Iterable[Result[Any]], shown: Mapping[str, str]) -> Evidence:
-        """All that verdicts, benchmarks and tunings say."""
+        """Collect what verdicts, benchmarks and tunings say."""
         return cls(tuple(mention for result in results for mention in _mentions(result.name, result.data)), shown)
 
     def is_stale(self, file: str, sha256: str | None) -> bool:
-        """Whether the file of that name on the page has other bytes."""
+        """Whether the page has a file of that name with other bytes."""
         named = any(PurePath(name).name == PurePath(file).name for name in self.shown)
         return bool(sha256) and named and sha256 not in self.shown.values()
 
     def verdict(self, row: Row) -> str:
-        """The state of a timed artifact on its runtime, failed before passed; empty without a verdict."""
+        """The verdict on a timed artifact on its runtime: failed if any failed. Empty without a verdict."""
         made = row.benchmark
         states = {
             mention.state
@@ -92,7 +92,7 @@ class Evidence:
 
     def artifacts(self) -> list[ArtifactSummary]:
         """The artifacts of the page, its own files first."""
-        mentions = sorted(self.mentions, key=lambda mention: not mention.sha256)  # a hash tells more than a name
+        mentions = sorted(self.mentions, key=lambda mention: not mention.sha256)  # a hash says more than a name
         known = _Artifacts(self.shown)
         for mention in mentions:
             if not self.is_stale(mention.file, mention.sha256) and not known.of(mention.file, mention.sha256):
@@ -109,7 +109,7 @@ class Evidence:
         counted = Counter(names)
         summaries = []
         for number, ((name, sha256), bare) in enumerate(zip(known.artifacts, names, strict=True)):
-            # one mention of each result, whatever the number of its artifacts
+            # one mention for each result, even if it has several such artifacts
             found = (
                 next((m for other, m in each.items() if other != sha256), None)
                 for each in others.get(bare, {}).values()
@@ -121,7 +121,7 @@ class Evidence:
 
 
 class _Artifacts:
-    """Artifacts by number, found by sha256 and by name without looking at all of them: there may be thousands."""
+    """Artifacts by number, indexed by sha256 and name. A search would be slow, because there may be thousands."""
 
     def __init__(self, shown: Mapping[str, str]) -> None:
         self.artifacts: list[tuple[str, str]] = []
@@ -141,7 +141,7 @@ class _Artifacts:
             self._without_hash.setdefault(bare, []).append(number)
 
     def of(self, file: str, sha256: str) -> list[int]:
-        """The numbers of those that are `same`."""
+        """The numbers of the artifacts that are the `same`."""
         bare = PurePath(file).name
         if not sha256:
             return self._by_name.get(bare, [])
@@ -161,7 +161,7 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
                 if not row.role:
                     scenario, seconds = title_of(row.shape), row.median if row.timed else None
                     yield about(runtime=row.runtime, state=row.timing.state, scenario=scenario, seconds=seconds)
-        case Tuning(winner=winner) if winner is not None and winner.file:  # tune verified it, and mostly timed it
+        case Tuning(winner=winner) if winner is not None and winner.file:  # tune verified it, and usually timed it
             about = partial(Mention, file=winner.file, sha256=winner.sha256 or "", source=source, by_tune=True)
             if winner.verified:
                 yield about(runtime=winner.verified, state=PASSED)

@@ -1,4 +1,4 @@
-"""Timing that ends in a judgement, or is kept for one: as many processes as it takes to know what got slower."""
+"""Benchmarks that are judged, or saved to judge later ones. They run as many processes as a clear answer needs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from posexport.machine import differences, machine
 from posexport.progress import Progress, Warn, silent
 
 GATE_TIMEOUT = 300.0
-"""Seconds after the first judgement in which more processes may be opened to settle it."""
+"""Seconds after the first judgement in which more processes may start."""
 
 _warn = logging.getLogger(__name__).warning
 
 
 def bench_to_keep(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
-    """Time the artifact at `path` to compare later runs with.
+    """Time the artifact at `path` to compare later runs with the result.
 
-    It takes `options.processes`, or as many as make the result steady. RequestError as `bench` raises it.
+    It runs `options.processes`, or as many as make the result steady. RequestError as in `bench`.
     """
     planned = attrs.evolve(options, processes=options.processes or PROCESSES)
     with BenchRun(path, planned, progress=progress) as run:
@@ -44,13 +44,13 @@ def bench_gated(
     warn: Warn = _warn,
     progress: Progress = silent,
 ) -> Benchmark:
-    """Time the artifact at `path`, with a gate by `reference`: a saved result, or an earlier artifact.
+    """Time the artifact at `path` and judge it by `reference`: a saved result, or an earlier artifact.
 
-    Scenarios, shapes, runtimes, threads and CUDA graphs that aren't given are those of a saved result. `limit` is the
-    largest share by which it may be slower (0.05 is 5 %). With `keep` it goes on until the result is steady too: one
-    that stopped where it looked fast is no baseline. `warn` is called with a sentence for each thing that makes the
-    comparison less certain, before anything is timed; by default it is logged. RequestError as `bench` raises it, and
-    for a result of something else.
+    Scenarios, shapes, runtimes, threads and CUDA graphs that are not given are those of a saved result. `limit` is the
+    largest share by which it may be slower (0.05 is 5 %). With `keep`, timing also continues until the result is
+    steady, because a result that stopped when it looked fast is not a baseline. Before anything is timed, `warn` is
+    called with a sentence for each thing that makes the comparison less certain. By default it is logged. RequestError
+    as in `bench`, and for a result of something else.
     """
     planned = attrs.evolve(options, processes=options.processes or PROCESSES)
     baseline, previous = (reference, None) if isinstance(reference, Benchmark) else (None, reference)
@@ -87,7 +87,7 @@ def _settled(run: BenchRun, most: int, enough: Callable[[Benchmark], bool]) -> B
 
 
 def _as_in(baseline: Benchmark, options: BenchOptions) -> BenchOptions:
-    """Options with what wasn't given taken from the baseline."""
+    """Options that were not given are taken from the baseline."""
     if not options.scenarios and not options.shapes:
         scenarios = tuple(name for shape in baseline.shapes for name in shape.scenarios)
         shapes = tuple(str(shape.sizes) for shape in baseline.shapes if shape.scenario is None)
@@ -111,10 +111,10 @@ def bench_file(
     warn: Warn = _warn,
     progress: Progress = silent,
 ) -> Benchmark:
-    """What `posexport bench FILE` does: time an artifact, to keep the result in `save`, or with a gate by a saved
-    `baseline` or a `previous_artifact`, whose `limit` is text such as `5%`.
+    """Time an artifact as `posexport bench FILE` does.
 
-    Nothing is written here. RequestError for what can't be asked, before anything is timed.
+    With `save`, the result is made to be kept. With a saved `baseline` or a `previous_artifact`, it has a gate, whose
+    `limit` is text such as `5%`. Nothing is written here. RequestError for invalid requests, before anything is timed.
     """
     choose(options.required)  # a misspelt name is reported before anything is read
     if save is not None:
@@ -130,7 +130,7 @@ def bench_file(
 
 
 def excused_references(named: Sequence[str]) -> set[str]:
-    """The references that nobody named: they say nothing about the artifact by failing."""
+    """The references that nobody named. If they fail, that says nothing about the artifact."""
     return {name for name in CANDIDATES if is_reference(name)} - set(named)
 
 

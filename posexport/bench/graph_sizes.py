@@ -1,7 +1,7 @@
-"""The sizes that a benchmark runs any graph at, by the roles of its inputs (posexport.graphs.roles).
+"""The sizes at which a benchmark runs a graph, by the roles of its inputs (posexport.graphs.roles).
 
 A dimension is named as in `--shape` of posexport's own files (`batch`, `seq`, `past_seq`, `max_seq`, `encoder_seq`), by
-its meaning (`height`), or as the file names it (`past_sequence_length`).
+its meaning (`height`), or as in the file (`past_sequence_length`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMES = {BATCH: "batch", SEQ: "seq", PAST: "past_seq", SLOTS: "max_seq", ENCODER
 """The fields of Sizes by the meaning of an axis."""
 
 _ONLY_A_NAME = "dim "
-"""How the meaning of a dimension begins of which nothing but its name is known."""
+"""The prefix of the meaning of a dimension if only its name is known."""
 
 
 def _name(axis: str) -> str:
@@ -32,17 +32,17 @@ def _name(axis: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class GraphSizes:
-    """The sizes that a graph takes, whose file is called `file`."""
+    """The sizes that a graph can take. `file` is the name of its file."""
 
     file: str
     roles: Mapping[str, Role]
 
     @property
     def axes(self) -> list[str]:
-        """The meanings of its dimensions, but for the sum of others."""
+        """The meanings of its dimensions, without sums of other dimensions."""
         axes = dict.fromkeys(axis for role in self.roles.values() for axis in role.axes if isinstance(axis, str))
         counted = {*CACHED} - {"past"} & {role.kind for role in self.roles.values()}
-        if counted or SLOTS in axes:  # a buffer is full up to there
+        if counted or SLOTS in axes:  # PAST is how much of a buffer is filled
             axes[PAST] = None
         return [axis for axis in axes if axis != TOTAL]
 
@@ -56,12 +56,12 @@ class GraphSizes:
         return names
 
     def defaults(self) -> list[Sizes]:
-        """A prefill and a step where there is a cache, else two lengths, as near as the graph allows."""
+        """A prefill and a step if there is a cache, otherwise two lengths, as near as the graph allows."""
         tokens = ((512, 0), (1, 512)) if PAST in self.axes else ((128, 0), (512, 0))
         return list(dict.fromkeys(self._sizes(self._fitted({SEQ: seq, PAST: past})) for seq, past in tokens))
 
     def read(self, text: str) -> Sizes:
-        """The sizes of a `--shape`; those that it doesn't name are defaults. RequestError for what can't be taken."""
+        """The sizes of a `--shape`, and defaults for the others. RequestError if the graph can't take them."""
         names = self.names()
         given: dict[str, int] = {}
         for name, value in pairs_of(text).items():
@@ -72,7 +72,7 @@ class GraphSizes:
         return self.checked(given)
 
     def scenario(self, scenario: Scenario) -> Sizes:
-        """The sizes of a scenario, else defaults; RequestError for what can't be taken."""
+        """The sizes of a scenario. The others are defaults. RequestError if the graph can't take them."""
         axes, problem = self.axes, ""
         if scenario.kind == "decode":
             asked = {SEQ: 1, PAST: scenario.size}
@@ -90,17 +90,17 @@ class GraphSizes:
             raise RequestError(f"--scenario {scenario}: {error}") from None
 
     def like(self, sizes: Sizes) -> Sizes:
-        """Those of another file, of the dimensions that this one has too; defaults of the others."""
+        """The sizes of another file for the dimensions that this one has too. The others are defaults."""
         known, names = sizes.to_dict(), self.names()
         return self.checked({names[name]: size for name, size in known.items() if name in names})
 
     def asked(self, sizes: Sizes) -> dict[str, int]:
-        """The sizes by meaning, as posexport.graphs.draw takes them."""
+        """The sizes by meaning, as posexport.graphs.draw expects them."""
         known, names = sizes.to_dict(), self.names()
         return {names[name]: size for name, size in known.items() if name in names}
 
     def checked(self, given: Mapping[str, int]) -> Sizes:
-        """The sizes with these `given` by meaning, else defaults; RequestError where the graph can't take them."""
+        """The `given` sizes by meaning. The others are defaults. RequestError if the graph can't take them."""
         first = self._fitted({SEQ: 512 if PAST in self.axes else 128, PAST: 0})
         usual = {axis: first[axis] for axis in self.axes if axis != SLOTS}
         sizes = self._fitted({**usual, **given})
@@ -119,7 +119,11 @@ class GraphSizes:
         return self._sizes(sizes)
 
     def _check_tokens(self, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> None:
-        """RequestError for more tokens than a buffer, a table of positions or a mask of fixed length holds."""
+        """RequestError for more tokens than the graph can take.
+
+        A buffer, a table of positions and a mask of fixed length have limits, and so has GroupQueryAttention with a
+        batch.
+        """
         past, seq = sizes[PAST] if PAST in self.axes else 0, sizes[SEQ]
         total = tokens_text(seq, past)
         if SLOTS in self.axes:
@@ -135,12 +139,15 @@ class GraphSizes:
             check_grouped(self.file, sizes[BATCH], seq, past)
 
     def _fitted(self, asked: Mapping[str, int]) -> dict[str, int]:
-        """All sizes by meaning: those that are asked for, and what is usual, as near as the graph allows."""
+        """All sizes by meaning: those that are asked for, and usual ones, as near as the graph allows."""
         places = max(BUFFER, asked.get(SEQ, 0) + asked.get(PAST, 0))
         return fitted(self.roles, {BATCH: 1, ENCODER: ENCODER_TOKENS, SLOTS: places, **asked})
 
     def _sizes(self, sizes: Mapping[str, int]) -> Sizes:
-        """The sizes of a benchmark from those by meaning; dimensions without a usual name only where they may vary."""
+        """The sizes of a benchmark from sizes by meaning.
+
+        Dimensions without a usual name are included only if they may vary.
+        """
         fixed = fixed_sizes(self.roles.values())
         others = {axis.removeprefix(_ONLY_A_NAME): sizes[axis] for axis in self.axes if axis not in {**NAMES, **fixed}}
         known = {NAMES[axis]: sizes[axis] for axis in self.axes if axis in NAMES}

@@ -1,14 +1,14 @@
-"""What a graph that anyone wrote must compute and read at least (posexport.bench.work), at given sizes.
+"""The least work of any graph at given sizes: what it must compute and read (posexport.bench.work).
 
     MatMul, Gemm, Einsum   [rows, inner] [inner, columns], once or for each pair of factors
     Conv                   [places, channels*kernel] [channels*kernel, features] for each group of channels
-    attention              as recognised, with as many keys as a query sees behind a window, in chunks or in a buffer
+    attention              as recognised, with as many keys as a query sees under a window, in chunks or in a buffer
 
-The products are those that features pass through: what an encoding computes counts nowhere, nor does a Conv that has
-one channel in each group. The bytes are the weights of these products, and caches as far as they are seen.
+Only products of features are counted. Products that compute an encoding are not counted, and neither is a Conv with one
+channel in each group. The bytes are the weights of these products, and the parts of caches that are seen.
 
-Their sizes follow from the shapes of the graph's inputs (posexport.graphs.symbolic_shapes). Where one doesn't, where
-attention is not recognised, or an operator has products that aren't counted, nothing is said.
+Sizes follow from the shapes of the graph's inputs (posexport.graphs.symbolic_shapes). The work is unknown if a size
+doesn't follow, if attention is not recognised, or if an operator has products that are not counted.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _NOT_COUNTED = {
     **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "ConvInteger", "QLinearMatMul", "QGemm"), "whole"),
     **dict.fromkeys(("QLinearConv", "DynamicQuantizeMatMul", "GatherBlockQuantized"), "whole"),
 }
-"""Operators with products, or with weights, that are not those of floats that are counted here."""
+"""Operators with products or weights that are not counted here."""
 
 _DOMAINS = ("", "com.microsoft")
 
 _CACHES = ("past", "encoder_past")
 
 _CACHED = (PAST, SLOTS, ENCODER)
-"""The axes of a cache that have its tokens."""
+"""The axes of a cache that count its tokens."""
 
 
 def works_of(path: Path, roles: Sequence[Role], requests: Sequence[Mapping[str, int]], itemsize: int) -> list[Work]:
-    """The work of the graph at each of these sizes by meaning; `itemsize` is that of its dtype.
+    """The work of the graph at each of these sizes by meaning. `itemsize` is the item size of its dtype.
 
-    RequestError where it isn't known, with the reason.
+    RequestError with the reason if the work is not known.
     """
     model = model_of(read_with_weights_on_disk(path))
     if has_branches(model):
@@ -73,7 +73,7 @@ def works_of(path: Path, roles: Sequence[Role], requests: Sequence[Mapping[str, 
 
 
 class _Counter:
-    """The products of one graph, to be counted at several sizes."""
+    """Counts the products of one graph at several sizes."""
 
     def __init__(self, view: View, itemsize: int) -> None:
         self._view, self._itemsize = view, itemsize
@@ -95,7 +95,7 @@ class _Counter:
         ]
 
     def _check(self) -> None:
-        """RequestError for a graph with products that aren't counted."""
+        """RequestError for a graph with products that are not counted."""
         for node in self._view.model.graph:
             inner = [one for body in bodies(node) for one in body.all_nodes()]
             for one in (node, *inner):
@@ -162,12 +162,12 @@ def _seen(data: Mapping[str, Any]) -> Seen:
 
 
 def _caches(data: Mapping[str, Any]) -> list[str]:
-    """The inputs that an attention has caches from."""
+    """The inputs that contain the caches of an attention."""
     return [name for name in (data["cache"] or {"inputs": {}})["inputs"].values() if name]
 
 
 def _operands(node: ir.Node, result: bool = False) -> list[ir.Value]:
-    """The two factors of a product, and where that is asked for, or they don't say how large it is, its result."""
+    """The two factors of a product. Its result is added if `result`, or for Conv, whose factors don't give its size."""
     results = node.outputs if result or "Conv" in node.op_type else ()
     return [value for value in (*node.inputs[:2], *results) if value is not None]
 
@@ -183,7 +183,7 @@ def _known(node: ir.Node, shapes: Mapping[ir.Value, tuple[int, ...]], *, result:
 
 
 def _product_of(node: ir.Node, shapes: Sequence[tuple[int, ...]]) -> list[Product]:
-    """The product that a node is, from the shapes of its factors and, of a Conv, of its result."""
+    """The product that a node computes, from the shapes of its factors and, for Conv, of its result."""
     left, right, *results = shapes
     if 0 in (*left, *right):
         return []
@@ -200,7 +200,7 @@ def _product_of(node: ir.Node, shapes: Sequence[tuple[int, ...]]) -> list[Produc
 
 
 def _convolved(node: ir.Node, x: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...]) -> list[Product]:
-    """The product of each group of channels; none where a group has one channel."""
+    """The product of each group of channels. Empty if each group has one channel."""
     groups = node.attributes.get_int("group", 1)
     if groups > 1 and groups == x[1]:
         return []

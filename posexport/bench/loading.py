@@ -1,4 +1,4 @@
-"""Files to be timed, read: artifacts of posexport, plans, and ONNX files that anyone wrote."""
+"""Reading files to be timed: artifacts of posexport, plans, and ONNX files of other tools."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def load_timed(paths: Sequence[Path], trusted: Sequence[TrustedKey], roles: Mapping[str, str]) -> list[TimedFile]:
-    """The files that are timed in the same rounds. `roles` are those of inputs by name, in files without a spec.
+    """Load files that are timed in the same rounds. `roles` are roles of inputs by name, in files without a spec.
 
-    RequestError for what can't be timed, for a role of no input or of an input that needs none, and for an input whose
-    role can't be guessed. One of the `trusted` keys must have signed each file.
+    RequestError for a file that can't be timed, for a role of an unknown input or of an input that needs none, and for
+    an input whose role can't be guessed. One of the `trusted` keys must have signed each file.
     """
     for name, role in roles.items():
         check_role(name, role)
@@ -41,7 +41,7 @@ def _load(path: Path, trusted: Sequence[TrustedKey], roles: Mapping[str, str]) -
         return TimedArtifact(load_for_bench(path, trusted))
     except ForeignFileError as error:
         if not error.is_graph:
-            raise  # an artifact that lost a part of what says what it is
+            raise  # an artifact whose metadata is incomplete
         if path.suffix == ".plan":
             raise RequestError(
                 f"{str(path)!r} is the plan of a graph without a spec, which can't be timed: give the graph, "

@@ -1,12 +1,13 @@
-"""The lower bound of a run's time: its matrix products bare, or the bytes that it must read, whichever takes longer.
+"""The lower bound of a run's time: only its matrix products, or only reading its bytes, whichever takes longer.
 
-On the CPU both are run (posexport.bench.bare_products), the products with every operand at hand and nothing between
-them, by torch (all heads at once, or one after another) or by ONNX Runtime, in the graph's dtype or in fp32, whichever
-is fastest here, as warming up shows. Scores are written to memory between the two products of attention: a kernel that
-skips masked keys, or keeps scores in its registers, can be faster. Bytes are each read once; they bound decoding.
+On the CPU, both are run (posexport.bench.bare_products). Products have all operands ready and nothing between them.
+They run in torch (all heads at once, or one after the other) or in ONNX Runtime, in the graph's dtype or in fp32. The
+first runs show which method is the fastest. Scores are written to memory between the two products of attention. A
+kernel that skips masked keys, or keeps scores in registers, can be faster. Each byte is read once, which bounds
+decoding.
 
-On a GPU it is the roofline (Williams, Waterman, Patterson, 2009): the larger of operations over the rate of one large
-product and bytes over the rate of one large read, both measured in every run.
+On a GPU, it is the roofline (Williams, Waterman, Patterson, 2009). This is the larger of operations over the rate of
+one large product and bytes over the rate of one large read. Both rates are measured in every run.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from posexport.runtimes.base import Arrays
 from posexport.spec.spec import Spec
 
 SCORES = 2**30
-"""The largest buffer of scores, in bytes; beyond, heads are taken one by one."""
+"""The largest buffer of scores, in bytes. With larger scores, heads are computed one by one."""
 
 _TRIALS, _SLOW = 5, 0.5
-"""Runs by which the fastest method is found, and the seconds from which on one is enough."""
+"""The runs that find the fastest method, and the seconds from which one run is enough."""
 
 
 class LowerBoundRunner:
-    """The lower bound of one file on one device; `work_on` says what must be computed on inputs of `sizes`, in `dtype`.
+    """The lower bound of one file on one device.
 
-    `method` is how it is run, where an earlier process chose one: processes differ in which method is the fastest, and
-    a ratio to the lower bound is to mean one thing.
+    `work_on` returns what must be computed in `dtype` for inputs of `sizes`. `method` is the method that an earlier
+    process chose, if any. The fastest method differs between processes, but a ratio to the lower bound must always mean
+    the same.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class LowerBoundRunner:
         readers = {"bytes by a sum": partial(by_sum, todo), "bytes by a product": partial(by_vector, todo)}
         made = None if self.method is None else (makers | readers).get(self.method)
         if made is not None:
-            with contextlib.suppress(Exception):  # what can't run here is left out, as it is where all are tried
+            with contextlib.suppress(Exception):  # if this method can't run here, all methods are tried
                 call = made()
                 call()
                 self._method = str(self.method)
@@ -83,12 +85,12 @@ class LowerBoundRunner:
 
 
 def of_spec(spec: Spec, device: str, threads: int | None) -> LowerBoundRunner:
-    """The lower bound of a block."""
+    """The lower bound of a block of posexport."""
     return LowerBoundRunner(lambda inputs, _: work_on(spec, inputs), spec.dtype, device, threads)
 
 
 def _fastest(makers: Mapping[str, Callable[[], Timed]]) -> tuple[float, str, Timed]:
-    """(seconds, name, call) of the fastest, others forgotten; one that can't run here is left out while one can."""
+    """(seconds, name, call) of the fastest method. Only its memory is kept. Raises only if no method can run here."""
     best: tuple[float, str, Timed] | None = None
     error = Exception("there is no method")
     for name, make in makers.items():
@@ -97,7 +99,7 @@ def _fastest(makers: Mapping[str, Callable[[], Timed]]) -> tuple[float, str, Tim
             seconds = call()
             if seconds < _SLOW:
                 seconds = min(call() for _ in range(_TRIALS))
-        except Exception as failure:  # such as no fp16 product: another method is the lower bound then
+        except Exception as failure:  # such as a missing fp16 product: another method is the lower bound then
             error = failure
         else:
             if best is None or seconds < best[0]:

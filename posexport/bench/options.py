@@ -1,4 +1,4 @@
-"""What a benchmark is asked for: what is timed, at which sizes, and for how long. Imports no engine."""
+"""The options of a benchmark: what is timed, at which sizes, and for how long. Imports no engine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from posexport.artifact.signing import TrustedKey
 from posexport.spec.fields import integer, positive
 
 ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
-"""Rounds of one process, and of each where there are several."""
+"""Rounds of one process, and of each process if there are several."""
 
 
 @attrs.frozen(kw_only=True)
 class BenchOptions:
-    """The options of `posexport bench`; None is the default of the stage, for `threads` that of each runtime.
+    """The options of `posexport bench`. None is the default of the stage, or for `threads`, of each runtime.
 
-    `required` names candidates beside `runtimes`, or beside the default ones. `shapes` are texts like
-    `batch=1,seq=128`, `scenarios` like `decode:2048`; with neither, the artifact's default sizes are timed.
+    `required` names candidates in addition to `runtimes` or to the default ones. `shapes` are texts like
+    `batch=1,seq=128`, `scenarios` like `decode:2048`. With neither, the artifact's default sizes are timed.
     `alternatives` adds torch's own export and ONNX Runtime's optimizer. `torch_compile` times torch.compile in several
-    processes too, where it is else left out since it starts slowly. `seconds` limits the rounds of one shape. One of
-    the `trusted` keys must have signed what is timed. `roles` says what inputs are for, by name, in files without a
-    spec (posexport.graphs.roles). `module`, FILE.py:NAME, is the torch module that such a file was made of.
+    processes too. Without it, several processes leave torch.compile out, because it starts slowly. `seconds` limits the
+    rounds of one shape. One of the `trusted` keys must have signed what is timed. `roles` are roles of inputs by name,
+    in files without a spec (posexport.graphs.roles). `module`, FILE.py:NAME, is the torch module from which such a file
+    was made.
     """
 
     runtimes: tuple[str, ...] = ()

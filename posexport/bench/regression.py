@@ -1,14 +1,15 @@
 """The gate: what got slower since a saved result, or than an earlier artifact timed in the same rounds.
 
-Two runs are compared by the ratio of a candidate's time to that of a reference in the same rounds (the lower bound,
-or torch eager), so that a slower machine is no regression. The change is r' / r; with d the mean of log r' less that of
-log r over the processes of each run,
+Two runs are compared by the ratio r of a candidate's time to that of a reference in the same rounds (the lower bound,
+or torch eager). A slower machine is therefore not a regression. The change is r' / r. Let d be the mean of log r' less
+that of log r over the processes of each run. Then
 
     var(d) = v' + v + 2 DRIFT^2,   d +- t sqrt(var(d))
 
-where means are trimmed and v are their variances (Yuen, 1974), with Student's t at `CONFIDENCE` and Welch's degrees of
-freedom. DRIFT stands for what two runs on one machine differ by though their processes agree. A change is slower where
-its whole interval lies above the limit, fine where none of it does, else inconclusive: then up to MOST_PROCESSES run.
+Means are trimmed and v are their variances (Yuen, 1974). t is Student's t at `CONFIDENCE`, with Welch's degrees of
+freedom. DRIFT is how much two runs on one machine differ although their processes agree. A change is slower if its
+whole interval is above the limit, and fine if none of it is. Otherwise it is inconclusive, and up to MOST_PROCESSES
+run.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ DRIFT = 0.01
 """The standard deviation of the logarithm of a ratio between runs of one build, beyond that between processes."""
 
 _MIN_SHARE = 0.2
-"""Of the variance of a change: where this run's processes make no more of it, more of them narrow nothing."""
+"""If this run's processes cause a smaller share of a change's variance, more of them don't narrow its interval."""
 
 STEADY = 0.02
-"""The standard error of a ratio (of its logarithm) up to which a result is known well enough for a baseline."""
+"""The largest standard error of a ratio (of its logarithm) in a steady result. Only these are good baselines."""
 
 REFERENCES = (LOWER_BOUND, EAGER)
 MOST_PROCESSES = 20
@@ -53,7 +54,7 @@ DEFAULT_LIMIT = "5%"
 
 
 def read_limit(text: str) -> float:
-    """The largest change that is no regression as a share, from `5%` or `0.05`; RequestError for anything else."""
+    """The largest change that is not a regression, from `5%` or `0.05`. RequestError for anything else."""
     percent = text.strip().endswith("%")
     try:
         value = float(text.strip().removesuffix("%")) / (100 if percent else 1)
@@ -69,7 +70,7 @@ def read_limit(text: str) -> float:
 
 
 def timings_of_artifact(result: Benchmark) -> list[tuple[Timing, Shape]]:
-    """Whatever ran the artifact and was timed, with the shape at which it was."""
+    """The timings of whatever ran the artifact, with their shapes."""
     return [
         (timing, shape)
         for shape in result.shapes
@@ -79,7 +80,7 @@ def timings_of_artifact(result: Benchmark) -> list[tuple[Timing, Shape]]:
 
 
 def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
-    """Sentences on what else differs; RequestError where a baseline is of something else, or can't be compared with."""
+    """Sentences about other differences. RequestError if the baseline is of something else or can't be compared."""
     for name in ("file", "encoding", "dtype"):
         now, before = getattr(result, name), getattr(baseline, name)
         if now != before:
@@ -131,7 +132,7 @@ def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
 
 
 def check_named(baseline: Benchmark, runtimes: Sequence[str]) -> None:
-    """RequestError where none of the runtimes was timed in a baseline; without names, all are meant."""
+    """RequestError if the baseline timed none of these runtimes. Without names, all are meant."""
     timed = dict.fromkeys(timing.runtime for timing, _ in timings_of_artifact(baseline))
     if timed and runtimes and not set(runtimes) & set(timed):
         raise RequestError(
@@ -140,7 +141,7 @@ def check_named(baseline: Benchmark, runtimes: Sequence[str]) -> None:
 
 
 def compare(result: Benchmark, baseline: Benchmark, limit: float) -> Gate:
-    """Every runtime that the baseline timed, at every shape; RequestError for a baseline that doesn't fit."""
+    """Compare every runtime that the baseline timed, at every shape. RequestError for a baseline that doesn't fit."""
     notes = notes_on(baseline, result)
     shapes = {str(shape.sizes): shape for shape in result.shapes}
     methods = result.bound_methods()
@@ -156,9 +157,9 @@ def compare(result: Benchmark, baseline: Benchmark, limit: float) -> Gate:
 
 
 def compare_previous(result: Benchmark, limit: float, named: Sequence[str] = ()) -> Gate:
-    """Every runtime by the previous artifact in the same rounds.
+    """Compare every runtime with the previous artifact in the same rounds.
 
-    A runtime that ran neither artifact is left out where another one ran, unless it is among `named`.
+    A runtime that ran neither artifact is left out if another one ran, unless it is among `named`.
     """
     every = [(timing, shape) for shape in result.shapes for timing in shape.results if not is_reference(timing.runtime)]
     ran = [(timing, shape) for timing, shape in every if timing.runtime in named or not _ran_neither(timing, shape)]
@@ -167,13 +168,13 @@ def compare_previous(result: Benchmark, limit: float, named: Sequence[str] = ())
 
 
 def _ran_neither(timing: Timing, shape: Shape) -> bool:
-    """Whether a runtime is not here, or takes neither artifact."""
+    """Whether a runtime is not here, or runs neither artifact."""
     previous = shape.timing(f"{PREVIOUS_ARTIFACT}:{timing.runtime}")
     return timing.state == NOT_RUN and (previous is None or previous.state == NOT_RUN)
 
 
 def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit: float) -> Change:
-    """The change by one of the `references` that are the same in both runs."""
+    """The change relative to one of the `references` that are the same in both runs."""
     now = shape.timing(before.runtime)
     change = Change(runtime=before.runtime, shape=shape.title, state=NOT_RUN)
     if now is None or now.state != TIMED:
@@ -194,7 +195,7 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
 
 
 def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
-    """The change by the previous artifact in the same rounds."""
+    """The change relative to the previous artifact in the same rounds."""
     change = Change(runtime=timing.runtime, shape=shape.title, state=NOT_RUN)
     ratios = timing.processes.get(PREVIOUS_ARTIFACT, ())
     if timing.state != TIMED or not ratios:
@@ -208,7 +209,7 @@ def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
 
 
 def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: float = 0.0) -> Change:
-    """The change from the means of logarithms of ratios; `drift` is a variance beside theirs."""
+    """The change from means of logarithms of ratios. `drift` is a variance that is added to theirs."""
     variance = now.variance + before.variance + drift
     middle = now.middle - before.middle
     reach = 0.0
@@ -222,7 +223,7 @@ def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: 
 
 
 def unsteadiness(result: Benchmark) -> float:
-    """The largest standard error of a runtime's ratio to a reference, of both: a later run decides which one counts."""
+    """The largest standard error of any ratio to any reference. A later run decides which reference counts."""
     variances = [
         log_mean(timing.processes[name]).variance
         for timing, _ in timings_of_artifact(result)
@@ -233,5 +234,5 @@ def unsteadiness(result: Benchmark) -> float:
 
 
 def is_steady(result: Benchmark) -> bool:
-    """Whether every ratio is known well enough to compare later runs with."""
+    """Whether every ratio is known well enough to compare later runs with it."""
     return unsteadiness(result) <= STEADY

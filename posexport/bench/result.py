@@ -1,6 +1,6 @@
 """The schema of a benchmark's result: every candidate at every shape, the gate, and a project's limits.
 
-The classes are what the JSON files hold (`posexport.jsondata`). Times are in seconds and memory in bytes throughout.
+The classes define the JSON files (`posexport.jsondata`). Times are in seconds and memory in bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHOD = "method"
 """The key under which the engine of a lower bound says how it was run."""
 
 HIGH_MACHINE_LOAD = 0.2
-"""The share of the CPU that other work may take: above it, times mean little."""
+"""The share of the CPU that other work may take. Above it, times are not reliable."""
 
 
 def _check_ratios(_: object, field: attrs.Attribute[Any], value: Mapping[str, tuple[float, ...]]) -> None:
@@ -45,11 +45,11 @@ def _check_ratios(_: object, field: attrs.Attribute[Any], value: Mapping[str, tu
 
 @attrs.frozen(kw_only=True)
 class Timing:
-    """One candidate at one shape: `state` is timed, failed or not run, with the reason for the last two.
+    """One candidate at one shape. `state` is timed, failed or not run, with a `reason` for the last two.
 
-    `ratios` holds, by reference (`lower_bound`, `torch`, `torch-compile`, `torch-onnx`, `ort-optimizer`, `against`),
-    this candidate's time over the reference's on the same device; `processes` the median of that ratio in each process.
-    `note` says which options had no effect on it.
+    `ratios` are this candidate's time over that of each reference (`lower_bound`, `torch`, `torch-compile`,
+    `torch-onnx`, `ort-optimizer`, `against`) on the same device. `processes` are the medians of that ratio in each
+    process. `note` says which options had no effect on it.
     """
 
     runtime: str
@@ -74,9 +74,9 @@ class Timing:
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for.
+    """One shape: its scenario, if any, its sizes, and the number of rounds that there was time for.
 
-    Graphs that anyone wrote may have no tokens (`seq`), and `others` of their own, such as the height of pictures.
+    Graphs of other tools may have no tokens (`seq`), and `others` of their own, such as the height of pictures.
     """
 
     scenario: str | None
@@ -103,7 +103,7 @@ class Shape:
 
     @property
     def title(self) -> str:
-        """Its scenario, or else its sizes."""
+        """Its scenario, or its sizes if it has none."""
         return self.scenario or str(self.sizes)
 
     def timing(self, runtime: str) -> Timing | None:
@@ -113,7 +113,7 @@ class Shape:
 
 @attrs.frozen(kw_only=True)
 class LeftOut:
-    """A point of a whole sweep that the artifact can't take."""
+    """A point of a sweep that the artifact can't take."""
 
     scenario: str
     reason: str
@@ -121,10 +121,10 @@ class LeftOut:
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """One runtime at one shape: `change` is new over old time (1.05 is 5 % slower) with its interval.
+    """One runtime at one shape. `change` is new time over old time (1.05 is 5 % slower), with its interval.
 
-    Both times were divided by that of `reference`; `reason` says why no change is known, `more` whether more processes
-    could tell it.
+    Both times were divided by that of `reference`. `reason` says why the change is not known. `more` is whether more
+    processes could tell it.
     """
 
     runtime: str
@@ -142,8 +142,10 @@ class Change:
 
 @attrs.frozen(kw_only=True)
 class Gate:
-    """Every change, and the largest one that is no regression, `limit` (0.05 is 5 %); `notes` say what makes the
-    comparison less certain."""
+    """Every change, and the `limit`: the largest change that is not a regression (0.05 is 5 %).
+
+    `notes` say what makes the comparison less certain.
+    """
 
     limit: float
     confidence: float
@@ -151,13 +153,13 @@ class Gate:
     notes: tuple[str, ...] = ()
 
     def exit_code(self, strict: bool) -> int:
-        """1 where something got slower; with `strict` also where a change is inconclusive, or was not run."""
+        """1 if something got slower. With `strict`, also if a change is inconclusive or was not run."""
         bad = (SLOWER, INCONCLUSIVE, NOT_RUN) if strict else (SLOWER,)
         return int(any(change.state in bad for change in self.changes))
 
     @property
     def settled(self) -> bool:
-        """Whether more processes would tell nothing more."""
+        """Whether more processes would not give a clearer result."""
         return not any(change.state == INCONCLUSIVE and change.more for change in self.changes)
 
 
@@ -174,7 +176,7 @@ class LimitResult:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    there: bool = False  # true where its runtime is there, but was not measured
+    there: bool = False  # true if its runtime is available but was not measured
 
     def __attrs_post_init__(self) -> None:
         if self.state == SLOWER and self.ratio is None:
@@ -185,8 +187,8 @@ class LimitResult:
 class Benchmark:
     """The result: every candidate at every shape, and what it was measured with.
 
-    Of a graph that anyone wrote, `encoding` is None, `spec` empty, `no_torch` says why torch is not known, and `form`
-    and `origin` (the sha256 of the file that was rewritten) are known where posexport rewrote it.
+    For graphs of other tools, `encoding` is None, `spec` is empty, and `no_torch` says why torch is not known. If
+    posexport rewrote the graph, `form` and `origin` (the sha256 of the original file) are known.
     """
 
     kind: Literal["bench"] = "bench"
@@ -202,12 +204,12 @@ class Benchmark:
     no_torch: str = omitted("")
     rounds: int
     burst: int
-    """Timed runs of a turn at least."""
+    """The least number of timed runs in a turn."""
     processes: int
-    """How many processes each candidate had, one after another."""
+    """The number of processes of each candidate, one after the other."""
     seed: int
     machine_load: float
-    """The share of the CPU that other work took during the rounds: above `HIGH_MACHINE_LOAD`, times mean little."""
+    """The CPU share of other work during the rounds. Above `HIGH_MACHINE_LOAD`, times are not reliable."""
     machine: Mapping[str, Any]
     threads: int | None
     cuda_graph: bool = False
@@ -227,7 +229,7 @@ class Benchmark:
 
     @property
     def busy(self) -> bool:
-        """Whether other work spoilt the times."""
+        """Whether other work made the times unreliable."""
         return self.machine_load > HIGH_MACHINE_LOAD
 
     @property
@@ -236,7 +238,7 @@ class Benchmark:
         return tuple(timing for shape in self.shapes for timing in shape.results)
 
     def bound_methods(self) -> dict[tuple[str, str], str]:
-        """How each lower bound was run, by its name and the sizes as text."""
+        """The method of each lower bound, by its name and the sizes as text."""
         return {
             (timing.runtime, str(shape.sizes)): timing.engine[METHOD]
             for shape in self.shapes
@@ -277,11 +279,14 @@ _ARTIFACT = (".onnx", ".plan", ".data")
 
 
 def check_place(path: Path, baseline: Path | None = None) -> None:
-    """Before minutes of timing: RequestError where `path` can't be written, or is an artifact's or the `baseline`."""
+    """Check `path` before minutes of timing.
+
+    RequestError if it can't be written, or if it is a file of an artifact or the `baseline`.
+    """
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
     real = real_path(path)
-    of = real.with_suffix("") if real.suffix == ".json" else real  # whose manifest it would be
+    of = real.with_suffix("") if real.suffix == ".json" else real  # the file whose manifest it would be
     if real.suffix in _ARTIFACT or (of.suffix in _ARTIFACT and of.is_file()):
         raise RequestError(f"--save is {str(path)!r}, a file of an artifact: give the result a name of its own.")
     if baseline is not None and real == real_path(baseline):
@@ -290,12 +295,12 @@ def check_place(path: Path, baseline: Path | None = None) -> None:
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The names of the fields in which two specs, as plain data, are not the same."""
+    """The names of the fields in which two specs, as plain data, differ."""
     return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """The result saved at `path`; RequestError where it is none, or of another version."""
+    """The result saved at `path`. RequestError if it is not a result, or has another version."""
     named, save = repr(str(path)), "give a file that `posexport bench --save` wrote."
     try:
         data = read_json(path)

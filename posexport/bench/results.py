@@ -1,4 +1,4 @@
-"""Result files as they were read, and how those of one sweep or one project belong together."""
+"""Result files, and how those of one sweep or one project belong together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class Result(Generic[T]):
-    """One result file: `name` is what reports call it."""
+    """One result file. `name` is its name in reports."""
 
     name: str
     data: T
@@ -41,7 +41,7 @@ class JobFile:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """One job of a sweep. `shown` is set where its result is there too and says the same state."""
+    """One job of a sweep. `shown` is set if its result was read too and has the same state."""
 
     id: str
     kind: str
@@ -55,8 +55,11 @@ class Job:
 
 @attrs.frozen(kw_only=True)
 class Sweep:
-    """What reports read of a sweep.json. `refused` are combinations without a job, each with its `reason`; those of
-    the targets in `matrices` are cells of a matrix that is there too."""
+    """What reports read from a sweep.json.
+
+    `refused` are combinations without a job, each with its `reason`. If their target is in `matrices`, they are cells
+    of a matrix that was read too.
+    """
 
     jobs: tuple[Job, ...]
     refused: tuple[dict[str, str], ...] = ()
@@ -65,20 +68,20 @@ class Sweep:
 
 
 def _superseded(files: Sequence[Path]) -> set[Path]:
-    """The files in `results/` of sweeps that none of their jobs names: an earlier sweep of the folder left them."""
+    """The files in `results/` of sweeps that no job names. An earlier sweep of the folder left them."""
     old = set()
     for sweep in (file for file in files if file.name == "sweep.json"):
         try:
             named = {PurePath(job["result"]).name for job in read_json(sweep)["jobs"] if job.get("result")}
         except (OSError, DataError, TypeError, KeyError, AttributeError):
-            continue  # reading it as a result reports the fault
+            continue  # reading it as a result reports the error
         inside = (file for file in files if file.parent == sweep.parent / "results")
         old |= {file for file in inside if file.suffix == ".json" and file.name not in named}
     return old
 
 
 def linked(results: Sequence[Result[Any]]) -> list[Result[Any]]:
-    """The results with what they say of each other; the benchmarks of a project's files stand on their own too."""
+    """Link results that refer to each other. The benchmarks of a project's files become results of their own too."""
     every = [part for result in results for part in (result, *_of_project(result))]
     by_path = {result.path.absolute(): result for result in every}
     for at, result in enumerate(every):
@@ -88,7 +91,7 @@ def linked(results: Sequence[Result[Any]]) -> list[Result[Any]]:
 
 
 def _linked_sweep(sweep: Sweep, folder: Path, by_path: dict[Path, Result[Any]]) -> Sweep:
-    """The sweep with its results found; verdicts that don't state their artifact's sha256 get the job's."""
+    """The sweep with its results found. Verdicts without their artifact's sha256 get that of the job."""
     jobs = []
     for job in sweep.jobs:
         path = folder / (job.result or "")
@@ -107,7 +110,7 @@ def _linked_sweep(sweep: Sweep, folder: Path, by_path: dict[Path, Result[Any]]) 
 
 
 def _states(data: Any) -> set[str]:
-    """Every state in a result; an unreadable artifact has failed, and so has one that got slower."""
+    """Every state in a result. An unreadable artifact counts as failed, and so does one that got slower."""
     match data:
         case Report():
             return {verdict.state for verdict in data.verdicts} | ({FAILED} if data.unreadable else set())
@@ -122,7 +125,7 @@ def _states(data: Any) -> set[str]:
 
 
 def _of_project(result: Result[Any]) -> Iterator[Result[Benchmark]]:
-    """The benchmarks of a project's files, each with the limits that it was judged by."""
+    """The benchmarks of a project's files, each with the limits that it was checked against."""
     if isinstance(result.data, ProjectBenchmark):
         for file in result.data.files:
             if file.result is not None:
@@ -131,7 +134,7 @@ def _of_project(result: Result[Any]) -> Iterator[Result[Benchmark]]:
 
 
 def tuning_in_manifest(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterator[Result[Tuning]]:
-    """The tuning in an artifact's manifest, unless a result file has it too."""
+    """The tuning in an artifact's manifest, unless a result file contains it too."""
     beside, manifest = manifest_path(path), read_manifest(path)
     if manifest is None or manifest.tune is None:
         return
@@ -147,7 +150,7 @@ def tuning_in_manifest(path: Path, name: str, tunings: Sequence[Result[Tuning]])
 
 
 def source_files(paths: Sequence[Path]) -> dict[Path, bool]:
-    """Every result and artifact once, and whether it was named itself rather than found in a folder."""
+    """Every result and artifact once, and whether it was named itself, not found in a folder."""
     files: dict[str, tuple[Path, bool]] = {}
     for path in paths:
         inside = [file for file in files_below(path) if _is_source(file, path)] if path.is_dir() else [path]
@@ -160,7 +163,7 @@ def source_files(paths: Sequence[Path]) -> dict[Path, bool]:
 
 
 def _is_source(file: Path, folder: Path) -> bool:
-    """Whether a file in a folder may be read: not hidden, and no manifest of an artifact beside it."""
+    """Whether a file in a folder may be read. Hidden files and manifests beside their artifacts may not."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
     manifest = file.suffix == ".json" and file.with_suffix("").suffix in SUFFIXES and file.with_suffix("").is_file()
     return file.suffix in (".json", *SUFFIXES) and not hidden and not manifest and file.is_file()

@@ -1,4 +1,4 @@
-"""Timing candidates in alternation: every round calls each candidate once, in an order of its own."""
+"""Timing candidates in alternation. Every round calls each candidate once, in a new random order."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from posexport.processes import Worker, failure_of
 Timed = TypeVar("Timed")
 
 PAUSE = 0.03
-"""Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
+"""Seconds before each call. The thread pools of torch and ONNX Runtime spin for a shorter time."""
 
 OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
-"""Seconds: to load and compile for one shape, and for one turn."""
+"""Seconds allowed to load and compile for one shape, and for one turn."""
 
 
 def interleave(
@@ -32,7 +32,7 @@ def interleave(
     pause: float = PAUSE,
     done: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Timed]]:
-    """What each call returned, by round. `seed` decides the random order in each round; `done` is called after each."""
+    """What each call returned, by round. `seed` fixes the random orders. `done` is called after each round."""
     if rounds < 1:
         raise RequestError(f"rounds is {rounds}: give at least 1.")
     series: dict[str, list[Timed]] = {name: [] for name in calls}
@@ -46,9 +46,9 @@ def interleave(
 
 
 class TimingProcesses:
-    """A child process of posexport.bench.worker for each candidate, by name, started by its first request.
+    """A child process of posexport.bench.worker for each candidate, by name. Its first request starts it.
 
-    One that fails is closed, and `failed` says why; a later request starts another.
+    A process that fails is closed, and `failed` says why. A later request starts a new one.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class TimingProcesses:
         self._workers.pop(name).close()
 
     def ask(self, name: str, do: str, *, limit: float = OPEN_LIMIT, **fields: Any) -> Mapping[str, Any] | None:
-        """The answer to a request within `limit` seconds, None where it failed."""
+        """The answer to a request within `limit` seconds, or None if it failed."""
         if name not in self._workers:
             self._workers[name] = Worker("posexport.bench.worker")
             self.failed.pop(name, None)
@@ -85,7 +85,10 @@ class TimingProcesses:
     def interleave(
         self, bursts: Mapping[str, int], rounds: int, seed: int, done: Callable[[], object] = lambda: None, **more: Any
     ) -> tuple[dict[str, list[list[float]]], float]:
-        """The seconds of so many runs of each in every round, none once it failed; and the load of the machine."""
+        """The seconds of each candidate's runs by round, and the load of the machine.
+
+        `bursts` are the runs of each candidate in a round. A candidate that has failed has no runs.
+        """
 
         def turn(name: str) -> list[float]:
             reply = self.ask(name, "time", limit=RUN_LIMIT, burst=bursts[name], **more) if name in self else None
@@ -97,15 +100,15 @@ class TimingProcesses:
 
 
 class MachineLoad:
-    """How much of the machine's CPU other work takes from now on: times beside much of it mean little."""
+    """The share of the machine's CPU that other work takes from now on. If it is large, times are not reliable."""
 
     def __init__(self, children: Sequence[int] = ()) -> None:
-        """`children` are processes of its own that run on; those that have ended count as its own too."""
+        """`children` are own processes that continue to run. Those that have ended count as own, too."""
         self._children = children
         self._start, self._all, self._own = time.perf_counter(), _busy_seconds(), self._own_seconds()
 
     def share(self) -> float:
-        """Its part of all cores' time since then, 0 to 1."""
+        """The share of other work in the time of all cores since then, 0 to 1."""
         seconds = time.perf_counter() - self._start
         others = (_busy_seconds() - self._all) - (self._own_seconds() - self._own)
         return min(max(others / (seconds * (psutil.cpu_count() or 1)), 0.0), 1.0)

@@ -1,5 +1,7 @@
-"""Scenarios: what an artifact is timed at, by name. `prefill:1024` is a prompt of 1024 tokens, `decode:2048` one new
-token behind 2048 in the cache, `batch:8` eight prompts of the usual length. A name alone is the whole sweep.
+"""Scenarios: the named sizes at which an artifact is timed.
+
+`prefill:1024` is a prompt of 1024 tokens. `decode:2048` is one new token after 2048 in the cache. `batch:8` is eight
+prompts of the usual length. A name without a size is the whole sweep.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ SWEEPS: dict[str, tuple[int, ...]] = {
     "decode": (1, 128, 512, 2048, 8192, 32768),
     "batch": (1, 2, 4, 8, 16, 32),
 }
-"""The sizes of each whole sweep: new tokens, tokens in the cache, prompts side by side."""
+"""The sizes of each sweep: new tokens, tokens in the cache, and prompts in a batch."""
 
 _LARGEST = 2**31 - 1
 
 
 @attrs.frozen
 class Scenario:
-    """One point of a sweep. `swept` where nobody named its size: it is left out where an artifact can't take it."""
+    """One point of a sweep. If it is `swept`, nobody named its size, and artifacts that can't take it leave it out."""
 
     kind: str
     size: int
@@ -31,7 +33,7 @@ class Scenario:
 
 
 def read_scenario(text: str) -> list[Scenario]:
-    """The scenarios of `prefill`, `decode:2048` or `batch:4,8`; RequestError for anything else."""
+    """The scenarios of `prefill`, `decode:2048` or `batch:4,8`. RequestError for anything else."""
     kind, colon, sizes = text.strip().partition(":")
     check_known("scenario", kind, SWEEPS)
     if not colon:

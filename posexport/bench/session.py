@@ -1,7 +1,8 @@
 """One session of a benchmark: a process for each candidate, rounds in alternation, and their results.
 
-Memory placement and thread affinity bias a process for life, so each session starts new ones: it opens a process for
-every candidate, times every shape and closes them. Several sessions show how much of a ratio is that bias.
+Memory placement and thread affinity bias a process for its whole life, so each session starts new processes. It opens a
+process for every candidate, times every shape and closes the processes. Several sessions show how much of a ratio is
+that bias.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ if TYPE_CHECKING:
     from posexport.bench.timed_file import TimedFile
 
 BURST, MIN_BURST_SECONDS = 3, 0.01
-"""Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
+"""The least number of timed runs in a turn, and about how long they, and the untimed runs before, take in seconds."""
 
 MAX_RUNS, MIN_ROUNDS = 1000, 3
-"""Timed runs of a turn at most, and rounds at least, however slow a candidate is."""
+"""The most timed runs in a turn, and the least number of rounds, however slow a candidate is."""
 
 
 @attrs.define
 class _Series:
-    """One candidate at one shape, by process: the seconds of all timed runs by round, and the answer to `shape`."""
+    """One candidate at one shape, by process: the seconds of timed runs by round, and the answer to `shape`."""
 
     turns: list[list[list[float]]] = attrs.field(factory=list)
     ready: list[Mapping[str, Any]] = attrs.field(factory=list)
@@ -59,11 +60,12 @@ class _Series:
 
 
 class BenchSession:
-    """The candidates of one benchmark: those that run have a process, the others a reason.
+    """The candidates of one benchmark. Those that run have a process, the others have a reason.
 
-    `options` has rounds and seconds of one session. `previous` is an earlier artifact, for the candidates of that role,
-    with its own `previous_sizes` (those of the artifact, where it names its dimensions in the same way).
-    `methods` says how a lower bound is run, by its name and the sizes; else all processes use the method of the first.
+    `options` has the rounds and seconds of one session. `previous` is an earlier artifact, for the candidates of that
+    role. `previous_sizes` are its own sizes. By default they are those of the artifact, which fit if both name their
+    dimensions in the same way. `methods` gives the method of a lower bound, by its name and the sizes. Otherwise, all
+    processes use the method of the first process.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class BenchSession:
         self._folder.remove()
 
     def open_processes(self, count: int = 1) -> None:
-        """Time every candidate at every shape so many times more, each time in new processes."""
+        """Time every candidate at every shape `count` more times, each time in new processes."""
         for _ in range(count):
             self.processes += 1
             again = f" (process {self.processes})" if self.processes > 1 else ""
@@ -113,7 +115,7 @@ class BenchSession:
                     self._measure(index, sizes, again)
 
     def timings(self, index: int) -> tuple[Timing, ...]:
-        """Every candidate at one shape, in their order; none before the first process."""
+        """Every candidate at one shape, in their order. Empty before the first process."""
         if not self.processes:
             return ()
         return tuple(
@@ -124,7 +126,7 @@ class BenchSession:
         )
 
     def _is_complete(self, name: str, index: int) -> bool:
-        """Whether every process timed it at this shape; what fails later stays timed at the shapes before."""
+        """Whether every process timed it at this shape. If it fails later, it stays timed at earlier shapes."""
         return len(self._series[index][name].turns) == self.processes
 
     def _is_out(self, name: str, index: int | None = None) -> bool:
@@ -155,7 +157,7 @@ class BenchSession:
             self._loaded[name].append(reply)
 
     def _timed_by(self, candidate: Candidate) -> tuple[TimedFile, list[Sizes]]:
-        """The file that a candidate is about, with its sizes."""
+        """The file that a candidate times, and its sizes."""
         if self._previous is not None and candidate.role == PREVIOUS_ARTIFACT:
             return self._previous, self._previous_sizes
         return self._artifact, self._sizes
@@ -190,7 +192,7 @@ class BenchSession:
     def _measure(self, index: int, sizes: Sizes, again: str) -> None:
         ready: dict[str, Mapping[str, Any]] = {}
         settings = {"seed": self._options.seed, "warmup": self._options.warmup}
-        transient = 0  # bytes that a candidate before takes anew in every run
+        transient = 0  # bytes that an earlier candidate allocates in every run
         for name, candidate in self._candidates.items():
             if self._is_out(name, index):
                 continue
@@ -227,16 +229,16 @@ class BenchSession:
                 self._leave_out(name, index)
 
     def _ask(self, name: str, index: int | None, do: str, **fields: Any) -> Mapping[str, Any] | None:
-        """A process's answer; None once it is out, with the reason noted."""
+        """A process's answer. None if it failed, with the reason noted."""
         reply = self._timer.ask(name, do, **fields)
         if reply is None:
             self._leave_out(name, index)
         return reply
 
     def _leave_out(self, name: str, index: int | None) -> None:
-        """Note why a candidate failed: at this shape where it lacks memory or refuses the inputs, else at all."""
+        """Note why a candidate failed: at this shape if it lacked memory or raised an error, else at all shapes."""
         code, reason = self._timer.failed[name].code, self._timer.failed[name].text
-        if code == KILLED:  # as the kernel does where memory is short
+        if code == KILLED:  # as the kernel does if memory is short
             code, reason = MEMORY, f"{reason}, most likely for want of memory"
         code = MEMORY if code == LIMITED else code
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
@@ -272,12 +274,12 @@ class BenchSession:
 
 
 def _burst(seconds: float) -> int:
-    """How many runs of so many seconds a turn times: the same in every turn, so that slow ones count as much."""
+    """The timed runs in a turn, from the seconds of one. All turns have as many, so that slow turns count as much."""
     return max(BURST, min(math.ceil(MIN_BURST_SECONDS / max(seconds, 1e-9)), MAX_RUNS))
 
 
 def _turn_seconds(run: float) -> float:
-    """About how long a turn takes, with the runs that aren't timed."""
+    """About how long a turn takes, with its untimed runs."""
     return run if run > LONG_RUN_SECONDS else max(run, MIN_BURST_SECONDS) + _burst(run) * run
 
 

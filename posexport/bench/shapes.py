@@ -1,4 +1,4 @@
-"""The sizes that a benchmark runs an artifact at, and seeded inputs of those sizes."""
+"""The sizes at which a benchmark runs an artifact, and seeded inputs of those sizes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from posexport.runtimes.base import Arrays
 
 BUFFER, ENCODER_TOKENS = 1024, 512
-"""Places in a shared cache, where they suffice, and tokens of an encoder."""
+"""Places in a shared cache if these are enough, and tokens of an encoder."""
 
 _NEVER_EMPTY = ("batch", "seq", "max_seq", "encoder_seq")
-"""Dimensions of at least 1; those that a file names itself may be tokens in a cache."""
+"""Dimensions of at least 1. Other names come from files and may be tokens in a cache."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """The dimensions of one benchmark; None for those that the file hasn't.
+    """The dimensions of one benchmark. None for those that the file doesn't have.
 
-    `others` are dimensions of graphs that anyone wrote, such as the height of pictures.
+    `others` are dimensions of graphs of other tools, such as the height of pictures.
     """
 
     batch: int = integer(1, "batch size")
@@ -45,7 +45,7 @@ class Sizes:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int | None]) -> Sizes:
-        """The sizes by name, those that no field has among the others."""
+        """The sizes by name. Names that are not fields are among `others`."""
         fields = {field.name for field in attrs.fields(cls)} - {"others"}
         known: dict[str, Any] = {name: size for name, size in sizes.items() if name in fields}
         others = ((name, size) for name, size in sizes.items() if name not in fields and size is not None)
@@ -55,18 +55,18 @@ class Sizes:
         return ",".join(f"{dim}={size}" for dim, size in self.to_dict().items())
 
     def to_dict(self) -> dict[str, int]:
-        """The sizes that there are, by dimension."""
+        """The known sizes, by dimension."""
         known = attrs.asdict(self, filter=lambda field, size: field.name != "others" and size is not None)
         return {**known, **dict(self.others)}
 
     @property
     def tokens(self) -> int | None:
-        """The new tokens of all rows; None where there are no tokens."""
+        """The new tokens of all rows. None if there are no tokens."""
         return None if self.seq is None else self.batch * self.seq
 
 
 def load_for_bench(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
-    """The artifact at `path`, .onnx or .plan; RequestError for other files, and where its graph breaks the contract.
+    """The artifact at `path`, .onnx or .plan. RequestError for other files and graphs that break the contract.
 
     An ONNX file that contradicts its manifest is timed with a warning, unless one of the `trusted` keys must sign it.
     """
@@ -80,7 +80,7 @@ def load_for_bench(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArti
 
 
 def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
-    """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
+    """The sizes of `--shape` options, or defaults that fit. RequestError for what the artifact can't take."""
     defaults = _defaults(artifact)
     names = dimensions(artifact)
     given = [read_sizes(text, defaults[0], names) for text in texts] or defaults
@@ -88,7 +88,7 @@ def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
 
 
 def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
-    """The sizes of a scenario, else those of the defaults; RequestError for what the artifact can't take."""
+    """The sizes of a scenario, and defaults for the others. RequestError for what the artifact can't take."""
     cached = artifact.spec.kv_cache is not None
     usual = _defaults(artifact)[0]
     if scenario.kind == "decode":
@@ -109,23 +109,23 @@ def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
 
 
 def _defaults(artifact: LoadedArtifact) -> list[Sizes]:
-    """A prefill and a step where there is a cache, else two lengths."""
-    tokens = ((512, 0), (1, 512)) if artifact.spec.kv_cache else ((128, 0), (512, 0))  # new ones, and those before
+    """A prefill and a step if there is a cache, otherwise two lengths."""
+    tokens = ((512, 0), (1, 512)) if artifact.spec.kv_cache else ((128, 0), (512, 0))  # new tokens, and cached tokens
     return [_default(artifact, seq, past) for seq, past in tokens]
 
 
 def dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:
-    """What a `--shape` may name."""
+    """The dimensions that a `--shape` may name."""
     return tuple(dict.fromkeys((*artifact.bounds, *(["past_seq"] if artifact.spec.kv_cache else []))))
 
 
 def _usual(artifact: LoadedArtifact, dim: str, size: int) -> int:
-    """The size that a plan is tuned for, or else the nearest to `size` that the artifact takes."""
+    """The size that a plan is tuned for, or otherwise the size nearest to `size` that the artifact takes."""
     return within(artifact.optimal_sizes.get(dim, size), artifact.bounds[dim])
 
 
 def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
-    """The usual sizes with `seq` new tokens behind `past` ones, as far as the artifact has room for them."""
+    """The usual sizes with `seq` new tokens after `past` cached ones, as far as the artifact has room for them."""
     places = artifact.bounds.get("max_seq", (0, None))[1]
     room = min(limit for limit in (artifact.spec.token_limit(), places, seq + past) if limit)
     past = min(past, room - 1)
@@ -135,7 +135,7 @@ def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
 
 
 def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
-    """The sizes, with the places of a shared cache if they were not named; RequestError where they don't fit."""
+    """The sizes, with places of a shared cache if they were not named. RequestError if they don't fit."""
     seq = sizes.seq or 1
     if "max_seq" in artifact.bounds and sizes.max_seq is None:
         places = max(BUFFER, seq + (sizes.past_seq or 0))
@@ -180,7 +180,7 @@ def check_grouped(file: str, batch: int, seq: int, past: int) -> None:
 
 
 def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch", "seq")) -> Sizes:
-    """Sizes from `batch=1,seq=128`; a dimension that isn't named is taken from `defaults`."""
+    """Sizes from `batch=1,seq=128`. Dimensions that are not named are taken from `defaults`."""
     given: dict[str, Any] = pairs_of(text)
     for dim in given:
         check_known("dimension in --shape", dim, dimensions)
@@ -188,8 +188,10 @@ def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch",
 
 
 def pairs_of(text: str) -> dict[str, str]:
-    """The sizes in `batch=1,seq=128` as they stand there, by dimension; RequestError for other text, and for what is no
-    size. Whether a file has such dimensions, it says itself."""
+    """The sizes in `batch=1,seq=128` by dimension, as text. RequestError for other text and invalid sizes.
+
+    Whether a file has such dimensions is not checked here.
+    """
     given: dict[str, str] = {}
     for part in text.split(","):
         dim, equals, value = (piece.strip() for piece in part.partition("="))
@@ -203,8 +205,10 @@ def pairs_of(text: str) -> dict[str, str]:
 
 
 def seeded_inputs(spec: Spec, sizes: Sizes, seed: int) -> Arrays:
-    """Inputs by the graph's names: unit normal values (or token ids), and consecutive positions or a grid's, behind
-    those of `past_seq` tokens in the cache. Nothing is padded."""
+    """Inputs by the graph's names: unit normal values (or token ids), and positions after `past_seq` cached tokens.
+
+    The positions are consecutive, or those of a grid. Nothing is padded.
+    """
     import numpy as np
 
     from posexport.runtimes.tensors import NUMPY_DTYPES

@@ -1,9 +1,9 @@
 """Fair timing: everything is measured in alternation, and only ratios within one round are compared.
 
-A machine's speed drifts, and a neighbour's spinning threads slow whoever comes next. So each round calls every
-candidate once, in a new random order with a short pause before each, and a ratio is the median over rounds of the
-ratio within a round. Its interval is that of order statistics: it assumes no distribution, only independent rounds.
-scipy loads when a number is first computed, since readers of results need the classes only.
+A machine's speed drifts, and spinning threads of one candidate slow the next one. Each round therefore calls every
+candidate once, in a new random order, with a short pause before each call. A ratio is the median over rounds of the
+ratio within a round. Its interval is that of order statistics. It assumes no distribution, only independent rounds.
+scipy is loaded when a number is first computed, because readers of results only need the classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 CONFIDENCE = 0.95
-"""The probability with which an interval holds the true value, unless another is asked for."""
+"""The probability with which an interval contains the true value, by default."""
 
 _positive: Any = attrs.validators.gt(0)
 
@@ -35,9 +35,9 @@ class Summary:
 
 @attrs.frozen(kw_only=True)
 class Ratio:
-    """The median of per-round ratios and the interval that holds the true median with probability `confidence`.
+    """The median of per-round ratios, and the interval that contains the true median with probability `confidence`.
 
-    With few rounds no interval reaches 95 %: it then spans all rounds, and `confidence` is what that reaches.
+    With few rounds, no interval reaches 95 %. It then spans all rounds, and `confidence` is its probability.
     """
 
     median: float = attrs.field(validator=_positive)
@@ -54,7 +54,7 @@ def quantile(values: Sequence[float], fraction: float) -> float:
 
 
 def exponential(logarithm: float) -> float:
-    """exp within 10^-87 and 10^87: what is beyond is no ratio of times, and may be no float either."""
+    """exp, limited to 10^-87 and 10^87. Values beyond are not ratios of times, and may not be floats."""
     return math.exp(min(max(logarithm, -200.0), 200.0))
 
 
@@ -65,7 +65,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """`series` over `baseline`, round by round; both hold one positive value per round, in the same order."""
+    """`series` over `baseline`, round by round. Both have one positive value for each round, in the same order."""
     if len(series) != len(baseline):
         raise ValueError(f"{len(series)} rounds against {len(baseline)}: ratios need both in every round")
     if min(baseline, default=0.0) <= 0:
@@ -76,17 +76,17 @@ def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float 
 
 
 ENOUGH_PROCESSES = 3
-"""From so many processes on, intervals are over processes: two say too little about how much they differ."""
+"""From this number of processes on, intervals are over processes. Two say too little about their differences."""
 
 
 def ratio_of_processes(
     series: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = CONFIDENCE
 ) -> tuple[Ratio, tuple[float, ...]]:
-    """`series` over `baseline`, each a list of rounds per process; and the median ratio of every process.
+    """`series` over `baseline`, each a list of rounds for each process, and the median ratio of each process.
 
-    Memory placement and thread affinity bias a process for life, so its rounds are no independent samples. From
-    `ENOUGH_PROCESSES` on the interval is that of the trimmed mean of the logarithms of the processes' medians; with
-    fewer it is that of `ratio`, which holds for these processes only.
+    Memory placement and thread affinity bias a process for its whole life, so its rounds are not independent samples.
+    From `ENOUGH_PROCESSES` on, the interval is that of the trimmed mean of the logarithms of the processes' medians.
+    With fewer, it is that of `ratio`, which is valid for these processes only.
     """
     medians = tuple(
         quantile([one / other for one, other in zip(ours, theirs, strict=True)], 0.5)
@@ -98,17 +98,17 @@ def ratio_of_processes(
     mean = log_mean(medians)
     reach = student(confidence, mean.freedom) * math.sqrt(mean.variance)
     low, high = exponential(mean.middle - reach), exponential(mean.middle + reach)
-    median = min(max(whole.median, low), high)  # it lies between them in all but the oddest series
+    median = min(max(whole.median, low), high)  # it is almost always between them already
     return Ratio(median=median, low=low, high=high, confidence=confidence), medians
 
 
 TRIMMED = 7
-"""From so many values on a mean is trimmed."""
+"""From this number of values on, a mean is trimmed."""
 
 
 @attrs.frozen
 class Trimmed:
-    """A trimmed mean, its variance, and the degrees of freedom of that."""
+    """A trimmed mean, its variance, and the degrees of freedom of the variance."""
 
     middle: float
     variance: float
@@ -118,8 +118,9 @@ class Trimmed:
 def trimmed(values: Sequence[float]) -> Trimmed:
     """Tukey and McLaughlin's trimmed mean: without the smallest and largest fifth, with the winsorized variance.
 
-    One disturbed process then moves the mean little and widens it little. Below `TRIMMED` values none is left out:
-    what is lost in degrees of freedom is more. (scipy.stats.trim_mean has the mean, nothing has its variance.)
+    One disturbed process then changes the mean and its variance little. With fewer than `TRIMMED` values, none is left
+    out, because the lost degrees of freedom would cost more. (scipy.stats.trim_mean gives the mean, but not its
+    variance.)
     """
     ordered, cut = sorted(values), len(values) // 5 if len(values) >= TRIMMED else 0
     kept = ordered[cut : len(ordered) - cut]
@@ -129,14 +130,14 @@ def trimmed(values: Sequence[float]) -> Trimmed:
 
 
 def log_mean(ratios: Sequence[float]) -> Trimmed:
-    """The trimmed mean of the logarithms of ratios; the variance of a single one is infinite."""
+    """The trimmed mean of the logarithms of ratios. The variance of a single one is infinite."""
     logs = [math.log(ratio) for ratio in ratios]
     return trimmed(logs) if len(logs) > 1 else Trimmed(logs[0], math.inf, 1)
 
 
 @lru_cache(maxsize=1024)
 def student(confidence: float, freedom: float) -> float:
-    """The t with P(|T| <= t) = `confidence` for Student's distribution with `freedom` degrees, fractional ones too."""
+    """The t with P(|T| <= t) = `confidence` for Student's distribution. `freedom` may be fractional."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + confidence) / 2, freedom))
@@ -144,10 +145,10 @@ def student(confidence: float, freedom: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _rank(count: int, confidence: float) -> tuple[int, float]:
-    """The largest r for which [r-th, r-th from above] (from 0) holds the median that surely, and its probability.
+    """The largest r for which [r-th, r-th from above] contains the median with this `confidence`, and its probability.
 
-    The interval misses the median when at most r of `count` fair coins fall on one side. (scipy.stats.quantile_test
-    gives no interval where there are few rounds, and not what it reaches.)
+    r counts from 0. The interval misses the median if at most r of `count` fair coins fall on one side.
+    (scipy.stats.quantile_test gives no interval for few rounds, and not the probability that it reaches.)
     """
     from scipy import stats
 

@@ -1,4 +1,4 @@
-"""An artifact of posexport, or a plan, as a benchmark times it: its spec says everything."""
+"""How a benchmark times an artifact of posexport, or a plan. Its spec says everything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimedArtifact:
 
     @property
     def source(self) -> Path:
-        """The ONNX file: torch rebuilds the block from it, also for a plan."""
+        """The ONNX file, from which torch rebuilds the block, also for a plan."""
         return self.loaded.source.path
 
     @property
@@ -52,16 +52,16 @@ class TimedArtifact:
 
     @property
     def required_runtime(self) -> str | None:
-        """A plan's builder."""
+        """The runtime that built a plan. None for an ONNX file."""
         return self.loaded.required_runtime
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """How the manifest of an ONNX file contradicts it, where it does."""
+        """How an ONNX file contradicts its manifest, if it does."""
         return () if self.loaded.mismatch is None else (f"{self.path}: {self.loaded.mismatch}",)
 
     def facts(self) -> dict[str, Any]:
-        """Everything is known."""
+        """The facts of the result. All are known."""
         spec, source = self.loaded.spec, self.loaded.source
         return {
             "file": self.path.name,
@@ -74,7 +74,7 @@ class TimedArtifact:
         }
 
     def default_sizes(self) -> list[Sizes]:
-        """A prefill and a step where there is a cache, else two lengths."""
+        """A prefill and a step if there is a cache, otherwise two lengths."""
         return shapes.sizes_of(self.loaded, ())
 
     def read_sizes(self, text: str) -> Sizes:
@@ -86,7 +86,7 @@ class TimedArtifact:
         return shapes.scenario_sizes(self.loaded, scenario)
 
     def sizes_like(self, sizes: Sizes) -> Sizes:
-        """Those of the dimensions that it has too, defaults of the others."""
+        """The sizes of another file for the dimensions that this one has too. The others are defaults."""
         known, names = sizes.to_dict(), shapes.dimensions(self.loaded)
         shared = [f"{dim}={known[dim]}" for dim in names if dim in known]
         return self.read_sizes(",".join(shared)) if shared else self.default_sizes()[0]
@@ -96,11 +96,11 @@ class TimedArtifact:
         return {"spec": self.spec, **sizes.to_dict()}
 
     def work_request(self, sizes: Sequence[Sizes]) -> dict[str, Any] | None:
-        """The spec says it."""
+        """None, because the spec says it."""
         return None
 
     def engine_options(self, runtime: Runtime, sizes: Sequence[Sizes]) -> dict[str, Any]:
-        """A plan that is built on the fly spans the sizes; one that is there is opened only if it was checked."""
+        """The sizes that a plan spans if it is built on the fly. An existing plan is opened only if it was checked."""
         if runtime.module != TENSORRT:
             return {}
         if self.required_runtime is not None:

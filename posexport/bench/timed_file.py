@@ -1,4 +1,4 @@
-"""What a benchmark needs of a file, whoever wrote it: what it is, the sizes that it takes, and inputs for a worker."""
+"""What a benchmark needs to know about any file: what it is, the sizes that it takes, and inputs for a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TimedFile(Protocol):
-    """A file that is timed: an artifact of posexport, or a graph that anyone wrote."""
+    """A file that is timed: an artifact of posexport, or a graph of another tool."""
 
     @property
     def path(self) -> Path:
@@ -22,11 +22,11 @@ class TimedFile(Protocol):
 
     @property
     def source(self) -> Path:
-        """The ONNX file: the same, or that of a plan."""
+        """The ONNX file. For a plan, it is the file that the plan was built from."""
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The spec as plain data; empty for a graph."""
+        """The spec as plain data. Empty for a graph."""
 
     @property
     def inputs(self) -> Values:
@@ -38,37 +38,39 @@ class TimedFile(Protocol):
 
     @property
     def required_runtime(self) -> str | None:
-        """The one runtime that can open it, None for an ONNX file."""
+        """The one runtime that can open it. None for an ONNX file."""
 
     @property
     def no_torch(self) -> str:
-        """Why it can't be timed beside torch; empty where it can."""
+        """Why it can't be timed beside torch. Empty if it can."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why its manifest is not of the file, where it isn't."""
+        """Why its manifest does not belong to the file, if it doesn't."""
 
     def facts(self) -> dict[str, Any]:
-        """The fields of posexport.bench.result.Benchmark that say what it is."""
+        """The fields of posexport.bench.result.Benchmark that describe it."""
 
     def default_sizes(self) -> list[Sizes]:
-        """The sizes where none are asked for."""
+        """The sizes if none are given."""
 
     def read_sizes(self, text: str) -> Sizes:
-        """The sizes of a `--shape`; RequestError for what it can't take."""
+        """The sizes of a `--shape`. RequestError for what it can't take."""
 
     def scenario_sizes(self, scenario: Scenario) -> Sizes:
-        """The sizes of a scenario; RequestError for what it can't take."""
+        """The sizes of a scenario. RequestError for what it can't take."""
 
     def sizes_like(self, sizes: Sizes) -> Sizes:
-        """The sizes at which it is timed beside another file of `sizes`; RequestError for what it can't take."""
+        """The sizes at which it is timed beside another file of `sizes`. RequestError for what it can't take."""
 
     def request(self, sizes: Sizes) -> dict[str, Any]:
-        """What a worker draws inputs of these sizes from: fields of the request `shape` (posexport.bench.worker)."""
+        """Fields of the request `shape` (posexport.bench.worker), from which a worker draws inputs of these sizes."""
 
     def work_request(self, sizes: Sequence[Sizes]) -> dict[str, Any] | None:
-        """What a worker needs to find out the work of runs of these sizes: fields of the request `make`
-        (posexport.bench.worker); None where the spec says it."""
+        """Fields of the request `make` (posexport.bench.worker), from which a worker counts the work of these sizes.
+
+        None if the spec says it.
+        """
 
     def engine_options(self, runtime: Runtime, sizes: Sequence[Sizes]) -> dict[str, Any]:
         """Options of the engine for runs of these sizes."""

@@ -1,7 +1,7 @@
-"""An ONNX file that anyone wrote, as a benchmark times it: inputs are drawn by role, at sizes by their meaning.
+"""How a benchmark times an ONNX file of another tool: inputs are drawn by role, at sizes by their meaning.
 
-The file has no spec that says what it computes: its lower bound is that of the products that it has
-(posexport.bench.graph_work), and of torch only the user's own module is known.
+The file has no spec that says what it computes. Its lower bound is that of the products in the file
+(posexport.bench.graph_work). It can be timed beside torch only if the user gives a module.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from posexport.verify.graph.subject import main_dtype
 
 @attrs.frozen(kw_only=True)
 class TimedGraph:
-    """A posexport.bench.timed_file.TimedFile. `form` is that in which posexport rewrote the file, `origin` the sha256
-    of the file that it rewrote; None for any other."""
+    """A posexport.bench.timed_file.TimedFile.
+
+    If posexport rewrote the file, `form` is the form in which it did, and `origin` is the sha256 of the original file.
+    Otherwise both are None.
+    """
 
     graph: GraphFile
     roles: Mapping[str, Role]
@@ -53,12 +56,12 @@ class TimedGraph:
 
     @property
     def source(self) -> Path:
-        """The same."""
+        """The same file."""
         return self.graph.path
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """There is none."""
+        """Empty, because the file has no spec."""
         return {}
 
     @property
@@ -80,7 +83,7 @@ class TimedGraph:
         }
 
     def default_sizes(self) -> list[Sizes]:
-        """A prefill and a step where there is a cache, else two lengths."""
+        """A prefill and a step if there is a cache, otherwise two lengths."""
         return self._sizes.defaults()
 
     def read_sizes(self, text: str) -> Sizes:
@@ -92,7 +95,7 @@ class TimedGraph:
         return self._sizes.scenario(scenario)
 
     def sizes_like(self, sizes: Sizes) -> Sizes:
-        """Those of the dimensions that it has too, defaults of the others."""
+        """The sizes of another file for the dimensions that this one has too. The others are defaults."""
         return self._sizes.like(sizes)
 
     def request(self, sizes: Sizes) -> dict[str, Any]:
@@ -108,7 +111,7 @@ class TimedGraph:
         }
 
     def engine_options(self, runtime: Runtime, sizes: Sequence[Sizes]) -> dict[str, Any]:
-        """Buffers that are written in place; for a plan that is built on the fly, the shapes that it spans."""
+        """Buffers that are written in place. For a plan that is built on the fly, the shapes that it spans."""
         if runtime.module == ORT:
             shared = self._written_in_place()
             return {"shared": shared} if shared else {}
@@ -125,7 +128,7 @@ class TimedGraph:
         return {"profile": requests}
 
     def _written_in_place(self) -> dict[str, str]:
-        """Each output that is a buffer among the inputs with new rows in it, with that input, by their names."""
+        """Each output that is an input buffer with new rows written into it, and that input, by name."""
         pairs = {}
         for name, (shape, _) in self.outputs.items():
             for past in (name.replace("present", before) for before in ("past", "past_key_values")):
@@ -136,7 +139,7 @@ class TimedGraph:
 
 
 def timed_graph(graph: GraphFile, roles: Mapping[str, str]) -> TimedGraph:
-    """The file that was read, with `roles` of inputs that the user knows; others than its own are passed over.
+    """The file that was read, with `roles` of inputs that the user knows. Names of other inputs are ignored.
 
     RequestError for an input whose role can't be guessed, and for a manifest that can't be read.
     """

@@ -1,11 +1,12 @@
-"""What one run must compute and read at least: matrix products, layer by layer, and bytes.
+"""The least work of one run: matrix products, layer by layer, and bytes to read.
 
-    X [rows, hidden] W_q, W_k, W_v;  C [rows, num_heads*head_dim] W_o;  the MLP's, in a transformer block
+    X [rows, hidden] W_q, W_k, W_v;  C [rows, num_heads*head_dim] W_o;  those of the MLP, in a transformer block
     Q K^T and P V for each key head: [group*seq, head_dim] [head_dim, keys] and [group*seq, keys] [keys, head_dim]
 
-Scores are whole rectangles, of as many keys as a query sees where a layer has a window or chunks. The bytes are the
-weights and what is cached (of a layer with a window or chunks, what is seen of it), in the graph's dtype, each once.
-What an encoding computes counts nowhere. The work of a graph that anyone wrote is in posexport.bench.graph_work.
+Scores are whole rectangles. With a window or chunks, they have as many keys as a query sees. The bytes are the weights
+and the cache in the graph's dtype, each read once. For a layer with a window or chunks, only the part of the cache that
+is seen counts. What an encoding computes is not counted. The work of graphs of other tools is in
+posexport.bench.graph_work.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from posexport.spec.spec import Spec
 
 @attrs.frozen
 class Product:
-    """So many products [rows, inner] [inner, columns]."""
+    """`count` products [rows, inner] [inner, columns]."""
 
     count: int
     rows: int
@@ -39,8 +40,10 @@ class Product:
 
 @attrs.frozen
 class Heads:
-    """The two products of attention for each key head: [rows, head_dim] [head_dim, keys] and [rows, keys] [keys,
-    value_dim]."""
+    """The two products of attention for each key head.
+
+    They are [rows, head_dim] [head_dim, keys] and [rows, keys] [keys, value_dim].
+    """
 
     heads: int
     rows: int
@@ -56,8 +59,10 @@ class Heads:
 
 @attrs.frozen(kw_only=True)
 class Seen:
-    """What the queries of an attention see: keys within `window` on so many `sides`, in chunks, or in a buffer that is
-    filled as far as the new tokens."""
+    """The keys that the queries of an attention see.
+
+    They are within `window` on so many `sides`, in chunks, or in a buffer that is filled up to the new tokens.
+    """
 
     window: int | None = None
     sides: int = 1
@@ -65,12 +70,12 @@ class Seen:
     buffer: bool = False
 
     def of_cache(self, past: int) -> int:
-        """The tokens of the cache that new ones see."""
+        """The number of cached tokens that new tokens see."""
         seen = past if self.window is None else min(past, self.window - 1)
         return seen if self.chunk is None else min(seen, past % self.chunk)
 
     def of_keys(self, keys: int, past: int, seq: int) -> int:
-        """The most keys that a query sees, of so many."""
+        """The most keys that a query sees, out of `keys`."""
         bounds = [keys] if self.window is None else [keys, self.sides * (self.window - 1) + 1]
         if self.window is not None or self.chunk is not None or self.buffer:
             bounds.append(self.of_cache(past) + seq)
@@ -79,7 +84,7 @@ class Seen:
 
 @attrs.frozen
 class Layer:
-    """The products of one layer, and its attention where it has one."""
+    """The products of one layer, and its attention if it has one."""
 
     products: tuple[Product, ...]
     attention: Heads | None = None
@@ -87,7 +92,7 @@ class Layer:
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """The products of one run in their order; `bytes` is what must be read."""
+    """The products of one run in their order. `bytes` is what must be read."""
 
     layers: tuple[Layer, ...]
     bytes: int
@@ -132,7 +137,7 @@ def work(spec: Spec, sizes: Mapping[str, int]) -> Work:
 
 
 def work_on(spec: Spec, inputs: Arrays) -> Work:
-    """`work` on these inputs; of a shared cache counts what is in it before the run."""
+    """`work` for these inputs. Of a shared cache, only what is in it before the run counts."""
     sizes = sizes_of(graph_inputs(spec), inputs)
     if spec.kv_cache == "shared":
         sizes = {**sizes, "past_seq": int(inputs["write_indices"].max())}

@@ -4,13 +4,14 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact;
                                `runtime` is the row of posexport.runtimes as plain data
     shape  {spec or roles, seed, warmup, keep_free, method, batch, seq, ...}   binds inputs, runs up to `warmup` times;
-                               sizes are by the contract of a spec, or by the meanings of axes where there are roles;
-                               `method` is how the lower bound is run, where that is known
+                               sizes are by the contract of a spec, or by the meanings of axes if there are roles;
+                               `method` is the method of the lower bound, if it is known
            -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
     time   {burst[, wake]}  -> {seconds: [...]}   untimed runs for `wake` seconds, at least one, then `burst` timed ones
     make   {role, path, source[, spec][, roles, dtype, requests]} -> {}   writes the file of an alternative, or the work
                                of a graph at all sizes (posexport.bench.graph_work)
-The code of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
+
+The code of a failure is "refused" if the engine says that it can't run this, "memory" if memory was not enough, and
 "failed" for anything else.
 """
 
@@ -36,17 +37,17 @@ from posexport.runtimes.base import Arrays, MethodRunner, Runner
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
-"""Seconds of a run from which on one is timed per turn, with none before it: threads wake within milliseconds."""
+"""A run of more seconds is timed once in a turn, with no run before it. Threads wake within milliseconds."""
 
 WARMUP_SECONDS = 5.0
-"""Seconds after which warming up ends, though not before the second run: the first may compile."""
+"""Seconds after which warming up ends, but not before the second run, because the first may compile."""
 
 
 class Worker:
     """State of the child between requests."""
 
     def __init__(self) -> None:
-        self._runner: Runner  # there from `open` on
+        self._runner: Runner  # set by `open`
         self._call: Callable[[], float] = _not_prepared
         self._before = 0
         self._gpu_before: int | None = None
@@ -54,7 +55,7 @@ class Worker:
         self._last = 0.0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the method that a request names returns."""
+        """The result of the method that a request names."""
         done: dict[str, Any] = getattr(self, request.pop("do"))(**request)
         return done
 
@@ -72,7 +73,7 @@ class Worker:
         elif threads and row.package == "onnxruntime":
             options["threads"] = threads
         import_module(row.package)
-        self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
+        self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which is not the engine's
         self._before = machine.forget_peak()
         start = time.perf_counter()
         if role == LOWER_BOUND:
@@ -100,7 +101,7 @@ class Worker:
     ) -> dict[str, Any]:
         if isinstance(self._runner, MethodRunner):
             self._runner.method, self._runner.sizes = method, sizes
-        self._call = _not_prepared  # frees the memory of the shape before
+        self._call = _not_prepared  # frees the memory of the previous shape
         if self._limited:
             machine.limit_to_what_is_free(keep_free)
         machine.forget_peak()
@@ -130,7 +131,7 @@ class Worker:
     def time(self, burst: int, wake: float = 0.0) -> dict[str, Any]:
         if self._last > LONG_RUN_SECONDS:
             return {"seconds": [self._call()]}
-        # threads sleep while others run; woken they share a CPU for some milliseconds, with runs several times slower
+        # threads sleep while others run; when they wake, they share a CPU for some milliseconds, and runs are slower
         start = time.perf_counter()
         self._call()
         while time.perf_counter() - start < wake:
@@ -171,7 +172,7 @@ def _lower_bound(path: Path, device: str, threads: int | None) -> Runner:
 
 
 def _write_works(path: Path, source: Path, roles: list[Any], dtype: str, requests: list[dict[str, int]]) -> None:
-    """The work of a graph at each of these sizes."""
+    """Write the work of a graph at each of these sizes."""
     import torch
 
     from posexport.bench.graph_work import works_of
@@ -185,7 +186,7 @@ def _write_works(path: Path, source: Path, roles: list[Any], dtype: str, request
 
 
 def _inputs_by_role(data: list[Any], sizes: dict[str, int], seed: int) -> Arrays:
-    """Inputs of a graph that anyone wrote: consecutive positions behind what is cached, nothing is padded."""
+    """Inputs of a graph of another tool. Positions follow the cached ones, and nothing is padded."""
     import numpy as np
 
     from posexport.graphs.draw import draw_inputs
@@ -196,15 +197,15 @@ def _inputs_by_role(data: list[Any], sizes: dict[str, int], seed: int) -> Arrays
 
 
 def _gpu_used(on_gpu: bool) -> int | None:
-    """Bytes in use on the GPU by everyone, or None where the driver doesn't say."""
+    """Bytes in use on the GPU by all processes, or None if the driver doesn't say."""
     try:
         return memory_used() if on_gpu else None
-    except (OSError, AttributeError):  # the figure is left out, the timing stands
+    except (OSError, AttributeError):  # without this number, the timing is still valid
         return None
 
 
 def explain(error: Exception) -> Reason:
-    """The code of an error and its first line; the parent decides what it means."""
+    """The code of an error and its first line. The parent process decides what it means."""
     first, kind = next((line for line in str(error).splitlines() if line.strip()), ""), type(error).__name__
     if isinstance(error, PosexportError):
         return Reason(REFUSED, first[:300])

@@ -1,1 +1,1 @@
-"""The tune stage; `tuning` is where to begin."""
+"""The tune stage. It starts in `posexport.bench.tune.search`."""

@@ -1,9 +1,8 @@
-"""The facts that tunings have measured, in a folder: an interrupted tuning goes on from there, a repeated one is quick.
+"""The facts that tunings have measured, in a folder. Interrupted and repeated tunings reuse them.
 
 A fact is kept under the hash of everything that it depends on (bytes of files, options, sizes, versions, the machine),
-in `<hash>.json` with a hash of its own; whatever changes makes another hash. The programs themselves lie in a folder of
-each tuning's own, while it runs. All of it is in `.posexport-tune`, inside the folder that was given: what else is
-there stays as it is.
+in `<hash>.json` with its own hash. If anything changes, the hash is another one. While a tuning runs, its programs are
+in a folder of their own. Everything is in `.posexport-tune` inside the given folder. Other files there are not changed.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from posexport.jsondata import DataError, json_sha256, read_json
 
 FOLDER = ".posexport-tune"
 _VERSION = 3
-"""Of what is kept: facts of another one are not read."""
+"""The version of the kept facts. Facts of other versions are not read."""
 
 
 class Store:
-    """Facts by what they depend on. `resume` False: nothing is read, everything is measured anew."""
+    """Facts by what they depend on. With `resume` False, nothing is read and everything is measured anew."""
 
     def __init__(self, folder: Path, resume: bool = True) -> None:
         self._folder, self._resume = folder if folder.name == FOLDER else folder / FOLDER, resume
         self.reused = 0
-        """How many facts came from an earlier tuning."""
+        """The number of facts that came from an earlier tuning."""
         self._facts: dict[Path, dict[str, Any]] = {}  # of this tuning
         self._files: temporary.Temporary | None = None
         with self._writing():
@@ -45,7 +44,7 @@ class Store:
 
     @property
     def files(self) -> Path:
-        """Where the programs of this tuning lie, and of no other one."""
+        """The folder with the programs of this tuning only."""
         if self._files is None:
             with self._writing():
                 self._files = temporary.folder(self._folder, "programs-")
@@ -57,8 +56,10 @@ class Store:
         find: Callable[[], dict[str, Any]],
         keep: Callable[[dict[str, Any]], bool] = lambda fact: True,
     ) -> dict[str, Any]:
-        """The fact of `key` (plain data) and posexport's version; `find` is called where it isn't known, and what it
-        gives is kept where `keep` says that it will be so next time too."""
+        """The fact of `key` (plain data) and posexport's version.
+
+        If it is not known, `find` is called. Its result is kept if `keep` says that it will be the same next time.
+        """
         whole = json.loads(json.dumps({"version": _VERSION, "posexport": __version__, **key}))  # as it is read again
         path = self._folder / f"{json_sha256(whole)[:32]}.json"
         if path not in self._facts:
@@ -72,14 +73,14 @@ class Store:
         return self._facts[path]
 
     def clear_files(self) -> None:
-        """Remove the programs; the facts about them stay."""
+        """Remove the programs. The facts about them stay."""
         if self._files is not None:
             self._files.remove()
             self._files = None
 
 
 def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fact in a file; None where it is not there or damaged: then it is measured anew."""
+    """The fact in a file. None if it is missing or damaged, so that it is measured anew."""
     try:
         with renewed():
             data = read_json(path)

@@ -1,4 +1,4 @@
-"""What the kept facts of a tuning hold, by what they are about: one that holds anything else is measured anew."""
+"""The schemas of the kept facts of a tuning, by kind. A fact that doesn't fit its schema is measured anew."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _SHORTEST, _LONGEST = 1e-9, 1e9  # seconds of a call
 
 
 def fits(key: Mapping[str, Any], fact: Any) -> bool:
-    """Whether this is a fact of the kind that the key's `what` names, of the candidates and rounds that it names."""
+    """Whether a fact is of the kind that the key's `what` names, and has the key's candidates and rounds."""
     for kind in _KINDS.get(key.get("what", ""), ()):
         try:
             structure(fact, kind)

@@ -1,7 +1,7 @@
-"""The programs of a tuning of a file that anyone wrote: the file as it is, and its attention rewritten into each form.
+"""The programs of a tuning of any ONNX file: the file as it is, and its attention rewritten into each form.
 
-A rewritten program is one of which at least one attention was rewritten; all have the inputs and outputs of the file,
-and each is verified against it. The file's dtype stays, and so do its opset, where a form takes it, and its caches.
+In a rewritten program, at least one attention was rewritten. All programs have the inputs and outputs of the file, and
+each is verified against it. The file's dtype and caches stay, and so does its opset if the form takes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from posexport.spec.forms import FORM_OPSETS, FORMS, unsupported_opset
 
 @attrs.frozen(kw_only=True)
 class TunedFile:
-    """What is tuned: a file, read for bench, and `roles` of its inputs that the user knows; `key` signs the winner."""
+    """What is tuned: a file, read for bench, and `roles` of inputs that the user knows. `key` signs the winner."""
 
     graph: TimedGraph
     roles: Mapping[str, str] = attrs.field(factory=dict)
@@ -46,7 +46,7 @@ class TunedFile:
 
     @property
     def title(self) -> str:
-        """What results call it."""
+        """Its name in results."""
         return self.graph.path.name
 
     def programs(self, request: Request, store: Store, progress: Progress) -> FilePrograms:
@@ -74,17 +74,17 @@ class FilePrograms(Programs):
                 yield Program(form=form, target=target, opset=opset, **common)
 
     def others(self, best: Program) -> list[Program]:
-        """Another opset is a conversion of the whole file, which is not tuning: none."""
+        """None, because another opset is a conversion of the whole file, which is not tuning."""
         return []
 
     def refusal(self, program: Program) -> str | None:
-        """Why a program can't be made or run, known without making it."""
+        """Why a program can't be made or run, if that is known without making it."""
         unsupported_dtype = RUNTIMES[self.request.runtime].unsupported_dtypes.get(program.dtype)
         opset = None if program.form == ORIGINAL else unsupported_opset(program.form, program.target, program.opset)
         return unsupported_dtype or (None if opset is None else str(opset))
 
     def prepare(self, program: Program) -> PreparedProgram | str:
-        """The program, written and sized; or why it can't be had."""
+        """The program, written and sized, or why it can't be made."""
         made = self._exported(program)
         if "refused" in made:
             return str(made["refused"])
@@ -100,7 +100,7 @@ class FilePrograms(Programs):
         return self.prepared[program]
 
     def path(self, program: Program) -> Path:
-        """Its file; that of the original is the file itself."""
+        """Its file. For the original, this is the file itself."""
         return self._file.path if program.form == ORIGINAL else super().path(program)
 
     def write(self, program: Program, path: Path) -> OnnxManifest:
@@ -113,7 +113,7 @@ class FilePrograms(Programs):
         return made
 
     def is_same(self, program: Program, manifest: OnnxManifest) -> bool:
-        """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""
+        """Whether the file of a manifest contains what was prepared. Names of external data may differ."""
         if program.form != ORIGINAL:
             return super().is_same(program, manifest)
         return sha256_of(self._file.path) == self._file.sha256
@@ -131,7 +131,7 @@ class FilePrograms(Programs):
         return self._rewritten(program, path)
 
     def _rewritten(self, program: Program, path: Path) -> OnnxManifest | str:
-        """Rewrite the file to `path`; its manifest, or why no attention could be rewritten."""
+        """Rewrite the file to `path`. Returns its manifest, or why no attention could be rewritten."""
         options = RewriteOptions(
             form=program.form, target=program.target, opset=program.opset, roles=self.roles, seed=self.request.seed
         )
@@ -150,7 +150,7 @@ def _size(file: GraphFile) -> int:
 
 
 def _copied(file: GraphFile, path: Path, key: SigningKey | None) -> OnnxManifest:
-    """A copy of the file with a manifest that says so, as that of a file of which nothing was rewritten."""
+    """Copy the file, with the manifest of a rewrite that changed nothing."""
     described: dict[str, Any] = {"version": __version__, "tools": versions(TOOLS)}
     with suppress(ForeignFileError):
         block = attrs.asdict(block_of(artifact_of(file), file.metadata()), recurse=False)

@@ -1,4 +1,4 @@
-"""What `posexport tune FILE` is asked for: an ONNX file that anyone wrote, its scenario, and what is written."""
+"""The request of `posexport tune FILE`: any ONNX file, its scenario, and what is written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from posexport.bench.tune.result import Result
 
 OPTIONS = ("runtime", "scenario", "objective", "form", "target", "opset", "allow", "output")
-"""The options of a tuning that a file takes; the others describe a block, and a file is one already."""
+"""The options that a tuning of a file takes. The others describe a block, but a file is already a graph."""
 
 
 @attrs.frozen(kw_only=True)
 class FileTuneRequest:
-    """A tuning of a file that can start: the file was not read yet."""
+    """A tuning of a file that can start. The file has not been read yet."""
 
     file: Path
     roles: Mapping[str, str]
@@ -41,10 +41,10 @@ class FileTuneRequest:
     def run(
         self, cache: Path | None, resume: bool, progress: Progress = silent, key: SigningKey | None = None
     ) -> Result:
-        """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`.
+        """Tune. With `resume`, facts in the folder `cache` are reused (default: the folder of the output).
 
-        What is written is signed with a `key`. RequestError for a file that can't be tuned, or is not what its manifest
-        says.
+        What is written is signed with a `key`. RequestError for a file that can't be tuned, or that contradicts its
+        manifest.
         """
         from posexport.artifact.graph_file import read_graph
         from posexport.artifact.loaded import check_source
@@ -71,8 +71,10 @@ class FileTuneRequest:
 def read_file_request(
     file: str, given: Mapping[str, Any], roles: Mapping[str, str], save: Path | None
 ) -> FileTuneRequest:
-    """The request that options stand for, None and () where they aren't given; RequestError for what is wrong with it,
-    before anything is read."""
+    """The request for these options, which are None or () if not given.
+
+    RequestError for invalid options, before anything is read.
+    """
     path = Path(file)
     check_artifact(path)
     options = stated(given)
@@ -113,7 +115,7 @@ def read_file_request(
 
 
 def usual_scenario(graph: TimedGraph) -> Scenario:
-    """A step where there is a cache, else a prompt, or a batch where there are no tokens, of a usual size that fits."""
+    """A step if there is a cache, a batch if there are no tokens, else a prompt, of a usual size that fits."""
     usual = graph.default_sizes()[-1]
     if usual.past_seq is not None:
         return Scenario("decode", usual.past_seq or 1)

@@ -1,10 +1,11 @@
 """Successive halving: few rounds for all candidates, more only for those that may still be the fastest.
 
-A step times a group of candidates in interleaved rounds, each in a new process (`rounds` says why), and drops those
-whose interval of ratios to the group's fastest lies wholly above 1 (clearly so, after few rounds). Of the others the
-slower half is dropped too, so that a noisy machine makes the result less sharp but takes no longer. The rest is timed
-again until one is left, until all that are left are equal, or until each had all its rounds. A step holds at most
-`GROUP` processes: more candidates are timed in groups that share the fastest so far. No engine is imported here.
+A step times a group of candidates in interleaved rounds, each in a new process (`posexport.bench.session` says why). It
+drops those whose interval of ratios to the group's fastest lies completely above 1 (clearly above 1 after few rounds).
+The slower half of the others is dropped too. A noisy machine then makes the result less sharp, but the search takes no
+longer. The rest is timed again until one is left, until all that are left are equal, or until each had all its rounds.
+A step has at most `GROUP` processes. More candidates are timed in groups that share the fastest so far. No engine is
+imported here.
 """
 
 from __future__ import annotations
@@ -21,31 +22,34 @@ from posexport.bench import statistics
 from posexport.bench.statistics import CONFIDENCE
 
 GROUP = 6
-"""Processes that live side by side."""
+"""The number of processes that are open side by side."""
 
 FIRST, MAX_ROUNDS = 4, 20
 """Rounds of the first step, and of all steps together."""
 
 LAST = 2
-"""So many candidates are never halved."""
+"""The number of candidates that are never halved."""
 
 EQUAL = 0.03
-"""Two candidates are equal where the interval of their ratio lies within 1 +- this."""
+"""Two candidates are equal if the interval of their ratio lies within 1 +- this."""
 
 NEAR = 0.01
-"""Of the candidates that are left, a simpler one is preferred where its median is no further behind."""
+"""Among the remaining candidates, a simpler one is preferred if its median is slower by at most this."""
 
 Round = Mapping[str, float]
 """Seconds of one round by candidate."""
 
 TimeRounds = Callable[[Sequence[str], int, int], tuple[list[Round], Mapping[str, str]]]
-"""(names, rounds, seed) -> the rounds, and the reasons of those that failed."""
+"""(names, rounds, seed) -> the rounds, and the reasons of candidates that failed."""
 
 
 @attrs.define(kw_only=True)
 class Halving:
-    """The state of one search. `dropped` maps a name to (the one it was slower than, the ratio to it), `halved` to (the
-    fastest, how many times slower it was in the median) where its interval alone did not drop it."""
+    """The state of one search.
+
+    `dropped` maps a name to (the candidate that was faster, the ratio to it). `halved` maps a name that its interval
+    did not drop to (the fastest, how many times slower it was in the median).
+    """
 
     rounds: list[Round] = attrs.field(factory=list)
     dropped: dict[str, tuple[str, statistics.Ratio]] = attrs.field(factory=dict)
@@ -53,10 +57,10 @@ class Halving:
     failed: dict[str, str] = attrs.field(factory=dict)
     remaining: list[str] = attrs.field(factory=list)
     known: int = 0
-    """How many of the rounds are those of earlier searches."""
+    """The number of rounds that come from earlier searches."""
 
     def ratio(self, name: str, other: str) -> statistics.Ratio | None:
-        """One over the other, in the rounds that hold both; None where none does."""
+        """The ratio of one to the other, in the rounds that have both. None if there are none."""
         both = [seconds for seconds in self.rounds if name in seconds and other in seconds]
         if not both:
             return None
@@ -67,7 +71,7 @@ class Halving:
         return [seconds[name] for seconds in self.rounds if name in seconds]
 
     def fastest(self, names: Sequence[str]) -> str:
-        """The fastest of some by the rounds that all of them share, or else by `speeds`."""
+        """The fastest of some, by the rounds that all of them share, otherwise by `speeds`."""
         shared = [seconds for seconds in self.rounds if all(name in seconds for name in names)]
         if shared:
             return min(names, key=lambda name: median(seconds[name] for seconds in shared))
@@ -75,17 +79,17 @@ class Halving:
         return min(names, key=lambda name: speeds.get(name, math.inf))
 
     def speeds(self, start: str | None = None) -> dict[str, float]:
-        """Median times relative to `start` (or to the one with most rounds).
+        """Median times relative to `start` (or to the candidate with the most rounds).
 
         A candidate that shares no round with it is compared through one that shares rounds with both, such as the
-        fastest that two groups had in common. Seconds of different minutes count only where nothing connects the two.
+        fastest that two groups had in common. Seconds of different minutes count only if nothing connects the two.
         """
         count = Counter(name for seconds in self.rounds for name in seconds)
         if not count:
             return {}
         start = start or count.most_common(1)[0][0]
         speeds, reached = {start: 1.0}, [start]
-        for other in reached:  # grows as it goes: the shortest way to each
+        for other in reached:  # grows while it is read: the shortest path to each
             for name in count:
                 if name not in speeds and (ratio := self.ratio(name, other)) is not None:
                     speeds[name] = speeds[other] * ratio.median
@@ -109,10 +113,10 @@ def successive_halving(
     seed: int = 0,
     known: Sequence[Round] = (),
 ) -> Halving:
-    """Search the named candidates for the fastest, given with the preferred among equals first.
+    """Search the named candidates for the fastest. Of equal ones, the first in `names` is preferred.
 
-    What is left at the end is in `remaining`, which is empty only where all failed. `known` holds rounds of earlier
-    searches: they count as evidence, but not towards `most`.
+    What is left at the end is in `remaining`, which is empty only if all failed. `known` contains rounds of earlier
+    searches. They count as evidence, but not towards `most`.
     """
     before = [{name: seconds[name] for name in names if name in seconds} for seconds in known]
     search = Halving(remaining=list(names), rounds=[seconds for seconds in before if len(seconds) > 1])
@@ -129,7 +133,7 @@ def successive_halving(
 
 
 def _step(search: Halving, time_rounds: TimeRounds, rounds: int, seed: int) -> None:
-    """One step for all that remain, in groups that share the fastest so far."""
+    """Run one step for all that remain, in groups that share the fastest so far."""
     waiting = list(search.remaining)
     random.Random(seed).shuffle(waiting)
     leader = search.fastest(waiting) if search.rounds else waiting[0]
@@ -147,12 +151,12 @@ def _step(search: Halving, time_rounds: TimeRounds, rounds: int, seed: int) -> N
             _drop(search, ran, leader)
         if not waiting:
             return
-        if not ran:  # all failed: the next one leads, and is timed even where it is alone
+        if not ran:  # all failed: the next one leads, and is timed even if it is alone
             leader = waiting.pop(0)
 
 
 def _drop(search: Halving, group: Sequence[str], leader: str) -> None:
-    """Drop what is slower by its interval; by more than `EQUAL` where few rounds make the interval uncertain."""
+    """Drop what is slower by its interval, or by more than `EQUAL` if few rounds make the interval uncertain."""
     for name in group:
         ratio = None if name == leader else search.ratio(name, leader)
         if ratio is not None and ratio.low > (1 if ratio.confidence >= CONFIDENCE else 1 + EQUAL):
@@ -161,7 +165,7 @@ def _drop(search: Halving, group: Sequence[str], leader: str) -> None:
 
 
 def _halve(search: Halving) -> None:
-    """Drop the slower half; of those that are equal in the median, the preferred ones stay."""
+    """Drop the slower half. Of those that are equal in the median, the preferred ones stay."""
     best = search.fastest(search.remaining)
     speeds = search.speeds(best)
     behind = {name: speeds.get(name, math.inf) for name in search.remaining}

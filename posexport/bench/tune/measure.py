@@ -1,4 +1,4 @@
-"""Timing candidates side by side: a process for each, rounds in alternation, and what each process took."""
+"""Timing candidates side by side: a process for each, rounds in alternation, and the memory of each process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from posexport.machine import SAME
 from posexport.runtimes import RUNTIMES
 
 BURST, WARMUP = 3, 2
-"""Timed runs per turn, and untimed ones once a process is up."""
+"""Timed runs in a turn, and untimed runs after a process has started."""
 
 SEED_STEP = 1000
-"""How far the seeds of two sets of rounds are apart at least: more than successive halving adds to its own."""
+"""The least difference between the seeds of two sets of rounds. Successive halving adds less to its seed."""
 
 
 class CandidateTimer:
-    """Times the candidates of a tuning, by name: those in `candidates`.
+    """Times the candidates of a tuning. `candidates` has their rows by name.
 
-    `seconds` is what timing took; `runs` counts all runs, the untimed ones too, and `turn` the most runs of one turn.
-    `machine_load` is the largest share of the CPU that other work took, `memory` the most bytes that each process took.
+    `seconds` is how long timing took. `runs` counts all runs, also untimed ones, and `turn` is the most runs of one
+    turn. `machine_load` is the largest CPU share of other work. `memory` has the most bytes that each process took.
     """
 
     def __init__(self, programs: Programs, machine: Mapping[str, Any]) -> None:
@@ -40,9 +40,10 @@ class CandidateTimer:
         self.memory: dict[str, int] = {}
 
     def time_rounds(self, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
-        """Time them in interleaved rounds: the seconds of each round, and why some have none.
+        """Time them in interleaved rounds. Returns the seconds of each round, and why some have none.
 
-        Calls are numbered, so no rounds count twice. The next tuning repeats what failed or ran beside other work.
+        Calls are numbered, so that no rounds count twice. The next tuning repeats rounds that failed or ran beside
+        other work.
         """
         self._calls += 1
         seed += SEED_STEP * self._calls
@@ -75,7 +76,7 @@ class CandidateTimer:
         return fact["rounds"], fact["failed"]
 
     def _options(self, row: Row) -> dict[str, Any]:
-        """The options that the engine is opened with."""
+        """The options with which the engine is opened."""
         if self._programs.request.runtime.startswith("ort"):
             return {"io_binding": False, **self._programs.prepared[row.program].engine, **row.options}
         return {**row.options, **({"profile": self._programs.profile(row)} if "profile" in row.options else {})}
@@ -99,7 +100,7 @@ class CandidateTimer:
             programs.progress(f"timing {len(memory)} candidates")
             series, machine_load = processes.interleave(dict.fromkeys(memory, BURST), rounds, seed)
         timed = {name: turns for name, turns in series.items() if name not in processes.failed}
-        # a short run has an untimed one before
+        # a short run follows an untimed one
         runs = [len(turn) + (len(turn) > 1) for turns in series.values() for turn in turns if turn]
         return {
             "rounds": [{name: median(turns[at]) for name, turns in timed.items()} for at in range(rounds)],

@@ -1,7 +1,7 @@
-"""The programs of a tuning on the disk: exported once, sized for the scenario, and identified by what they compute.
+"""The programs of a tuning on disk: exported once, sized for the scenario, and identified by what they compute.
 
 The store keeps lasting facts: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time limit
-is temporary, and is tried again the next time.
+is temporary, so the program is tried again the next time.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 ENGINES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")
 LIMIT = 900.0
-"""Seconds to open or build one program."""
+"""Seconds allowed to open or build one program."""
 
 
 @attrs.frozen(kw_only=True)
 class Block:
     """What is tuned: its spec in every dtype that it may have, and where its weights come from.
 
-    `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
-    they overflow there. Two blocks with the same `source` have the same weights; `weight_source` is what a manifest
-    says of them, and `key` signs it. `fixed` has the sizes of `batch`, `seq` and `max_seq` that are fixed, as
-    posexport.export takes them.
+    `load` returns the spec (with the biases that a file of weights has) and the weights in a dtype. RequestError if
+    they overflow in it. Two blocks with the same `source` have the same weights. `weight_source` is what a manifest
+    says about the weights, and `key` signs the manifest. `fixed` has the fixed sizes of `batch`, `seq` and `max_seq`,
+    as in posexport.export.
     """
 
     specs: Mapping[str, Spec]
@@ -59,7 +59,7 @@ class Block:
 
     @property
     def title(self) -> str:
-        """What results call it."""
+        """Its name in results."""
         return next(iter(self.specs.values())).encoding.name
 
     def programs(self, request: Request, store: Store, progress: Progress) -> Programs:
@@ -72,7 +72,7 @@ class Tunable(Protocol):
 
     @property
     def title(self) -> str:
-        """What results call it."""
+        """Its name in results."""
 
     @property
     def key(self) -> SigningKey | None:
@@ -84,10 +84,11 @@ class Tunable(Protocol):
 
 @attrs.frozen(kw_only=True)
 class PreparedProgram:
-    """A program that can be timed: the sha256 of its file with its external data (`content`), its size in bytes, sizes
-    of the scenario, requests for a profile up to that shape and tuned for it, and its spec.
+    """A program that can be timed.
 
-    A file without a spec has the `roles` of its inputs as data, and options of its own of the `engine`.
+    `sha256` is that of its file with its external data (`content`), and `size` is in bytes. `sizes` are those of the
+    scenario. `profile` requests a profile that ends at that shape and is tuned for it. A file without a `spec` has the
+    `roles` of its inputs as data, and its own options of the `engine`.
     """
 
     sha256: str
@@ -100,18 +101,18 @@ class PreparedProgram:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What a worker draws its inputs from, beside the sizes."""
+        """What a worker draws its inputs from, in addition to the sizes."""
         return {"roles": list(self.roles)} if self.roles else {"spec": self.spec}
 
 
 class Programs:
-    """Programs by what they are; every question is answered from the store where it can be.
+    """Programs by what they are. Every question is answered from the store if possible.
 
-    `prepared` holds those that can be timed; `prepare` comes before every other question about a program.
+    `prepared` has those that can be timed. `prepare` comes before every other question about a program.
     """
 
     against: Path | None = None
-    """The file that all programs must compute; None: what the spec says."""
+    """The file that all programs must agree with. None if the spec says what they compute."""
 
     roles: Mapping[str, str] = {}
     """Roles of inputs that the user knows, by name."""
@@ -143,14 +144,17 @@ class Programs:
         self.store.clear_files()
 
     def refusal(self, program: Program) -> str | None:
-        """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
+        """Why a program can't be written or run, in one sentence without a full stop.
+
+        It is known without exporting the program.
+        """
         spec = self._spec(program)
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
         unsupported_dtype = RUNTIMES[self.request.runtime].unsupported_dtypes.get(program.dtype)
         return unsupported_dtype or (None if reason is None else reason.text)
 
     def prepare(self, program: Program) -> PreparedProgram | str:
-        """The program, exported and sized; or why it can't be had."""
+        """The program, exported and sized, or why it can't be made."""
         exported = self._exported(program)
         if "refused" in exported:
             return str(exported["refused"])
@@ -172,7 +176,7 @@ class Programs:
         return self._asked("kernels", f"building {row.program}", row.program, profile=self.profile(row))
 
     def profile(self, row: Row) -> list[str]:
-        """The requests for the profile that a candidate's plan is built with; none: the wide one."""
+        """The requests for the profile of a candidate's plan. Empty for the wide profile."""
         return list(self.prepared[row.program].profile) if row.options.get("profile") == NARROW else []
 
     def _asked(self, do: str, step: str, program: Program, **fields: Any) -> dict[str, Any]:
@@ -194,7 +198,7 @@ class Programs:
         return {name: value for name, value in reply.items() if name != "ok"}
 
     def path(self, program: Program) -> Path:
-        """Its file, exported where this tuning hasn't yet; RequestError where it isn't the one that is known."""
+        """Its file, exported if this tuning has not done so. RequestError if it differs from the known file."""
         known, path = self._exported(program), self._path(program)
         if path not in self._made and self._export(program).get("sha256") != known["sha256"]:
             raise RequestError(
@@ -209,7 +213,7 @@ class Programs:
         return onnx_artifact.write_onnx(self._model(program), path, weights=block.weight_source, key=block.key)
 
     def is_same(self, program: Program, manifest: OnnxManifest) -> bool:
-        """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""
+        """Whether the file of a manifest contains what was prepared. Names of external data may differ."""
         if not manifest.external_data:
             return manifest.sha256 == self.prepared[program].sha256
         return sorted(external_data(self.path(program)).values()) == sorted(manifest.external_data.values())
@@ -270,10 +274,10 @@ class Programs:
 
 
 def content(manifest: OnnxManifest) -> str:
-    """The sha256 of an ONNX file; where its weights lie in external data, which it only names, one of both together."""
+    """The sha256 of an ONNX file. With external data, which the file only names, it is a hash of both."""
     return content_of(manifest.sha256, manifest.external_data)
 
 
 def content_of(sha256: str, external: Mapping[str, str]) -> str:
-    """The same of a file and its external data by name."""
+    """The same for the sha256 of a file and of its external data by name."""
     return hashlib.sha256(f"{sha256} {dict(external)}".encode()).hexdigest() if external else sha256

@@ -1,4 +1,4 @@
-"""The end of a tuning: the winner is verified under its own options, and written with a manifest that says why."""
+"""The end of a tuning: the winner is verified under its own options, and written with the tuning in its manifest."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from posexport.verify.result import FAILED, PASSED
 def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
 
-    Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. All options of a session are
-    the candidate's own but CUDA graphs, which only launch the same kernels in another way.
+    If plans can't run, the result of TensorRT's parser is evaluated instead. All options of a session are the
+    candidate's own, except CUDA graphs, which only launch the same kernels in another way.
     """
     runtime = RUNTIMES["tensorrt-import" if by_kernels else programs.request.runtime]
     options = {name: value for name, value in row.options.items() if name not in ("cuda_graph", "profile")}
@@ -47,7 +47,7 @@ def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None
 
 
 def settings(programs: Programs, row: Row) -> dict[str, Any]:
-    """The winner's options as a deployment sets them: names of onnxruntime's SessionOptions, or a plan's profile."""
+    """The winner's options as a deployment sets them: names in onnxruntime's SessionOptions, or a plan's profile."""
     options, runtime = row.options, programs.request.runtime
     if not runtime.startswith("ort"):
         return {"profile": programs.profile(row), "cuda_graph": bool(options.get("cuda_graph"))}
@@ -63,9 +63,9 @@ def settings(programs: Programs, row: Row) -> dict[str, Any]:
 
 
 def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row | str:
-    """Write the winner to `output`, with `tune` in the manifest; returns its row with its settings and its file.
+    """Write the winner to `output`, with `tune` in the manifest. Returns its row with its settings and its file.
 
-    Returns why, and writes nothing, where it isn't what was verified. A plan is verified itself where it can run.
+    If it is not what was verified, it returns the reason and writes nothing. A plan is verified itself if it can run.
     """
     runtime, options = programs.request.runtime, settings(programs, row)
     folder = programs.store.files / "winner"
@@ -101,8 +101,10 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
 
 
 def _verify(programs: Programs, path: Path, row: Runtime) -> tuple[str, str]:
-    """(the state of its verdict, why it isn't passed). A file is held against that which is tuned, which itself is held
-    against its own evaluation in float64."""
+    """(the state of its verdict, why it isn't passed).
+
+    A file is compared with the tuned file. The tuned file itself is compared with its own evaluation in float64.
+    """
     from posexport.verify.verifier import verify
 
     against = None if programs.against == path else programs.against

@@ -1,8 +1,8 @@
-"""How the candidates of one tuning are ranked: by time, or by kernel tables; and by memory or size before that.
+"""How the candidates of one tuning are ranked: by time or by kernel tables, and before that by memory or size.
 
-Where there is no GPU to time plans on, they are ranked by what TensorRT's builder chose. The order of merit is fused
-attention first, then the number of kernels and host steps, then planned memory, then the size of the plan: each kernel
-reads and writes its tensors in full, and fused attention never writes the scores. How fast a kernel is doesn't show.
+If there is no GPU to time plans on, they are ranked by what TensorRT's builder chose. Fused attention comes first, then
+the number of kernels and host steps, then planned memory, then the size of the plan. Each kernel reads and writes its
+tensors in full, and fused attention never writes the scores. The speed of each kernel is not known.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from posexport.bench.tune.result import DROPPED, FAILED, RACED, SLOWER_HALF, Row
 METHOD = "by kernel table: no GPU"
 
 _FIGURES = ("count", "fused_attention", "attention_kernels", "attention_layers", "host_steps")
-"""What a report shows of a kernel table."""
+"""The entries of a kernel table that reports show."""
 
 CLOSE = 0.02
-"""Two programs take the same memory, or space, where they differ by less."""
+"""Two programs take the same memory or space if they differ by less than this share."""
 
 
 class TimeRanking:
-    """By time: successive halving on the runtime itself."""
+    """Ranking by time: successive halving on the runtime itself."""
 
     def __init__(self, programs: Programs, timer: CandidateTimer) -> None:
         self._programs, self._timer = programs, timer
@@ -35,8 +35,10 @@ class TimeRanking:
         self._history: list[Round] = []
 
     def rank(self, candidates: Sequence[Row], most: int) -> list[Row]:
-        """The winner, then those equal to it or next, by at most `most` rounds of each; none where all failed. Rows
-        say what became of each."""
+        """The winner, then the others that remain, fastest first. Empty if all failed.
+
+        Each has at most `most` rounds. Rows say what happened to each.
+        """
         rows = {row.name: row for row in sorted(candidates, key=lambda row: row.plainness)}
         for name, row in rows.items():
             self._timer.candidates[name] = row
@@ -67,7 +69,7 @@ class TimeRanking:
         return [rows[name] for name in (winner, *others)]
 
     def note_ratios(self, rows: Sequence[Row], winner: str) -> None:
-        """Note the ratio of each row to the winner, where they took part in the same rounds."""
+        """Note the ratio of each row to the winner, if they took part in the same rounds."""
         history = Halving(rounds=self._history)
         for row in rows:
             row.ratio = history.ratio(row.name, winner)
@@ -103,7 +105,10 @@ class TimeRanking:
             row.decide(DROPPED, "slower", f"{interval} after {row.rounds} rounds")
 
     def _smallest(self, rows: dict[str, Row]) -> list[str]:
-        """The candidates that the objective leaves to be timed: a round shows memory, building shows a plan's size."""
+        """The candidates that the objective leaves to be timed.
+
+        One round shows the memory, and building shows the size of a plan.
+        """
         names = list(rows)
         if self._objective == "memory":
             for start in range(0, len(names), GROUP):
@@ -127,7 +132,7 @@ class TimeRanking:
         return [name for name, row in rows.items() if row.state == RACED]
 
     def _figures(self, rows: Mapping[str, Row]) -> dict[str, int]:
-        """The bytes that the objective makes small, of those that did not fail; none for latency."""
+        """The bytes that the objective makes small, for candidates that did not fail. Empty for latency."""
         if self._objective == "latency":
             return {}
         sizes = {name: row.memory if self._objective == "memory" else row.size for name, row in rows.items()}
@@ -135,7 +140,7 @@ class TimeRanking:
 
 
 def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
-    """By what the builder chose, the winner first; nothing is timed."""
+    """Rank by what the builder chose, the winner first. Nothing is timed."""
     facts: dict[str, dict[str, Any]] = {}
     for row in candidates:
         fact = programs.kernels(row)
@@ -165,7 +170,7 @@ def unknown(fact: Mapping[str, Any]) -> str | None:
 
 
 def merit(fact: Mapping[str, Any], objective: str) -> tuple[tuple[int, ...], ...]:
-    """Smaller is better, the objective first; equal where the tables don't differ."""
+    """The sort key of a plan, the objective first. Smaller is better. It is equal if the tables don't differ."""
     kernels = fact["kernels"]
     speed = (kernels["fused_attention"] is not True, kernels["count"] + (kernels["host_steps"] or 0))
     figures: dict[str, tuple[int, ...]] = {"latency": speed, "memory": (planned(fact),), "size": (fact["size"],)}

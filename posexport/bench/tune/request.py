@@ -1,4 +1,4 @@
-"""What `posexport tune` is asked for, from the command line or a config file: the block, its scenario and its files."""
+"""The request of `posexport tune`, from the command line or a config file: the block, its scenario and its files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from posexport.bench.tune.result import Result
 
 USUAL_TOKENS = 512
-"""Tokens of the scenario where none is given."""
+"""Tokens of the scenario if none is given."""
 
 
 @attrs.frozen(kw_only=True)
 class TuneOptions(BlockOptions):
-    """Options that are no part of the spec, validated wherever they come from."""
+    """Options that are not part of the spec, validated wherever they come from."""
 
     runtime: str = text("ort-cpu", "runtime to tune for")
     objective: str = text("latency", "what is made small")
@@ -49,7 +49,7 @@ class TuneOptions(BlockOptions):
 
 @attrs.frozen(kw_only=True)
 class TuneRequest:
-    """A tuning that can start: nothing was loaded for it yet. `specs` are those of the block by dtype."""
+    """A tuning that can start. Nothing has been loaded for it yet. `specs` are those of the block by dtype."""
 
     options: TuneOptions
     block_options: Mapping[str, Any]
@@ -62,7 +62,7 @@ class TuneRequest:
     def run(
         self, cache: Path | None, resume: bool, progress: Progress = silent, key: SigningKey | None = None
     ) -> Result:
-        """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`.
+        """Tune. With `resume`, facts in the folder `cache` are reused (default: the folder of the output).
 
         What is written is signed with a `key`.
         """
@@ -74,7 +74,7 @@ class TuneRequest:
         return tune(block, self.request, self.output, Store(cache or self.output.parent, resume), progress)
 
     def _block(self) -> Block:
-        """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
+        """What is tuned. Weights are loaded when a program is exported, in its dtype."""
         from posexport.bench.tune.programs import Block
         from posexport.models.weights import digest_of, read_weights, seeded_weights
 
@@ -117,7 +117,7 @@ class TuneRequest:
 def read_tune_request(
     config: str | None, preset: str | None, parameters: Mapping[str, Any], given: Mapping[str, Any], save: Path | None
 ) -> TuneRequest:
-    """The request that options stand for; RequestError for what is wrong with it, before an engine loads."""
+    """The request for these options. RequestError for invalid options, before an engine is loaded."""
     known = ["for" if name == "runtime" else name for name in given]
     merged, parameters = merge_options(config, preset, parameters, given, known)
     if "for" in merged:
@@ -147,7 +147,7 @@ def read_tune_request(
 
 
 def check_files(output: Path, ending: str, runtime: str, save: Path | None) -> None:
-    """RequestError where the files can't be written, or would replace one another."""
+    """RequestError if the files can't be written, or would replace one another."""
     if output.suffix != ending:
         raise RequestError(f"output {str(output)!r} must end in {ending} for {runtime}: name it like x{ending}.")
     if save is not None and save.suffix != ".json":
@@ -155,13 +155,13 @@ def check_files(output: Path, ending: str, runtime: str, save: Path | None) -> N
     manifests = {real_path(Path(f"{output.with_suffix(suffix)}.json")) for suffix in (ending, ".onnx")}
     if save is not None and real_path(save) in manifests:
         raise RequestError(f"--save {str(save)!r} is the manifest of the output: name it otherwise, like tune.json.")
-    onnx = output.with_suffix(".onnx")  # which stands beside a plan
+    onnx = output.with_suffix(".onnx")  # which is written beside a plan
     for path in dict.fromkeys((output, onnx, *([] if save is None else [save]))):
         check_output(path, path.suffix)
 
 
 def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    """An option that may be given several times: on the command line, or as a list in a file."""
+    """An option that may have several values: repeated on the command line, or a list in a file."""
     value = options.get(name, ())
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -173,7 +173,7 @@ def limits_of(options: Mapping[str, Any]) -> Limits:
 
 
 def specs_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Spec]:
-    """The spec in each dtype that was given, or in every one that can hold it; RequestError where none can."""
+    """The spec in each dtype that was given, or in every one that can hold it. RequestError if none can."""
     specs: dict[str, Spec] = {}
     errors = []
     for dtype in dict.fromkeys(_several(options, "dtype") or DTYPES):
@@ -191,7 +191,7 @@ def specs_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[
 
 
 def one_scenario(text: str) -> Scenario:
-    """The scenario of a text that names one size; RequestError for several."""
+    """The scenario of a text that names one size. RequestError for several."""
     scenario, *others = read_scenario(text)
     if others or scenario.swept:
         raise RequestError(
@@ -201,7 +201,7 @@ def one_scenario(text: str) -> Scenario:
 
 
 def _scenario(options: TuneOptions, spec: Spec) -> Scenario:
-    """The one that was given; else a prompt, or a step where there is a cache, of a usual length that the block has."""
+    """The given scenario, otherwise a prompt, or a step if there is a cache, of a usual length that the block has."""
     if options.scenario is not None:
         scenario = one_scenario(options.scenario)
         if scenario.kind == "decode" and spec.kv_cache is None:

@@ -1,6 +1,6 @@
-"""The schema of a tuning's result: every candidate with what became of it and why, the winner, and what it all cost.
+"""The schema of a tuning's result: every candidate with its outcome, the winner, and the cost.
 
-The classes are what the JSON files hold (`posexport.jsondata`). Times are in seconds and memory in bytes.
+The classes define the JSON files (`posexport.jsondata`). Times are in seconds and memory in bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ State = Literal["won", "raced", "dropped", "failed", "refused", "not run"]
 
 ReasonCode = Literal[
     "",
-    "same-graph",  # its file or graph is another candidate's, so only that one was timed
-    "slower",  # its interval lies above another one's time
-    "slower-half",  # its median was in the slower half of those that stood, whatever its interval says
-    "behind",  # it stood to the end, and is behind the fastest in the median
+    "same-graph",  # its file or graph is that of another candidate, and only that one was timed
+    "slower",  # its interval lies above the time of another
+    "slower-half",  # its median was in the slower half of those that remained, whatever its interval says
+    "behind",  # it remained to the end, and is behind the fastest in the median
     "equal",  # it is as fast as the winner, which is simpler
     "fastest",  # it won: nothing else is as fast
     "simplest",  # it won: others are as fast, and it is the simplest of them
-    "larger",  # it takes more memory, or space, than another, where that is the objective
+    "larger",  # it takes more memory, or space, than another, if that is the objective
     "by-kernels",  # plans were ranked by what the builder chose, without a GPU
     "unsupported",  # the form, the scenario or the runtime can't take it
     "not-verified",  # its outputs differ from the float64 reference, or could not be compared
@@ -46,12 +46,12 @@ ReasonCode = Literal[
 
 @attrs.define(kw_only=True)
 class Row:
-    """One candidate, a program with options of the runtime, and what became of it.
+    """One candidate, a program with options of the runtime, and its outcome.
 
-    `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds of both; `memory` the most
-    that it took; `size` that of the ONNX file with its data, for TensorRT of the plan, None where none was
-    built; `verified` the runtime that it was verified on. `settings` (as a deployment sets them), `file` and `sha256`
-    are the winner's.
+    `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds of both. `memory` is the
+    most that it took. `size` is that of the ONNX file with its data, or for TensorRT of the plan (None if none was
+    built). `verified` is the runtime that it was verified on. Only the winner has `settings` (as a deployment sets
+    them), `file` and `sha256`.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Row:
 
     @classmethod
     def of(cls, program: Program, options: Options) -> Row:
-        """The row of a candidate that nothing is known of yet."""
+        """The row of a candidate about which nothing is known yet."""
         name = " ".join((str(program), *(f"{option}={str(value).lower()}" for option, value in options.items())))
         return cls(name=name, **attrs.asdict(program), options=options)
 
@@ -88,18 +88,21 @@ class Row:
 
     @property
     def plainness(self) -> tuple[int, ...]:
-        """Smaller is simpler: fewer options first, then the program's."""
+        """The sort key for simplicity. Smaller is simpler: fewer options first, then the program's."""
         return (len(self.options), *self.program.plainness)
 
     def decide(self, state: State, code: ReasonCode, reason: str) -> None:
-        """Note what became of it, and why."""
+        """Note the outcome and the reason."""
         self.state, self.reason_code, self.reason = state, code, reason
 
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """What a tuning took. `timed_runs` counts its runs, also those known from an interrupted one; `everything_runs`
-    those of every distinct candidate at full rounds; `known_before` the facts that came from the cache."""
+    """The cost of a tuning.
+
+    `timed_runs` counts its runs, also those known from an interrupted one. `everything_runs` is the number of runs if
+    every distinct candidate had full rounds. `known_before` counts the facts that came from the cache.
+    """
 
     seconds: float
     timed_runs: int
@@ -109,7 +112,7 @@ class Cost:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """A whole tuning. `method` says how candidates were compared; `winner` is None where nothing verified."""
+    """A whole tuning. `method` says how candidates were compared. `winner` is None if nothing verified."""
 
     kind: Literal["tune"] = "tune"
     version: Literal[1] = 1
@@ -126,7 +129,7 @@ class Result:
 
     @property
     def busy(self) -> bool:
-        """Whether other work spoilt the times."""
+        """Whether other work made the times unreliable."""
         return self.machine_load > HIGH_MACHINE_LOAD
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""The tune stage: the fastest (or smallest) way to write a block for one runtime and one scenario, proved and written.
+"""The tune stage: find, verify and write the fastest (or smallest) block for one runtime and one scenario.
 
     programs ──▶ same graph? ──▶ rank ──▶ opsets of the best ──▶ options of the best two ──▶ verify ──▶ artifact
 
 Every form, target and dtype is exported once, in the lowest opset. Programs that the runtime turns into the same graph
-are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried, where
-they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is verified;
-where it fails, its graph is out and the others are ranked again. Without a GPU, kernel tables rank TensorRT's plans
-(`ranking`).
+are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried if they
+make another graph. Then the runtime's options are tried on the winner and the second best. The winner is verified. If
+that fails, its graph is excluded and the others are ranked again. Without a GPU, TensorRT's plans are ranked by kernel
+tables (`ranking`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TENSORRT, gpu_missing
 
 BEST = 2
-"""Programs, and combinations of options, that reach the last ranking."""
+"""The number of programs, and of combinations of options, in the last ranking."""
 
 FEW, FINAL = 8, 10
-"""Rounds at most of the rankings before the last one, which only find out who takes part in that; and of that."""
+"""The most rounds of the earlier rankings, which only choose who takes part in the last one, and of the last one."""
 
 
 def check_there(name: str) -> bool:
-    """Whether plans are ranked by kernel tables; RuntimeMissingError where the runtime can do neither here."""
+    """Whether plans are ranked by kernel tables. RuntimeMissingError if the runtime can't be tuned for here."""
     if RUNTIMES[name].module == TENSORRT:
         from posexport.runtimes.tensorrt import api
 
@@ -53,8 +53,8 @@ def check_there(name: str) -> bool:
 def tune(block: Tunable, request: Request, output: Path, store: Store, progress: Progress = silent) -> Result:
     """Tune, and write the winner to `output` (.onnx, or .plan with its .onnx beside it) with its manifest.
 
-    Where nothing verifies, nothing is written and the result has no winner. RequestError for what can't be tuned;
-    RuntimeMissingError where the runtime isn't there.
+    If nothing verifies, nothing is written and the result has no winner. RequestError for what can't be tuned.
+    RuntimeMissingError if the runtime isn't available.
     """
     start = time.perf_counter()
     with Tuning(block, request, store, progress) as tuning:
@@ -72,7 +72,7 @@ def tune(block: Tunable, request: Request, output: Path, store: Store, progress:
 
 
 class Tuning:
-    """One tuning under way: the rows of all candidates in the order in which they came up."""
+    """A tuning in progress. `rows` has all candidates in the order in which they came up."""
 
     def __init__(self, block: Tunable, request: Request, store: Store, progress: Progress) -> None:
         self.request, self.block = request, block
@@ -82,7 +82,7 @@ class Tuning:
         self.timer = CandidateTimer(self.programs, self.machine)
         self._ranking = TimeRanking(self.programs, self.timer)
         self.rows: dict[str, Row] = {}
-        self._distinct: dict[str, Program] = {}  # by identity, the program that is timed for it
+        self._distinct: dict[str, Program] = {}  # the program that is timed, by identity
         self._options: dict[Program, int] = {}  # how many distinct combinations of options a program was tried with
         self._wrong: set[Program] = set()  # programs that failed to verify
 
@@ -93,7 +93,7 @@ class Tuning:
         self.programs.__exit__()
 
     def search(self) -> list[Row]:
-        """The best candidates, the winner first; RequestError where there is none at all."""
+        """The best candidates, the winner first. RequestError if there are none."""
         request = self.request
         first = self.distinct(self.programs.candidates())
         if not first:
@@ -102,7 +102,7 @@ class Tuning:
         return self._narrow(first)
 
     def settle(self, order: list[Row]) -> Row | None:
-        """The first that verifies; where a winner doesn't, its graph is out and the others are ranked again."""
+        """The first that verifies. If a winner doesn't, its graph is excluded and the others are ranked again."""
         while order:
             row = order[0]
             program = row.program
@@ -120,7 +120,7 @@ class Tuning:
         return None
 
     def distinct(self, candidates: Iterable[Program]) -> list[Program]:
-        """The programs that can be timed, once for each graph; every other gets a row that says why not."""
+        """The programs that can be timed, once for each graph. The others get a row that says why not."""
         timed = []
         for program in candidates:
             row = self._row(program, plain_options(self.request.runtime))
@@ -128,7 +128,7 @@ class Tuning:
             if isinstance(prepared, str):
                 row.decide(REFUSED, "unsupported", prepared)
                 continue
-            if not self.request.runtime.startswith("tensorrt"):  # there the plan's counts, which is not built yet
+            if not self.request.runtime.startswith("tensorrt"):  # the size of a plan is not known yet
                 row.size = prepared.size
             identity, error = self.programs.identity(program)
             if error is not None:
@@ -144,11 +144,11 @@ class Tuning:
         return timed
 
     def _narrow(self, first: Sequence[Program]) -> list[Row]:
-        """Rank programs, then opsets of the best, then its options, and the one next to it under the best of those."""
+        """Rank programs, then opsets of the best, then its options, then the second best under the best of these."""
         runtime, best = self.request.runtime, first[0]
         plain = [plain_options(runtime)]
         order: list[Row] = []
-        if len(first) > 1:  # one alone is timed when its options are
+        if len(first) > 1:  # a single program is timed with its options below
             order = self._rank([(program, plain) for program in first], FEW)
             if not order:
                 return []
@@ -192,7 +192,7 @@ class Tuning:
         return self.rows.setdefault(row.name, row)
 
     def result(self, won: Row | None, seconds: float) -> Result:
-        """All of it as data; `seconds` is what it took."""
+        """The whole result as data. `seconds` is how long the tuning took."""
         rows, request = list(self.rows.values()), self.request
         if won is not None:
             self._ranking.note_ratios(rows, won.name)

@@ -1,6 +1,7 @@
 """What tuning chooses from: forms x targets x dtypes x opsets, and the options of the runtime. Imports no engine.
 
-A candidate is named by what it is: `native/fp32/23` is a file, `native/fp32/23 threads=1` that file run with an option.
+The name of a candidate describes it: `native/fp32/23` is a file, `native/fp32/23 threads=1` is that file run with an
+option.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from posexport.spec.forms import FORMS, OPSETS, TARGETS, unsupported_opset
 from posexport.spec.spec import DTYPES, POSITIONS, Spec
 
 RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")
-"""What can be tuned for."""
+"""The runtimes that can be tuned for."""
 
 ORIGINAL = "original"
-"""In place of a form: the file that is tuned, as it is."""
+"""Stands in place of a form for the tuned file itself, unchanged."""
 
 OBJECTIVES = ("latency", "memory", "size")
 
 Options = Mapping[str, Any]
-"""Options of a runtime, name to value; one that is left out is the runtime's own choice."""
+"""Options of a runtime by name. One that is left out is the runtime's own choice."""
 
 CONSECUTIVE, DENORMAL_AS_ZERO = ALLOWED = ("consecutive", "denormal-as-zero")
-"""What a search tries only where the user allows it: a promise on positions, and numbers below the smallest normal one
-taken as zeros."""
+"""What a search tries only if the user allows it.
+
+The first is a promise about positions. The second treats numbers below the smallest normal one as zeros.
+"""
 
 NARROW = "scenario"
-"""The profile of a plan that ends at the scenario's shape and is tuned for it, not that of `posexport compile`."""
+"""A plan's profile that ends at the scenario's shape and is tuned for it, unlike that of `posexport compile`."""
 
 
 @attrs.frozen(kw_only=True)
 class Program:
-    """One file that `posexport export` or `posexport rewrite` can write; with the form ORIGINAL, one that is there."""
+    """One file that `posexport export` or `posexport rewrite` can write. With the form ORIGINAL, an existing file."""
 
     form: str
     dtype: str
@@ -54,8 +57,10 @@ class Program:
 
     @property
     def plainness(self) -> tuple[int, ...]:
-        """Smaller is simpler and more portable: what positions are, the target, the form as FORMS has them, the opset,
-        the dtype."""
+        """The sort key for simplicity. Smaller is simpler and more portable.
+
+        It compares positions, the target, the form in the order of FORMS, the opset and the dtype.
+        """
         forms, dtype = (ORIGINAL, *FORMS), DTYPES.index(self.dtype) if self.dtype in DTYPES else len(DTYPES)
         promise, target = POSITIONS.index(self.positions), tuple(TARGETS).index(self.target)
         return (promise, target, forms.index(self.form), self.opset, dtype)
@@ -71,10 +76,11 @@ def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What the search is held to; empty: everything. Opsets may be text.
+    """What the search is limited to. Empty means everything. Opsets may be text.
 
-    `allow` has what is tried beside what was asked for, of ALLOWED: `consecutive` promises such positions, and
-    `denormal-as-zero` is an option of ONNX Runtime's sessions on a CPU."""
+    `allow` names what is tried in addition, from ALLOWED: `consecutive` promises such positions, and `denormal-as-zero`
+    is an option of ONNX Runtime's sessions on a CPU.
+    """
 
     forms: tuple[str, ...] = ()
     opsets: tuple[int, ...] = attrs.field(default=(), converter=_opsets)
@@ -112,8 +118,10 @@ class Request:
 
 
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:
-    """Every form for every target in every dtype, in the lowest opset that it takes (or in all that were asked for),
-    with positions as the specs have them and, where that is allowed, with consecutive ones too."""
+    """Every form for every target in every dtype, in the lowest opset that it takes, or in all given opsets.
+
+    Positions are as in the specs. If that is allowed, consecutive ones are tried too.
+    """
     targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
     for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
         further = CONSECUTIVE in limits.allow and spec.can_be_consecutive
@@ -123,7 +131,7 @@ def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterato
 
 
 def other_opsets(program: Program, limits: Limits) -> list[Program]:
-    """The same program in the opsets not yet tried: none where they were asked for by number."""
+    """The same program in the opsets not yet tried. Empty if opsets were given."""
     if limits.opsets:
         return []
     return [
@@ -139,8 +147,10 @@ def plain_options(runtime: str) -> Options:
 
 
 def options_of(runtime: str, gpu: bool, cpus: int | None = None, allow: Sequence[str] = ()) -> list[Options]:
-    """Every combination of the runtime's options, with those of ALLOWED that `allow` names; the first of each list is
-    the runtime's own choice, and left out."""
+    """Every combination of the runtime's options, with those of ALLOWED that `allow` names.
+
+    The first of each list is the runtime's own choice, and is left out.
+    """
     cpus = cpus or usable()
     fewer = sorted({max(cpus // 2, 1), 1} - {cpus}, reverse=True)
     axes: dict[str, dict[str, list[Any]]] = {

@@ -1,13 +1,13 @@
-"""The child process that looks at programs without timing them: `python -m posexport.bench.tune.worker`.
+"""The child process that examines programs without timing them: `python -m posexport.bench.tune.worker`.
 
-It serves as `posexport.runtimes.worker` does, so that a file at which an engine crashes ends nothing else; a request
+It serves requests like `posexport.runtimes.worker`. If an engine crashes on a file, only this process ends. A request
 names what to `do`:
     identify  {path, runtime_name, level} -> {identity}    the graph as the runtime sees it, as a hash
     kernels   {path, runtime_name, profile} -> {kernels, memory, size, version}    what TensorRT's builder chose
 
-Two files have the same identity where ONNX Runtime's optimizer turns them into the same graph (for TensorRT: where they
-are the same once functions are inlined): the same operators with the same attributes and constants on the same values.
-Names, the order of independent nodes, the numbers of opsets and attributes that only say the default leave it as it is.
+Two files have the same identity if ONNX Runtime's optimizer turns them into the same graph. For TensorRT, they must be
+the same after functions are inlined. The same graph has the same operators with the same attributes and constants on
+the same values. Names, the order of independent nodes, opset numbers and attributes with default values don't matter.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from posexport.jsondata import unstructure
 from posexport.processes import serve
 
 LARGEST = 1_000_000_000
-"""Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
+"""Files of more bytes are equal only to themselves. To compare them, the optimizer would have to write them anew."""
 
 
 def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
-    """The identity of a file at a level of optimization; opens it as the runtime would."""
+    """The identity of a file at a level of optimization. The file is opened as the runtime would open it."""
     import onnx.inliner
 
     from posexport.artifact import onnx_file
@@ -76,7 +76,7 @@ def identity(model: Any) -> str:
 
 
 def _attributes(node: Any, imported: dict[str, int]) -> list[str]:
-    """Attributes by name, without those that say what is the default anyway."""
+    """Attributes by name, without those that have their default value."""
     import onnx
 
     try:

@@ -1,1 +1,1 @@
-"""What people read of results: tables, Markdown, JUnit XML, pictures and the report page."""
+"""What people read about results: tables, Markdown, JUnit XML, pictures and the report page."""

@@ -1,7 +1,7 @@
-"""What drawings use of matplotlib. Only this module imports it (a test keeps it so).
+"""The parts of matplotlib that drawings use. Only this module imports it (a test checks this).
 
-matplotlib reads variables and files of a person when it is imported: MPLBACKEND, matplotlibrc, styles. Where one of
-them can't be used, importing this module raises RequestError.
+matplotlib reads a person's variables and files when it is imported: MPLBACKEND, matplotlibrc, styles. If one of them
+can't be used, importing this module raises RequestError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOGGER = logging.getLogger("matplotlib")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """matplotlib logs no warnings: it goes on where its cache can't be written or a text stands nowhere."""
+    """Hide matplotlib's warnings. It continues if its cache can't be written or a text has no place."""
     level = _LOGGER.level
     _LOGGER.setLevel(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Attention that was recognised in a graph, in words for people, from the records of docs/reference/attentions.md."""
+"""Recognised attention of a graph as text for people, from the records of docs/reference/attentions.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Data = Mapping[str, Any]
 
 _LONG = 4
-"""Numbers of a list that are shown."""
+"""How many numbers of a list are shown."""
 
 _MASKS = {
     "none": "sees all keys",
@@ -68,12 +68,12 @@ def _value(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A number without zeros behind the point; another value as it is."""
+    """A number without trailing zeros. Other values stay as they are."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def mask_text(mask: Data | None) -> str:
-    """Which keys are seen, and the inputs that hide some."""
+    """Which keys are seen, and which inputs hide some."""
     if mask is None:
         return ""
     text = _kind(mask)
@@ -95,7 +95,7 @@ def cache_text(cache: Data | None) -> str:
 
 
 def more_text(one: Data) -> str:
-    """What only some attentions have."""
+    """The properties that only some attentions have."""
     return ", ".join(_more(one))
 
 
@@ -125,7 +125,7 @@ def _more(one: Data) -> Iterator[str]:
 
 
 def alike(attentions: Sequence[Data]) -> list[list[Data]]:
-    """Attentions that follow each other and are the same but for where they are."""
+    """Groups of consecutive attentions that differ only in where they are."""
     groups: list[list[Data]] = []
     for one in attentions:
         if groups and _same(groups[-1][0]) == _same(one):

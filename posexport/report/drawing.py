@@ -1,7 +1,7 @@
-"""Drawings with matplotlib: one style, and how a figure becomes a PNG or SVG file or an `<svg>` element of the page.
+"""Drawings with matplotlib: one style, and figures as PNG or SVG files or as `<svg>` elements of the page.
 
-The same figure gives the same bytes: no version, time, path or random id is written. Colours can be told apart by the
-colour-blind too (Okabe and Ito, 2008), and lines differ by their dashes as well.
+The same figure gives the same bytes, because no version, time, path or random id is written. Colour-blind people can
+tell the colours apart (Okabe and Ito, 2008), and lines also differ by their dashes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIABLES = {
     **{INK: "ink", FAINT: "soft", GRID: "line", GROUND: "card"},
     **{BEST: "bar-best", OURS: "bar-ours", ALTERNATIVE: "bar-alternative", BOUND: "bound"},
 }
-"""The variable of the page's style sheet for each colour, which has a light and a dark value."""
+"""The variable of the page's style sheet for each colour. Each variable has a light and a dark value."""
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -45,16 +45,16 @@ _STYLE = {
     "legend.fontsize": 8,
     "svg.hashsalt": "posexport",
 }
-_DATE = "SOURCE_DATE_EPOCH"  # matplotlib reads it for the date of a draft that it drops, and fails where it is none
+_DATE = "SOURCE_DATE_EPOCH"  # matplotlib reads it for a date, which is not written here, and fails if it is not a date
 _GENERATED = re.compile(r"[\w.]*_\d+|[a-z][0-9a-f]{10}")
 _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 
 
 @contextmanager
 def figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
-    """A white figure of so many inches; draw and encode it inside the context, which keeps warnings from stderr.
+    """A white figure of this size in inches. Draw and encode it inside the context, which hides warnings.
 
-    They tell of odd labels and numbers, such as letters that the font lacks or values that no logarithm has: the
+    They are about odd labels and numbers, such as letters that the font lacks or values without a logarithm. The
     picture is drawn without these.
     """
     with matplotlib_style.context(["default", _STYLE]), warnings.catch_warnings(), quiet():
@@ -65,7 +65,7 @@ def figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
 
 
 def plain(text: str, most: int = 80) -> str:
-    """Text on one line of at most so many letters, which matplotlib doesn't take for mathematics."""
+    """Text on one line of at most `most` letters, which matplotlib doesn't read as mathematics."""
     text = " ".join(text.split())
     return (text if len(text) <= most else f"{text[: most - 1]}…").replace("$", r"\$")
 
@@ -80,7 +80,7 @@ def encode(made: Figure, suffix: str, dpi: int = DPI, **metadata: str) -> bytes:
 
 @contextmanager
 def _without(variable: str) -> Iterator[None]:
-    """An environment without this variable."""
+    """Remove this variable from the environment inside the block."""
     value = os.environ.pop(variable, None)
     try:
         yield
@@ -90,7 +90,7 @@ def _without(variable: str) -> Iterator[None]:
 
 
 def inline(made: Figure, name: str, description: str) -> str:
-    """The figure as an `<svg>` element with letters as text, in colours of the page's style sheet, without ids.
+    """The figure as an `<svg>` element: letters as text, colours of the page's style sheet, no ids.
 
     Screen readers read the name and the description. An artist's gid becomes its class.
     """
@@ -105,7 +105,7 @@ def inline(made: Figure, name: str, description: str) -> str:
 
 
 def _plain(element: ElementTree.Element, shapes: Mapping[str, ElementTree.Element]) -> ElementTree.Element:
-    """A copy without namespaces, ids, definitions and references: what is used stands where it is used."""
+    """A copy without namespaces, ids, definitions and references. Shapes are copied to where they are used."""
     attributes = {name: text for name, text in element.items() if name not in ("id", "clip-path")}
     if element.tag == f"{_SVG}use":
         place = {"transform": f"translate({element.get('x')} {element.get('y')})", "style": element.get("style", "")}

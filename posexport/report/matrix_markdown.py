@@ -1,4 +1,4 @@
-"""A matrix for people: the whole table as Markdown, made from the data of matrix.json alone."""
+"""A matrix for people: the whole table as Markdown, made only from the data of matrix.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ cache."""
 
 
 def to_markdown(matrix: Matrix) -> str:
-    """The page: how to read it, a table per mode, and every reason once."""
+    """The page: how to read it, a table for each mode, and every reason once."""
     cells = matrix.ordered()
     columns, numbers = judged(cells), dict[str, int]()
     sizes = ", ".join(f"{name} {size}" for name, size in matrix.header()["sizes"].items())
@@ -48,7 +48,7 @@ def to_markdown(matrix: Matrix) -> str:
 
 
 def _shown(cell: Cell | None, numbers: dict[str, int]) -> str:
-    """One cell of the table; `numbers` are those of the reasons, in the order in which they come."""
+    """One cell of the table. `numbers` has the number of each reason, in the order in which they occur."""
     if cell is None:
         return ""
     if cell.state != PASSED:

@@ -1,4 +1,4 @@
-"""A matrix as a picture: a row per mode and encoding, columns per form, runtime and dtype."""
+"""A matrix as a picture. A row is a mode and an encoding. A column is a form, a runtime and a dtype."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from posexport.verify.matrix.table import BUILD, REFUSED, Cell, Entry, Matrix, S
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 WIDTH, DPI = 10.0, 200
-"""The inches of a whole matrix and the pixels of an inch; a README shows half as many."""
+"""The width of a whole matrix in inches, and the pixels of an inch. A README shows half as many."""
 
 _WIDE, _HIGH = 0.172, 0.165  # inches of a cell
 _LEFT, _HEAD, _FOOT = 1.15, 0.85, 0.86  # inches beside, above and below the cells
 _PALE, _DEEP = (0.86, 0.92, 0.97), (0.10, 0.37, 0.66)  # passed, from exact to _WORST times torch error
 _WORST = 4.0  # the tolerance of parity is at least this multiple
-# Colours that differ for the colour-blind too (Okabe and Ito), each with a mark of its own.
+# Colours that colour-blind people can tell apart (Okabe and Ito), each with its own mark.
 FILL = {FAILED: "#d55e00", REFUSED: "#f0d848", NOT_RUN: "#ececec", "fused": "#009e73", "unfused": "#ffffff"}
 _INK = {FAILED: "white", REFUSED: "#333333", NOT_RUN: "#999999", "fused": "white", "unfused": "#333333"}
 _TEXT, _SMALL = 6.2, 5.0  # points
@@ -29,14 +29,14 @@ Key = tuple[str, ...]
 
 
 def digest(matrix: Matrix) -> str:
-    """What the picture keeps of the matrix that it was drawn from: the sha256 of its JSON."""
+    """What the picture records about its matrix: the sha256 of the matrix's JSON."""
     return hashlib.sha256(matrix.to_bytes()).hexdigest()
 
 
 def draw(matrix: Matrix) -> bytes:
     """The picture as a PNG file.
 
-    torch is the reference, so it has no column unless it failed; a runtime that judged nothing has none either.
+    torch is the reference, so it has a column only if it failed. A runtime that judged nothing has no column.
     """
     cells = matrix.ordered()
     failed = any(cell.column == "torch" and cell.state == FAILED for cell in cells)
@@ -62,7 +62,7 @@ def draw(matrix: Matrix) -> bytes:
 
 
 def _positions(keys: Iterable[Key], start: float, size: float, gaps: Sequence[float]) -> dict[Key, float]:
-    """Where each key stands, in inches, with a gap wherever its first part changes, or its second, ..."""
+    """The place of each key in inches, with a gap where its first part changes, or its second, and so on."""
     places: dict[Key, float] = {}
     at, last = start, Key()
     for key in keys:
@@ -73,14 +73,14 @@ def _positions(keys: Iterable[Key], start: float, size: float, gaps: Sequence[fl
 
 
 def _spans(places: Mapping[Key, float], level: int, size: float) -> Iterator[tuple[str, float, float]]:
-    """The name, the start and the end of each group of keys whose first parts, up to `level`, are the same."""
+    """The name, the start and the end of each group of keys with the same first parts, up to `level`."""
     for key, group in itertools.groupby(places, key=lambda key: key[: level + 1]):
         inside = [places[member] for member in group]
         yield key[-1], inside[0], inside[-1] + size
 
 
 def look(cell: Cell) -> tuple[Any, str, str]:
-    """Fill, ink and text of a cell: a state its mark, an error its quotient with torch error, a plan its kernels."""
+    """Fill, ink and text of a cell: the mark of a state, an error over torch error, or a plan's number of kernels."""
     if cell.state != PASSED:
         return FILL[cell.state], _INK[cell.state], MARKS[cell.state]
     if cell.column == BUILD:

@@ -1,4 +1,4 @@
-"""Paths that people give for results, checked before anything heavy is imported."""
+"""Checks of paths that people give for results, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posexport.files import is_there
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """RequestError where a path is missing, no file of a kind that a report takes, or where a folder holds none."""
+    """RequestError if a path is missing or of a wrong kind, or if only folders without such files are given."""
     for path in paths:
         if not is_there(path):
             raise RequestError(f"{str(path)!r} is not there: give result files, artifacts or a folder of them.")

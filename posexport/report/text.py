@@ -11,13 +11,13 @@ from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 MARKS = {PASSED: "✓", FAILED: "✗", REFUSED: "–", NOT_RUN: "·"}
-"""A mark for each state, so that nobody needs colours."""
+"""A mark for each state, so that nobody needs to see colours."""
 
 _MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", **{mark: f"\\{mark}" for mark in "\\|`*_["}})
 
 
 def escaped(text: str) -> str:
-    """Text on one line, its marks of Markdown escaped, whatever a file or an engine says."""
+    """Any text on one line, with the marks of Markdown escaped."""
     return " ".join(writable(text).split()).translate(_MARKS)
 
 
@@ -27,18 +27,18 @@ def table_lines(
     right: Iterable[int] = (),
     escape: Callable[[str], str] = escaped,
 ) -> list[str]:
-    """A table of Markdown, a line per row; `right` are the numbers of right-aligned columns."""
+    """A table of Markdown, a line for each row. `right` are the numbers of right-aligned columns."""
     rules = ["---:" if at in right else "---" for at in range(len(columns))]
     return [f"| {' | '.join(cells)} |" for cells in (map(escape, columns), rules, *(map(escape, row) for row in rows))]
 
 
 def plain_number(value: float) -> str:
-    """A number without a unit, as short as can be."""
+    """A number without a unit, as short as possible."""
     return f"{value:,.6g}"
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Names in a sentence, the first `most` of them."""
+    """The first `most` names as part of a sentence."""
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
@@ -53,7 +53,7 @@ _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def seconds(value: float, digits: Callable[[float], str] | None = None) -> str:
-    """A duration for people, with three digits or as `digits` writes them."""
+    """A duration for people, with three digits or in the format of `digits`."""
     unit, size = next((pair for pair in _UNITS if value >= pair[1] * (1 - 1e-9)), _UNITS[-1])
     return f"{(digits or _digits)(value / size)} {unit}"
 
@@ -79,7 +79,7 @@ def megabytes(size: float) -> str:
 
 
 def fact(value: Any) -> str:
-    """A value of a record for people; unknown values are empty."""
+    """A value of a record for people. Unknown values are empty."""
     match value:
         case Mapping():
             return ", ".join(f"{key} {fact(item)}" for key, item in value.items() if item is not None)

@@ -15,7 +15,7 @@ COLUMNS = ("artifact", "runtime", "state", "case", "error", "torch error", "limi
 
 
 def summary(report: Report) -> str:
-    """How many verdicts are in each state, in words; what could not be read is counted too."""
+    """The number of verdicts in each state, in words. Unreadable files are counted too."""
     texts = [f"{number} {state}" for state, number in report.counts().items()]
     if report.inconclusive:
         texts[0] += f" ({report.inconclusive} of them inconclusive)"
@@ -23,9 +23,9 @@ def summary(report: Report) -> str:
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
-    """Rows of text under `COLUMNS`: one for each verdict, with the case that came nearest to its limit, or beyond it.
+    """Rows of text under `COLUMNS`, one for each verdict, with the case that is nearest to its limit, or beyond it.
 
-    Where that case has positions beyond the usual range, a second row has the worst case within that range.
+    If that case has positions beyond the usual range, a second row has the worst case within that range.
     """
     table: list[tuple[str, ...]] = []
     for verdict in verdicts:
@@ -40,14 +40,14 @@ def rows(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
 
 
 def to_markdown(report: Report) -> str:
-    """A table for a job's summary, with what could not be read below it."""
+    """A table for a job's summary, followed by what could not be read."""
     lines = [f"### posexport verify: {summary(report)}", "", *table_lines(COLUMNS, rows(report.verdicts))]
     lines += [f"\n**Unreadable:** {escaped(file.error)}" for file in report.unreadable]
     return "\n".join(lines) + "\n"
 
 
 def write_reports(report: Report, junit: Path | None, markdown: Path | None) -> None:
-    """Write the reports with a path, both or none; RequestError where one can't be written."""
+    """Write the reports that have a path, all or none. RequestError if one can't be written."""
     with staged() as files:
         if junit is not None:
             files.write(junit, lambda file: file.write(to_junit(report)))

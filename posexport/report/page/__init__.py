@@ -1,1 +1,1 @@
-"""The report page; `make` is where to begin."""
+"""The report page. It starts in `posexport.report.page.page`."""

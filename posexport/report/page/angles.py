@@ -1,4 +1,4 @@
-"""Errors against positions on the page: the measured errors of angles, and the charts of `posexport plot`."""
+"""Errors by position on the page: the measured errors of angles, and the charts of `posexport plot`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _rows(data: AngleErrors) -> Table:
 
 
 def plots(results: Sequence[Result[Plot]]) -> tuple[Section, Highlights]:
-    """The section of what was plotted, and its highlights."""
+    """The section of plots, and its highlights."""
     blocks: list[Block] = []
     for result in results:
         blocks += map(_figure, result.data.charts)
@@ -92,7 +92,7 @@ def _figure(chart: Chart) -> Figure:
 
 
 def _judged(chart: Chart) -> str:
-    """Whether lines of errors may climb above the mark, which is what exact angles promise."""
+    """What lines above the mark mean. The mark is what exact angles promise."""
     limit = chart.marks[0].at if chart.marks else math.inf
     above = {line.angles for line in chart.lines if any(y is not None and y > limit for y in line.y)}
     text = ""
@@ -105,7 +105,7 @@ def _judged(chart: Chart) -> str:
 
 
 def _numbers(chart: Chart) -> Table:
-    """The drawn numbers, at no more than about a dozen places of each line."""
+    """The drawn numbers, at about a dozen places of each line at most."""
     rows = [
         (line.label, number(x, plain_number), None if y is None or math.isnan(y) else number(y, "{:.3g}".format))
         for line in chart.lines

@@ -1,4 +1,4 @@
-"""Artifacts on the page: who verified and timed each, the kernels of plans, and the shape of graphs, form by form."""
+"""Artifacts on the page: what verified and timed each, the kernels of plans, and the shape of graphs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from posexport.verify.result import FAILED, NOT_RUN, PASSED
 OPERATOR_MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
 
-_MOST_STEPS = 60  # of a chain that are shown
+_MOST_STEPS = 60  # the steps of a chain that are shown
 _MOST_OPEN = 24  # rows of a table that starts open
 _WORST_FIRST = (FAILED, PASSED, NOT_RUN)
 
 
 def evidence_section(artifacts: Sequence[ArtifactSummary]) -> tuple[Section, Highlights]:
-    """The table of artifacts, and what was not verified or not timed."""
+    """The table of artifacts, and findings about what was not verified or not timed."""
     table = Table(
         caption="Evidence for each artifact",
         columns=("artifact", "verified", "timed"),
@@ -42,7 +42,7 @@ def evidence_section(artifacts: Sequence[ArtifactSummary]) -> tuple[Section, Hig
 
 
 def sentence(artifact: ArtifactSummary) -> str:
-    """Who verified and timed an artifact."""
+    """What verified and timed an artifact."""
     return f"Verified: {_verified(artifact).text}. Timed: {_timed(artifact).text}."
 
 
@@ -87,7 +87,7 @@ def _none(stale: Sequence[str]) -> Cell:
 
 
 def _findings(artifact: ArtifactSummary) -> Iterator[Finding]:
-    """A missing verdict, a missing timing, and those that are stale."""
+    """Findings about missing and stale verdicts and timings."""
     missing = []
     for kind, again, timing in (("verdict", "verify", False), ("timing", "time", True)):
         mentions, stale = artifact.about(timing)
@@ -103,9 +103,9 @@ def _findings(artifact: ArtifactSummary) -> Iterator[Finding]:
 def file_sections(
     artifacts: Sequence[tuple[Path, str]], evidence: Mapping[str, str], advance: Callable[[str], object]
 ) -> Iterator[Section]:
-    """Sections for plans and for ONNX files; RequestError names a file that can't be read.
+    """Sections for plans and for ONNX files. RequestError names a file that can't be read.
 
-    `evidence` says by name who verified and timed them.
+    `evidence` says by name what verified and timed them.
     """
     plans, graphs = [], []
     for path, name in artifacts:

@@ -1,6 +1,6 @@
-"""The parts of a report page as data: boxes on top, then sections of tables, figures, chains and paragraphs.
+"""The parts of a report page as data: boxes at the top, then sections of tables, figures, chains and paragraphs.
 
-HTML and Markdown are both made from these, so they say the same.
+HTML and Markdown are both made from these parts, so they say the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from posexport.report.text import fact, plural, span, times
 
 @attrs.frozen
 class Cell:
-    """One cell: `more` shows on hover, and tables sort by `value`.
+    """One cell. `more` shows on hover, and tables sort by `value`.
 
-    `tone` is its look (good, bad, refused, away, best, or h1 to h5 in a heat-map); the text always says the same.
+    `tone` is its look (good, bad, refused, away, best, or h1 to h5 in a heat-map). The text always says the same.
     """
 
     text: str
@@ -31,7 +31,7 @@ EMPTY = Cell("–")
 
 
 def cells(*texts: str | Cell | None) -> tuple[Cell, ...]:
-    """A row of cells: plain where they are text, empty for None."""
+    """A row of cells. Text makes a plain cell, None an empty one."""
     return tuple(EMPTY if text is None else Cell(text) if isinstance(text, str) else text for text in texts)
 
 
@@ -41,10 +41,10 @@ def _rows(rows: Iterable[Iterable[str | Cell | None]]) -> tuple[tuple[Cell, ...]
 
 @attrs.frozen(kw_only=True)
 class Table:
-    """Rows under columns, as `cells` takes them. The first `heads` cells of a row name it.
+    """Rows under columns, in the form that `cells` takes. The first `heads` cells of a row name it.
 
-    `groups` are names over so many columns each; `folded` is the line that opens a table that starts closed; `heat` is
-    set for a heat-map, of which `key` is the legend.
+    `groups` are names, each over this number of columns. With `folded`, the table starts closed under this line. `heat`
+    is set for a heat-map, and `key` is its legend.
     """
 
     caption: str
@@ -59,7 +59,7 @@ class Table:
 
     @classmethod
     def of_facts(cls, caption: str, folded: str, records: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-        """The facts of named records side by side, without those that none of them knows; memory in GiB."""
+        """The facts of named records side by side. Facts that no record has are left out. Memory is in GiB."""
         rows = []
         for name in dict.fromkeys(name for _, facts in records for name in facts):
             values = [facts.get(name) for _, facts in records]
@@ -71,7 +71,7 @@ class Table:
 
     @property
     def right(self) -> set[int]:
-        """The columns of numbers, which are right-aligned; a heat-map has none."""
+        """The columns of numbers, which are right-aligned. A heat-map has none."""
         return {at for row in self.rows for at, cell in enumerate(row) if cell.value is not None and not self.heat}
 
     def trimmed(self) -> Table:
@@ -81,14 +81,14 @@ class Table:
         return attrs.evolve(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
 
     def fold(self, title: str, beyond: int = 0, noun: str = "row") -> Table:
-        """The table, closed under its title and number of rows where it has more than `beyond`."""
+        """The table, closed under its title and number of rows if it has more than `beyond`."""
         folded = f"{title}: {plural(len(self.rows), noun)}" if len(self.rows) > beyond else ""
         return attrs.evolve(self, folded=folded)
 
 
 @attrs.frozen(kw_only=True)
 class Figure:
-    """A drawing: `svg` is markup from `drawing.inline`; `table` holds the drawn numbers."""
+    """A drawing. `svg` is markup from `drawing.inline`, and `table` has the drawn numbers."""
 
     title: str
     svg: str
@@ -99,7 +99,7 @@ class Figure:
 
 @attrs.frozen(kw_only=True)
 class Chain:
-    """Operators from a graph's input to its output, each behind a mark that says why it stands out, if it does."""
+    """Operators from a graph's input to its output, each after a mark, which says why an operator stands out."""
 
     title: str
     note: str
@@ -108,7 +108,7 @@ class Chain:
 
 @attrs.frozen(kw_only=True)
 class Prose:
-    """A paragraph; `tone` is care for a warning, `note` follows in small print."""
+    """A paragraph. `tone` is care for a warning, and `note` follows in small print."""
 
     text: str
     tone: str = ""
@@ -120,7 +120,7 @@ Block = Table | Figure | Chain | Prose
 
 @attrs.frozen(kw_only=True)
 class Section:
-    """One part of the page; `id` is its anchor."""
+    """One part of the page. `id` is its anchor."""
 
     id: str
     title: str
@@ -130,7 +130,7 @@ class Section:
 
 @attrs.frozen(kw_only=True)
 class Point:
-    """One line of a box: `head` names the thing, `figure` is its number, `label` stands above and `text` below.
+    """One line of a box. `head` names the thing, `figure` is its number, `label` is above and `text` is below.
 
     `confidence` says how certain a ranking is. `tone` is care for a warning.
     """
@@ -150,7 +150,10 @@ class Point:
 
 @attrs.frozen(kw_only=True)
 class Box:
-    """One of the three boxes on top: a sentence, points, and points that start closed. `tone` is good, bad or empty."""
+    """One of the three boxes at the top: a sentence, points, and points that start closed.
+
+    `tone` is good, bad or empty.
+    """
 
     id: str
     title: str
@@ -164,7 +167,7 @@ class Box:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """The whole report: `read` lists its sources, `left` the files of a folder that hold no results."""
+    """The whole report. `read` lists its sources, `left` the files of folders that are not results."""
 
     title: str
     subtitle: str
@@ -176,7 +179,7 @@ class Page:
 
 
 def number(value: float | None, show: Callable[[float], str] = "{:,}".format) -> Cell:
-    """A cell with a number, sorted by it; empty without one."""
+    """A cell with a number, sorted by it. Empty without a number."""
     return EMPTY if value is None else Cell(show(value), value=value)
 
 

@@ -20,15 +20,15 @@ LOOKS = {
 
 WIDTH = 11.0
 _BAR, _HEAD = 0.42, 0.3  # inches
-_WHISKER = 1.6  # a whisker may be so many times as long as the longest bar, so that one slow run flattens no other
-_LONGEST = 12.0  # a bar is drawn up to so many times the shortest one
+_WHISKER = 1.6  # a whisker is at most this many times the longest bar, so that one slow run doesn't flatten the others
+_LONGEST = 12.0  # a bar is drawn up to this many times the shortest one
 _ROOM = 0.94  # of the width
 _DASHED = (0, (2.2, 1.1))
 
 
 @attrs.frozen(kw_only=True)
 class Bar:
-    """A bar to `value` with a whisker from `low` to `high`; `look` is one of LOOKS."""
+    """A bar to `value` with a whisker from `low` to `high`. `look` is one of LOOKS."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ class Bar:
 
 @attrs.frozen(kw_only=True)
 class Bars:
-    """Bars under one heading; `bound` is a dashed line across them."""
+    """Bars under one heading. `bound` is a dashed line across them."""
 
     name: str
     bars: tuple[Bar, ...]
@@ -48,7 +48,7 @@ class Bars:
 
 
 def draw_bars(title: str, groups: Sequence[Bars]) -> str:
-    """Horizontal bars, all groups on one scale from 0; what goes on beyond the drawing ends in ›."""
+    """Horizontal bars, all groups on one scale from 0. Bars that continue beyond the drawing end in ›."""
     bars = [bar for group in groups for bar in group.bars]
     tallest = min(max(bar.value for bar in bars), _LONGEST * min(bar.value for bar in bars))
     longest = min(max(bar.high for bar in bars), _WHISKER * tallest)
@@ -66,7 +66,7 @@ def draw_bars(title: str, groups: Sequence[Bars]) -> str:
             for bar in group.bars:
                 _draw_bar(axes, bar, y, longest)
                 y += _BAR
-                if group.bound is not None and group.bound <= longest:  # over the bar, with a rim to be seen on it
+                if group.bound is not None and group.bound <= longest:  # over the bar, with a rim to stand out
                     axes.vlines(group.bound, y - 0.24, y - 0.08, color=GROUND, linewidth=4.5)
                     axes.vlines(group.bound, y - 0.24, y - 0.08, color=BOUND, linewidth=1.8, linestyle=_DASHED)
         looks = [LOOKS[look] for look in LOOKS if any(bar.look == look for bar in bars)]
@@ -95,7 +95,7 @@ def _write(axes: Axes, x: float, y: float, text: str, **style: str) -> None:
 
 
 def draw_lines(chart: Chart, show: Callable[[float], str], sizes: Sequence[float] = ()) -> str:
-    """A chart of lines; `show` writes the values of y for those who hear them, `sizes` are ticks of x."""
+    """A chart of lines. `show` writes the values of y for screen readers, and `sizes` are ticks of x."""
     with figure(WIDTH * 0.75, 3.6, layout="constrained") as drawn:
         axes = drawn.add_subplot()
         draw_chart(axes, chart)

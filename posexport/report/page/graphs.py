@@ -1,4 +1,4 @@
-"""ONNX files without a spec on the page: what their inputs are for, and their attention."""
+"""ONNX files without a spec on the page: the roles of their inputs, and their attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATTENTION = ("attention", "heads", "mask", "encoding", "cache", "more", "operat
 
 
 def graph_blocks(graph: GraphFile, name: str) -> Iterator[Block]:
-    """The inputs with their roles, and the attentions, found in another process."""
+    """The inputs with their roles, and the attentions. Another process finds them."""
     found = inspect_graph(graph)
     yield _inputs(graph, name, found)
     manifest = read_manifest_of(OnnxManifest, graph.path)
@@ -45,7 +45,7 @@ def _inputs(graph: GraphFile, name: str, found: Inspection) -> Table:
 
 
 def _row(one: Data, count: int) -> tuple[Cell, ...]:
-    """One attention, and how many like it follow."""
+    """One attention, and how many more like it follow."""
     name = one["name"] if count == 1 else f"{one['name']} and {count - 1} like it"
     reason = "" if one["reason"] is None else one["reason"]["text"]
     if one["head_dim"] is None:

@@ -1,6 +1,6 @@
-"""Benchmarks on the page: who is fastest in each comparison, bars with intervals and lower bounds, curves over sizes.
+"""Benchmarks on the page: the fastest in each comparison, bars with intervals and lower bounds, curves over sizes.
 
-A comparison is one block in one scenario; files of the same block (other forms, dtypes, opsets) stand in it together.
+A comparison is one block in one scenario. It includes all files of that block (other forms, dtypes, opsets).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALTERNATIVES = {
     EXPORTED: "torch.onnx.export",
     OPTIMIZED: "ORT's optimizer",
 }
-"""The names of other ways to run a block, by the role under which ratios are taken to them."""
+"""The names of other ways to run a block, by the role of ratios to them."""
 
 _VERDICTS = {FAILED: "✗ but it failed verify", PASSED: "✓ verified"}
 _LONG, _NAMED_FACTS = 32, 4
@@ -71,14 +71,14 @@ def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[S
 
 
 def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Iterator[Finding]:
-    """The files of projects that were not timed; one that is out of date fails its project, as the exit code says."""
+    """The files of projects that were not timed. One that is out of date fails its project, as the exit code says."""
     for file in (file for result in results for file in result.data.files if file.result is None):
         state = FAILED if file.state == OUT_OF_DATE else NOT_RUN
         yield Finding(state=state, who=PurePath(file.file).name, reason=file.reason or NO_REASON, where="bench")
 
 
 def _title(compared: Comparison) -> str:
-    """The size of the block, and whatever sets it apart from the others of that size."""
+    """The size of the block, and what distinguishes it from others of that size."""
     encoding, size, layers = comparisons.block_of(compared.rows[0].benchmark)
     parts = [encoding, *([f"hidden {size}"] if size else []), *([f"{layers} layers"] if layers != 1 else [])]
     facts = [_fact(path, value) for path, value in compared.apart.items()]
@@ -107,7 +107,7 @@ def _sizes(compared: Comparison) -> str:
 
 
 def _name(compared: Comparison, row: Row, with_file: bool = True) -> str:
-    """The name of a candidate: its runtime, and what sets its file apart from the others of the block."""
+    """The name of a candidate: its runtime, and what distinguishes its file from others of the block."""
     made, dtypes = row.benchmark, len({other.dtype for other in compared.benchmarks}) > 1
     dtype = [made.dtype] * dtypes
     if row.role in ALTERNATIVES:
@@ -121,7 +121,7 @@ def _name(compared: Comparison, row: Row, with_file: bool = True) -> str:
 
 
 def _point(compared: Comparison, evidence: Evidence) -> Point:
-    """The fastest of a comparison, with how certain that is and its ratios."""
+    """The fastest of a comparison, how certain that is, and its ratios."""
     first = compared.ranked[0]
     name = _name(compared, first)
     others = [row for row in comparisons.only_beside(first, compared.ranked) if _name(compared, row) != name]

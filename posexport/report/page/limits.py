@@ -1,4 +1,4 @@
-"""How much one result file may show: a page draws all of it, and a small file may name a million lines."""
+"""How much one result file may show. A page draws all of it, and a small file may name a million lines."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MOST = {
     "rows": 50_000,
     "cells": 1_000_000,
 }
-"""The most of each that a page shows of one file: many times what a command writes, and drawn in a minute or two.
+"""The most of each that a page shows of one file: many times what a command writes, drawn in a minute or two.
 
-Cells are those of a table that is as wide as a file has runtimes, or as high as it knows facts. Those of a matrix have
-known names, so there are never more than `posexport matrix` measures.
+Cells are those of a table that is as wide as a file has runtimes, or as high as it has facts. The cells of a matrix
+have known names, so there are never more than `posexport matrix` measures.
 """
 
 
 def beyond(data: object) -> str | None:
-    """What a result has too much of, as a clause; None where it may be shown."""
+    """What a result has too much of, as a clause. None if it may be shown."""
     for name, count in _counts(data).items():
         if count > MOST[name]:
             return f"it has {count:,} {name}, and at most {MOST[name]:,} of one file are shown"

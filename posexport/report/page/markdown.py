@@ -8,7 +8,7 @@ from posexport.report.page.blocks import Block, Box, Chain, Figure, Page, Point,
 from posexport.report.text import escaped, table_lines
 
 MOST_ROWS = 60
-"""Rows of one table; job summaries end at a megabyte."""
+"""Rows of one table. Job summaries are limited to a megabyte."""
 
 
 def to_markdown(page: Page) -> str:

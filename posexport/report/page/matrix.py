@@ -1,4 +1,4 @@
-"""A matrix on the page: thousands of cells as a heat-map of encodings by runtime and form, and every reason once."""
+"""A matrix on the page: a heat-map of encodings by runtime and form for thousands of cells, and every reason once."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _tables(matrix: Matrix, suffix: str) -> Iterator[Table]:
 
 
 def _sum(row: str, group: Sequence[MatrixCell]) -> Cell:
-    """One cell for several: the state that matters most, the worst number, and all counts on hover."""
+    """One cell for several: the most important state, the worst number, and all counts on hover."""
     if not group:
         return Cell("")
     counted: Counter[str] = Counter(cell.state for cell in group)

@@ -1,7 +1,7 @@
 """The report page: everything that was read, as one HTML file.
 
-The page loads nothing: its style, script and drawings are inside, and its own policy forbids everything else. It is
-complete without the script. The same files give the same bytes.
+The page loads nothing. Its style, script and drawings are inside, and its content security policy forbids everything
+else. It is complete without the script. The same files give the same bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ABOUT = "Attention blocks with positional encodings, exported to ONNX: how fast
 FOLDER = files("posexport.report.page").joinpath("template")
 
 GLOSSARY = tomllib.loads(FOLDER.joinpath("glossary.toml").read_text(encoding="utf-8"))
-"""The terms of the page, for a reader who was sent one."""
+"""The terms of the page, for a reader who received one."""
 
 
 def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], object] = lambda _: None) -> Page:
-    """The page of results, artifacts and folders; `advance` gets file names. RequestError names what can't be used."""
+    """The page of results, artifacts and folders. `advance` gets file names. RequestError names what can't be used."""
     sources = read_sources(paths, advance)
     known = Evidence.of(sources.results, sources.sha256)
     summaries = known.artifacts()

@@ -1,4 +1,4 @@
-"""What a benchmark is judged by, on the page: the baseline before it, and the limits of its project."""
+"""How a benchmark is judged, on the page: by the baseline before it, and by the limits of its project."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TONES = {SLOWER: "bad", NOT_RUN: "away", FINE: "good"}
 
 
 def findings(result: Result[Benchmark]) -> Iterator[Finding]:
-    """Whatever is not fine: slower, over its limit, inconclusive or not run.
+    """Everything that is not fine: slower, over its limit, inconclusive or not run.
 
-    A limit that was not measured fails where its runtime is there.
+    A limit that was not measured fails if its runtime is available.
     """
     gate, file = result.data.gate, PurePath(result.data.file).name
     if gate:

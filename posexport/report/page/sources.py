@@ -1,4 +1,4 @@
-"""Reading what a report is made from: result files by their kind, artifacts, and folders that hold any of these."""
+"""Reading what a report is made from: result files by their kind, artifacts, and folders that contain any of these."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class Kind:
-    """One kind of result file: the command that writes it, its class, and how a file that names no kind is known."""
+    """One kind of result file: the command that writes it, its class, and the keys of a file that names no kind."""
 
     command: str
     schema: type
@@ -45,12 +45,12 @@ KINDS = {
     "tune": Kind(command="posexport tune", schema=Tuning, keys=("candidates", "winner")),
 }
 VERSION = 1
-"""Of the files that name their kind."""
+"""The version of files that name their kind."""
 
 
 @attrs.define(kw_only=True)
 class Sources:
-    """What was read: `artifacts` are paths with names, `sha256` is by name, `left` JSON in folders without results."""
+    """What was read. `artifacts` are paths with names, `sha256` is by name, `left` is other JSON in folders."""
 
     results: list[Result[Any]] = attrs.field(factory=list)
     artifacts: list[tuple[Path, str]] = attrs.field(factory=list)
@@ -63,9 +63,9 @@ class Sources:
 
 
 def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambda _: None) -> Sources:
-    """Read files and folders, each file once; RequestError names the first that can't be used.
+    """Read files and folders, each file once. RequestError names the first that can't be used.
 
-    In a folder, manifests go with their artifacts, and JSON of another kind is left out and listed.
+    In a folder, manifests belong to their artifacts, and JSON of another kind is left out and listed.
     """
     check_paths(paths)
     files, sources = source_files(paths), Sources()
@@ -101,7 +101,7 @@ def _readable(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def kind_of(data: Any) -> str | None:
-    """The kind of result that JSON data holds, or None."""
+    """The kind of result in JSON data, or None."""
     if not isinstance(data, dict):
         return None
     if (name := data.get("kind")) is not None:

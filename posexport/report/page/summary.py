@@ -1,4 +1,4 @@
-"""The three boxes on top: what is fastest, what is wrong, and what was not run, from all results at once."""
+"""The three boxes at the top: what is fastest, what is wrong, and what was not run, from all results together."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TONES = {FAILED: "bad", REFUSED: "refused", NOT_RUN: "away"}
 
 NO_REASON = "no reason was given"
 SHOWN = 5
-"""Points that a box shows at once."""
+"""How many points a box shows at once."""
 
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """One thing for a box: `who` (a runtime, mostly) is in `state` for `reason`; `where` it was found.
+    """One thing for a box: `who` (usually a runtime) is in `state` for `reason`. `where` says where it was found.
 
-    `state` is failed, slower (a regression), refused, not run or care (a result that means less than it seems). `count`
-    is the number of results that it stands for; a known `cause` leads.
+    `state` is failed, slower (a regression), refused, not run, or care (a result that means less than it seems).
+    `count` is the number of results that it stands for. A known `cause` comes first.
     """
 
     state: str
@@ -44,9 +44,9 @@ class Finding:
 class Highlights:
     """What one kind of result adds to the boxes: findings, points about the fastest, and the number `checked`.
 
-    `chosen` are points about what was chosen by something other than time. Of the checks, `by_tune` are tune's own;
-    `stale` ones, of other bytes than the file on the page, are not among them. `machine_load` has the files that were
-    timed on a busy machine, with the share of the CPU that other work took.
+    `chosen` are points about what was chosen by something other than time. `by_tune` is how many of the checks are
+    tune's own. `stale` verdicts are about other bytes than the file on the page, and are not among the checks.
+    `machine_load` has the files that were timed on a busy machine, with the share of the CPU that other work took.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -65,7 +65,7 @@ def busy_shares(results: Sequence[Result[Benchmark]] | Sequence[Result[Tuning]])
 
 
 def busy_points(files: Sequence[tuple[str, float]]) -> list[Point]:
-    """The line above the winners, where some files were timed on a busy machine."""
+    """The line above the winners, if some files were timed on a busy machine."""
     if not files:
         return []
     ends = dict.fromkeys(f"{end(share for _, share in files):.0%}" for end in (min, max))
@@ -102,7 +102,7 @@ def boxes(parts: Sequence[Highlights]) -> tuple[Box, ...]:
 
 
 def _box(points: Sequence[Point], more: Sequence[Point] = (), more_title: str = "", **fields: str) -> Box:
-    """A box that shows the first points; the others and `more` start closed."""
+    """A box that shows the first points. The others and `more` start closed."""
     shown, closed = points[:SHOWN], points[SHOWN:]
     titles = [f"and {len(closed):,} more"] * bool(closed) + [more_title] * bool(more)
     return Box(points=tuple(shown), closed=(*closed, *more), closed_title="; ".join(titles), **fields)
@@ -157,7 +157,7 @@ def _not_run(findings: list[Finding]) -> Box:
 
 
 def _points(findings: Sequence[Finding], *states: str) -> list[Point]:
-    """A point for each cause or reason; where nothing failed, those that stand for most results come first."""
+    """A point for each cause or reason. Unless failed ones are asked for, those with the most results come first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for state in states:
         for finding in findings:

@@ -1,4 +1,4 @@
-"""A sweep on the page: every job with its state, and those that failed or never ran."""
+"""A sweep on the page: every job with its state, and the jobs that failed or never ran."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_OPEN = 12  # rows of a table that starts open
 
 
 def section(results: Sequence[Result[Sweep]]) -> tuple[Section, Highlights]:
-    """The section, and its highlights: what a job's own result on the page says is not said again."""
+    """The section, and its highlights. What a job's own result on the page says is not repeated."""
     jobs = [job for result in results for job in result.data.jobs]
     states = list(_TONES)
     counted = Counter(map(_state, jobs))
@@ -56,7 +56,7 @@ def _by_reason(refused: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def _state(job: Job) -> str:
-    """A job without a state, or with an unknown one, has not run."""
+    """The state of a job. Without a known state, it has not run."""
     return job.state if job.state in _TONES else NOT_RUN
 
 

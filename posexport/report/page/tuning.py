@@ -16,7 +16,7 @@ from posexport.report.page.summary import NO_REASON, Finding, Highlights, busy_s
 from posexport.report.text import fact, megabytes, plural, seconds, times
 
 LATENCY = "latency"
-"""The objective under which the winner is the fastest."""
+"""The objective whose winner is the fastest."""
 
 LEFT_OUT = "left out"
 STATES = {WON: "★ won", RACED: "raced", DROPPED: "dropped", LEFT_OUT: LEFT_OUT, FAILED: "✗ failed",
@@ -58,7 +58,7 @@ def section(results: Sequence[Result[Tuning]]) -> tuple[Section, Highlights]:
 
 
 def _state(row: Row) -> str:
-    """Its state; a candidate that was dropped before it raced is left out, mostly for having another one's graph."""
+    """Its state. One that was dropped before it raced is left out, mostly because its graph is another candidate's."""
     return LEFT_OUT if row.state == DROPPED and not row.rounds else row.state
 
 
@@ -67,7 +67,7 @@ def _raced(row: Row) -> bool:
 
 
 def _counts(tried: Sequence[Row]) -> str:
-    """The number of candidates by how far they got: those that raced, then those never timed."""
+    """The number of candidates by how far they got: those that raced, then those that were never timed."""
     raced = Counter(_state(row) for row in tried if _raced(row))
     away = Counter(
         "the same as another" if row.reason_code == SAME_GRAPH else _state(row) for row in tried if not _raced(row)
@@ -109,7 +109,7 @@ def _confidence(tuning: Tuning, won: Row) -> str:
     early, doubtful = 0, tuning.busy
     for row in timed:
         if row.ratio is None:
-            doubtful |= row.reason_code == SLOWER_HALF  # shared no round with it
+            doubtful |= row.reason_code == SLOWER_HALF  # it shared no round with the winner
             continue
         order = order_of(row.ratio, inverted=True)
         if row.state == RACED:
@@ -121,7 +121,7 @@ def _confidence(tuning: Tuning, won: Row) -> str:
 
 
 def _rank(row: Row) -> tuple[bool, float]:
-    """The winner first, then by the ratio to it; those without one last."""
+    """The sort key: the winner first, then by the ratio to it, then rows without a ratio."""
     return row.state != WON, row.ratio.median if row.ratio else float("inf")
 
 
@@ -175,7 +175,7 @@ def _row(row: Row) -> tuple[Cell, ...]:
 
 
 def _why(row: Row) -> str:
-    """Why it stopped; one that was only in the slower half is not called slower."""
+    """Why it stopped. One that was only in the slower half is not called slower."""
     if row.reason_code == SLOWER_HALF and row.ratio and row.ratio.low <= 1 <= row.ratio.high:
         return f"slower half in the median, after {plural(row.rounds, 'round')}"
     return row.reason

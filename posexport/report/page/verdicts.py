@@ -1,4 +1,4 @@
-"""Verdicts on the page: a heat-map whose cells show their state by a symbol, a number and a colour; and checks."""
+"""Verdicts on the page: a heat-map whose cells show their state by symbol, number and colour, and checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def key_of(steps: Sequence[float], unit: str) -> tuple[Cell, ...]:
 
 @attrs.frozen
 class _Row:
-    """A verdict with the name of its artifact on the page; `stale` where it is of other bytes than the file there."""
+    """A verdict with the name of its artifact on the page. `stale` if it is about other bytes than the file there."""
 
     verdict: Verdict
     artifact: str
@@ -52,7 +52,7 @@ class _Row:
 
     @property
     def severity(self) -> float | None:
-        """The error as a part of its limit; None where either is unknown."""
+        """The error as a part of its limit. None if either is unknown."""
         worst = self.verdict.worst
         return None if worst is None or worst.max_error is None or not worst.limit else worst.max_error / worst.limit
 
@@ -82,7 +82,10 @@ def _lead(noun: str, of: str, rows: Sequence[_Row]) -> str:
 
 
 def _rows(results: Sequence[Result[Report]], evidence: Evidence) -> Iterator[_Row]:
-    """The verdicts, with artifacts of one name set apart: by their hashes, or by file where both have one verdict."""
+    """The verdicts, with different names for different artifacts of the same name.
+
+    They differ by hash, or if hashes are not known, by result file if two files judge the same.
+    """
     judged: dict[str, dict[int, set[tuple[str, str]]]] = {}
     hashes: dict[tuple[str, int], str] = {}
     verdicts = [(at, verdict) for at, result in enumerate(results) for verdict in result.data.verdicts]

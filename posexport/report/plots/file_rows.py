@@ -1,7 +1,7 @@
 """The encodings of an ONNX file as rows of a plot: those of its spec, or those recognised in its attention.
 
-What was recognised has the names and parameters of posexport's own encodings, so it is drawn by the same hooks. Weights
-that a file trains are not read: they are random, as the title says.
+Recognised encodings have the names and parameters of posexport's own encodings, so the same hooks draw them. A file's
+trained weights are not read. They are random, as the title says.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from posexport.spec.spec import Spec
 
 @attrs.frozen(kw_only=True)
 class FileRows:
-    """The rows of a file, and why other attentions of it have none, by name."""
+    """The rows of a file, and why its other attentions have none, by name."""
 
     rows: list[PlotRow]
     left: dict[str, str]
 
 
 def rows_of_file(path: Path, roles: Mapping[str, str], progress: Progress = silent) -> FileRows:
-    """A row for each encoding of the file; `roles` are those of inputs by name that the user knows.
+    """A row for each encoding of the file. `roles` are the roles of inputs that the user knows, by name.
 
     RequestError for a file that can't be read, and for one without any encoding that can be drawn.
     """
@@ -80,8 +80,10 @@ def _encodings(one: Data) -> Iterator[Data]:
 
 
 def _spec(one: Data, encoding: Data) -> Spec:
-    """The block of an attention with one encoding; RequestError where that is none of posexport's, or its heads are not
-    known."""
+    """The block of an attention with one encoding.
+
+    RequestError if posexport doesn't have the encoding, or if the number of heads is not known.
+    """
     if one["num_heads"] is None:
         raise RequestError("the number of its heads is not known.")
     parameters = {key: value for key, value in encoding.items() if key not in ("name", "rotary_start")}
@@ -111,7 +113,7 @@ def _parameters(encoding: Data) -> str:
 
 
 def _why(encoding: Data, error: RequestError) -> str:
-    """Why an encoding can't be drawn: what recognition says, or what its parameters lack."""
+    """Why an encoding can't be drawn: the reason from recognition, or what its parameters lack."""
     if "reason" in encoding:
         return str(encoding["reason"]["text"])
     if "frequencies" in encoding:

@@ -1,6 +1,6 @@
 """What `posexport plot` draws, as panels of numbers: KINDS of pictures.
 
-The numbers come from posexport.verify.probe; no formula of an encoding stands here. `picture` draws them.
+The numbers come from posexport.verify.probe, so this module has no formula of an encoding. `picture` draws them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from posexport.verify.draws import Array
 from posexport.verify.probe import Probe, ProbeTarget
 
 MOST_ROWS = 50
-"""Encodings in one picture."""
+"""The most encodings in one picture."""
 
 
 def chosen_heads(count: int) -> list[int]:
-    """At most four numbers of heads, evenly spaced from the first to the last."""
+    """At most four indices of heads, evenly spaced from the first to the last."""
     return [round(index) for index in np.linspace(0, count - 1, min(count, 4))]
 
 
 def _titles(target: ProbeTarget, shows: str, weighed: bool) -> dict[str, Any]:
-    """Title and note of a panel; with a word on weights where they are random ones, and in what is shown."""
+    """Title and note of a panel. The note says so if what is shown depends on random weights."""
     random = " (random weights)" if weighed and target.encoding.weights(target.spec) else ""
     return {"title": target.encoding.name, "note": "\n".join(filter(None, (target.given, shows + random)))}
 
@@ -113,7 +113,7 @@ def _gain(target: ProbeTarget) -> list[Panel]:
 
 
 def _wavelength(target: ProbeTarget) -> list[Panel]:
-    """Wavelengths of every pair, beside those before scaling; RequestError for frequencies above a radian."""
+    """Wavelengths of every pair, beside those before scaling. RequestError for frequencies above a radian."""
     trained = getattr(target.encoding, "original_max_position_embeddings", None)
     return _chart(
         target,
@@ -130,7 +130,7 @@ def _wavelength(target: ProbeTarget) -> list[Panel]:
 
 
 def _error(target: ProbeTarget) -> list[Panel]:
-    """Errors of parity's angles and of exact ones (of exact ones alone where the spec says so) on every runtime."""
+    """Errors of parity's and of exact angles on every runtime, or only of exact angles if the spec has these."""
     places, measured, absent = probe.angle_errors(target)
     runtimes = list(dict.fromkeys(result.runtime for result in measured))
     lines = []
@@ -159,13 +159,13 @@ KINDS: dict[str, Callable[[ProbeTarget], list[Panel]]] = {
     "wavelength": _wavelength,
     "error": _error,
 }
-"""How each of `posexport.report.plots.panels.WHAT` is made, the look of an encoding being the first that suits it."""
+"""How each of `posexport.report.plots.panels.WHAT` is made. The look of an encoding is the first that suits it."""
 
 
 def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
-    """Rows of panels: of the kind `what`, or for each encoding a row of what it looks like and its decay.
+    """Rows of panels: of the kind `what`, or for each encoding a row with its look and its decay.
 
-    Raises RequestError for a kind that isn't known or that an encoding has none of, before anything is made.
+    Raises RequestError before anything is made, if the kind is not known or an encoding has no such picture.
     """
     if len(targets) > MOST_ROWS:
         raise RequestError(f"{len(targets)} encodings were given: at most {MOST_ROWS} are drawn together.")
@@ -179,6 +179,6 @@ def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
 
 
 def _wrapped(row: list[Panel], width: int = 3) -> list[list[Panel]]:
-    """A row as rows of at most `width`, as even as can be."""
+    """A row as rows of at most `width` panels, as even as possible."""
     width = math.ceil(len(row) / math.ceil(len(row) / width))
     return [row[start : start + width] for start in range(0, len(row), width)]

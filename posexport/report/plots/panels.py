@@ -23,21 +23,22 @@ WHAT = {
 
 
 def _plain(panel: Image | Chart) -> dict[str, Any]:
-    """The fields of a panel as JSON has them: None for NaN."""
+    """The fields of a panel for JSON, with None for NaN."""
     return attrs.asdict(panel, value_serializer=lambda _, __, value: None if value != value else value)
 
 
 def _numbers(values: Any) -> tuple[Any, ...]:
-    """An array or a tensor as tuples, of tuples where it has rows; other sequences as tuples too."""
+    """An array, a tensor or another sequence as a tuple, with tuples for rows."""
     values = values.tolist() if hasattr(values, "tolist") else values
     return tuple(tuple(row) if isinstance(row, list) else row for row in values)
 
 
 @attrs.frozen(kw_only=True)
 class Image:
-    """Numbers by row and column (an array or a tensor too) under a scale named `value`, NaN where a key is hidden.
+    """Numbers by row and column (also from an array or a tensor), NaN if a key is hidden. `value` names their scale.
 
-    `first` are the numbers of the first column and the first row; `names` stand for 0 and 1 where there are only these.
+    `first` are the numbers of the first column and the first row. `names` stand for 0 and 1 if there are no other
+    values.
     """
 
     title: str
@@ -61,7 +62,7 @@ class Image:
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """One line of a chart, from sequences, arrays or tensors; y is NaN (null in JSON) where there is no value.
+    """One line of a chart, from sequences, arrays or tensors. y is NaN (null in JSON) if there is no value.
 
     `look` are the numbers of its colour and its dashes, by default those of its place among the lines. `angles` is the
     kind of angles (parity or exact) whose errors it shows.
@@ -80,7 +81,7 @@ class Line:
 
 @attrs.frozen(kw_only=True)
 class Mark:
-    """A straight line across a chart at a value of y, with its label on it at the left or the right end."""
+    """A horizontal line across a chart at a value of y, with its label at the left or the right end."""
 
     label: str
     at: float
@@ -89,7 +90,7 @@ class Mark:
 
 @attrs.frozen(kw_only=True)
 class Absent:
-    """A runtime without a line, and why; `failed` where it was run."""
+    """A runtime without a line, and why. `failed` if it was run."""
 
     name: str
     reason: str
@@ -107,8 +108,7 @@ class Chart:
     """Lines over one x axis.
 
     `scales` are those of x and y: linear, log, or a number up to which a logarithmic axis is linear. `dots` is for
-    values that stand apart from each other, `rising` for lines that leave the upper left free, `together` for lines
-    that may cover each other.
+    separate values, `rising` for lines that leave the upper left free, `together` for lines that may cover each other.
     """
 
     title: str
@@ -139,7 +139,7 @@ class _File:
 
 @attrs.frozen(kw_only=True)
 class Plot:
-    """What `posexport plot --json` prints, as far as a report shows it: the charts, and the number of other panels."""
+    """The output of `posexport plot --json` as a report shows it: the charts, and the number of other panels."""
 
     file: str | None
     charts: tuple[Chart, ...]
@@ -147,7 +147,7 @@ class Plot:
 
 
 def plot_from(data: Any) -> Plot:
-    """A plot from its JSON; DataError where it is damaged."""
+    """A plot from its JSON. DataError if it is damaged."""
     plot = structure(data, _File)
     panels = [panel for row in plot.rows for panel in row]
     charts = [panel for panel in panels if panel.get("kind") == "chart"]

@@ -1,4 +1,4 @@
-"""Panels of numbers as a PNG or SVG picture; the same panels give the same bytes."""
+"""Panels of numbers as a PNG or SVG picture. The same panels give the same bytes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
 
 _LETTERS_PER_INCH = 13.8
 _HIDDEN = "#d9d9d9"
-_THICKER = 10  # steps of line widths at most
-_LEAST = 1e-100  # what is nearer to 0 is drawn as 0: matplotlib's ticks can't tell it from 0
+_THICKER = 10  # the most steps of line widths
+_LEAST = 1e-100  # values nearer to 0 are drawn as 0, because matplotlib's ticks can't tell them from 0
 
 
 def draw(rows: list[list[Panel]], suffix: str) -> bytes:
-    """A row of panels beside each other for each of `rows`, as a file of the format `suffix`."""
+    """Draw each of `rows` as a row of panels. Returns a file of the format `suffix`."""
     widths = [max(map(_width, column)) for column in itertools.zip_longest(*rows)]
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
     with figure(sum(widths), len(rows) * HEIGHT, layout=layout) as drawn:
@@ -48,13 +48,15 @@ def draw(rows: list[list[Panel]], suffix: str) -> bytes:
 
 
 def _width(panel: Panel | None) -> float:
-    """Inches that a panel takes: a square image needs less."""
+    """The inches that a panel takes. A square image needs less."""
     return SQUARE if panel is None or (isinstance(panel, Image) and panel.square) else WIDTH
 
 
 def _title(axes: Axes, panel: Panel, letters: int) -> None:
-    """The encoding in bold; below it what is shown, `letters` to a line, and the name of a single line, which needs no
-    legend then."""
+    """Write the encoding in bold, and below it what is shown, `letters` to a line.
+
+    The name of a single line is added there, because it has no legend.
+    """
     only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
     note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
     axes.set_title(plain(panel.title), loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))
@@ -88,7 +90,7 @@ def _draw_image(axes: Axes, panel: Image) -> None:
 
 
 def _scale(values: Any) -> dict[str, Any]:
-    """Blue to red about zero where there are both signs, else from dark to light."""
+    """Blue to red around zero if there are both signs, otherwise dark to light."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if low < 0 < high:
         reach = max(-low, high)
@@ -97,13 +99,13 @@ def _scale(values: Any) -> dict[str, Any]:
 
 
 def draw_chart(axes: Axes, panel: Chart) -> None:
-    """Lines, marks, axes and a legend; the title and the names of the axes are left to the caller."""
+    """Draw lines, marks, axes and a legend. The caller adds the title and the names of the axes."""
     looks = [line.look or (index, index) for index, line in enumerate(panel.lines)]
     highest = max(looks, default=(0, 0))[0]
     drawn = []
     for line, (colour, dash) in zip(panel.lines, looks, strict=True):
         style: dict[str, Any] = {"color": COLOURS[colour % len(COLOURS)]}
-        wider = min(highest - colour, _THICKER) if panel.together else 0  # so that lines that fall together all show
+        wider = min(highest - colour, _THICKER) if panel.together else 0  # so that all lines show even if they coincide
         if panel.dots:
             style |= {"marker": MARKERS[colour % len(MARKERS)], "markersize": 3 + 1.8 * wider, "linewidth": 0}
         else:
@@ -113,7 +115,7 @@ def draw_chart(axes: Axes, panel: Chart) -> None:
     for name, scale in zip("xy", panel.scales, strict=True):
         if not isinstance(scale, str):
             _from_zero(axes, name, float(scale))
-        elif math.isfinite(getattr(axes.dataLim, f"minpos{name}")):  # else no number has a logarithm
+        elif math.isfinite(getattr(axes.dataLim, f"minpos{name}")):  # otherwise no number has a logarithm
             getattr(axes, f"set_{name}scale")(scale)
     for mark, at in zip(panel.marks, _numbers([mark.at for mark in panel.marks]), strict=True):
         axes.axhline(at, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
@@ -128,26 +130,26 @@ def draw_chart(axes: Axes, panel: Chart) -> None:
         columns = len({dash for _, dash in looks})
         legend: dict[str, Any] = {"loc": "upper left"} if panel.rising else {**_below(axes), "ncols": min(columns, 4)}
         labels = [plain(line.label) for line in panel.lines]
-        shown = [f" {label}" if label.startswith("_") else label for label in labels]  # else matplotlib leaves it out
+        shown = [f" {label}" if label.startswith("_") else label for label in labels]  # or matplotlib leaves it out
         axes.legend(drawn, shown, handlelength=2.8, **legend)
 
 
 def _numbers(values: Sequence[float | None]) -> Any:
-    """Values as an array, NaN where there is none."""
+    """Values as an array: NaN for missing ones, 0 for tiny ones."""
     numbers = np.array(values, dtype=float)
     return np.where(abs(numbers) < _LEAST, 0.0, numbers)
 
 
 def _below(axes: Axes) -> dict[str, Any]:
-    """Where a legend stands below the label of the x axis, whatever the height of the axes."""
+    """The place of a legend below the label of the x axis, whatever the height of the axes."""
     lower = axes.transAxes + ScaledTranslation(0, -29 / 72, axes.figure.dpi_scale_trans)
     return {"loc": "upper left", "bbox_to_anchor": (-0.02, 0.0), "bbox_transform": lower, "columnspacing": 1.2}
 
 
 def _from_zero(axes: Axes, name: str, start: float) -> None:
-    """A logarithmic axis with 0 on it, linear up to `start`, and room between its ticks."""
+    """A logarithmic axis that includes 0. It is linear up to `start`, and has room between its ticks."""
     getattr(axes, f"set_{name}scale")("symlog", linthresh=start, linscale=0.6)
-    lowest, highest = (getattr(axes.dataLim, f"{name}{end}") for end in "01")  # inf and -inf where nothing is drawn
+    lowest, highest = (getattr(axes.dataLim, f"{name}{end}") for end in "01")  # inf and -inf if nothing is drawn
     lowest, highest = min(lowest, -0.1 * start), max(highest, start)
     getattr(axes, f"set_{name}lim")(2 * lowest, 2 * highest)
     ticks = 10.0 ** np.arange(round(math.log10(start)), math.log10(highest), 2)

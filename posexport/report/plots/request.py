@@ -1,4 +1,4 @@
-"""A plot as it was asked for: which encodings, with which parameters, drawn into which file."""
+"""The request of a plot: which encodings, with which parameters, drawn into which file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONGEST = 45  # letters of a parameter that a plot shows
 
 @attrs.frozen(kw_only=True)
 class PlotOptions:
-    """The numbers among the options, validated."""
+    """The numeric options, validated."""
 
     seq: int | None = integer(None, "tokens that are drawn", at_least=2, at_most=1024)
     seed: int = integer(0, "seed of the weights", at_least=0)
@@ -53,7 +53,7 @@ class PlotRow:
 
 
 def read_row(text: str, parameters: Sequence[str], block: Mapping[str, Any]) -> PlotRow:
-    """The row that NAME, or NAME:key=value:key=value, describes; `parameters` and options of the `block` apply too."""
+    """The row that NAME, or NAME:key=value:key=value, describes. `parameters` and options of the `block` apply too."""
     name, *pairs = text.split(":")
     if not name or not all("=" in pair for pair in pairs):
         raise RequestError(f"{text!r} is no encoding: write NAME, or NAME:key=value:key=value.")
@@ -65,7 +65,7 @@ def read_row(text: str, parameters: Sequence[str], block: Mapping[str, Any]) -> 
 
 
 def check_output(path: Path) -> None:
-    """RequestError where no picture can be written there."""
+    """RequestError if no picture can be written there."""
     from posexport.report.drawing import FORMATS
 
     if path.suffix not in FORMATS:
@@ -83,7 +83,7 @@ def draw_plot(
     runtimes: Mapping[str, Runtime],
     progress: Progress,
 ) -> list[list[Panel]]:
-    """Draw the rows into a file; returns their panels. RequestError for a wrong kind or path comes before measuring."""
+    """Draw the rows into a file and return their panels. RequestError for a wrong kind or path, before measuring."""
     check_output(path)
     from posexport.report.plots.kinds import panels
     from posexport.report.plots.picture import draw

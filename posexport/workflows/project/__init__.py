@@ -1,1 +1,1 @@
-"""Project files: what a repository ships; `entries` is where to begin."""
+"""Project files: what a repository ships. Start reading at `file`."""

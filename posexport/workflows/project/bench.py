@@ -1,4 +1,4 @@
-"""Timing the files of a project: each by its budget of time and beside its baseline, and the exit code of all."""
+"""Timing the files of a project, each with its latency budget and its baseline, and the exit code for all."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def check_results_folder(path: Path | None) -> None:
 def bench_project(
     project: Project, options: BenchOptions, folder: Path | None, *, strict: bool, warn: Warn, progress: Progress
 ) -> ProjectBenchmark:
-    """Time every file of a project; with `folder`, save the result of each in it.
+    """Time every file of a project. With `folder`, save the result of each in it.
 
-    The exit code is 1 where a file is out of date, fails or is slower than its limit (with `strict` also where that is
-    inconclusive), and 3 where a required runtime, or nothing, was run. `warn` is called with a sentence for each result
-    that is no fit baseline, and for what makes a comparison less certain. RequestError for what can't be asked of the
-    project.
+    The exit code is 1 if a file is out of date, fails or is slower than its limit (with `strict` also if that is
+    inconclusive). It is 3 if a required runtime was not run, or if nothing was run. `warn` is called with a sentence
+    for each result that is not a good baseline, and for what makes a comparison less certain. RequestError for requests
+    that don't fit the project.
     """
     choose((*options.runtimes, *options.required))  # a misspelt name is reported before anything is read
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
@@ -67,7 +67,7 @@ def bench_project(
         for product, _, unable in jobs
         if unable is None and (old := out_of_date(product)) is not None
     }
-    if stale:  # whose times would be of something else
+    if stale:  # their times would be about something else
         message = f"nothing is timed while files are out of date ({len(stale)} of {len(files)}): run 'posexport build'"
         results = [
             _head(product, OUT_OF_DATE, stale[product.path])
@@ -130,9 +130,9 @@ def _time(
 def exit_code(
     files: Sequence[FileResult], named: Sequence[str], required: Sequence[str], strict: bool
 ) -> tuple[int, str]:
-    """The exit code, and a sentence without its full stop where it needs one.
+    """The exit code, and a sentence without its full stop, or an empty text.
 
-    References count only where they are `named`, and where they fail also if `required`.
+    References count only if they are `named`. If they fail, they also count if they are `required`.
     """
     results = [file.result for file in files if file.result is not None]
     timings = [timing for result in results for timing in result.timings]

@@ -1,4 +1,4 @@
-"""Building a project: each of its files is made where it is out of date."""
+"""Building a project: each of its files that is out of date is made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = Literal["made", "up to date", "out of date", "not run"]
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """The state of one file after the build, and the reason; sha256 and size (bytes) where the file is up to date."""
+    """The state of one file after the build, and the reason. sha256 and size (bytes) are set if it is up to date."""
 
     file: str
     artifact: str
@@ -60,9 +60,9 @@ def build_project(
 ) -> BuildResult:
     """Make the files of a project, or of its artifacts of these `names`, that are out of date.
 
-    With `check` nothing is written; with `force` files that are up to date are made too. With a `key`, every file is
-    signed; one that it has not signed is out of date, since nobody knows where it comes from. Raises RequestError for
-    names that the project lacks, and for the first entry that can't be made.
+    With `check`, nothing is written. With `force`, files that are up to date are made too. With a `key`, every file is
+    signed. A file that the key has not signed is out of date, because nobody knows where it comes from. Raises
+    RequestError for names that the project lacks, and for the first entry that can't be made.
     """
     if check and force:
         raise RequestError("both --check and --force were given: one writes nothing, the other everything; drop one.")
@@ -97,7 +97,7 @@ def _outcome(product: Product, state: State, reason: str) -> Outcome:
 
 
 def _not_signed(product: Product, key: SigningKey) -> str | None:
-    """Why a file is not one that `key` signed, as a clause; None where it is."""
+    """Why `key` has not signed a file, as a clause. None if it has."""
     try:
         with renewed():
             read_manifest(product.path, (key.trusted(),))
@@ -108,7 +108,7 @@ def _not_signed(product: Product, key: SigningKey) -> str | None:
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """Make a folder and those above it; where the block fails, those that it made and left empty go again."""
+    """Make a folder and those above it. If the block fails, those that it made and left empty are removed."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folders(path)
     try:
@@ -121,7 +121,7 @@ def _folder(path: Path) -> Iterator[None]:
 
 
 def _make(project: Project, product: Product, reason: str, progress: Progress, key: SigningKey | None) -> Outcome:
-    """Make one file; a plan whose builder is not there is "not run"."""
+    """Make one file. A plan without its builder is "not run"."""
     if product.plan and (missing := can_build(product.plan.runtime)) is not None:
         return _outcome(product, "not run", f"{product.plan.runtime} can't build a plan here, {missing}")
     folder = product.path.parent

@@ -31,14 +31,14 @@ EXPORT_OPTIONS = (
     *(field.name for field in attrs.fields(Spec) if field.name != "encoding"),
     *("target", "opset", "batch", "seq", "max_seq", "weights", "seed"),
 )
-"""The options of `posexport export` that an artifact may have beside `form`."""
+"""The options of `posexport export` that an artifact may have in addition to `form`."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One artifact of a project: `options` are those of its export, the other fields are its checks."""
+    """One artifact of a project. `options` are those of its export, and the other fields are its checks."""
 
     name: str = text(None, "what its files are called")
     form: str | None = choice(None, tuple(FORMS), "its form")
@@ -75,7 +75,7 @@ class Entry:
             )
 
     def _check_latency(self) -> None:
-        """RequestError for a budget of time that applies to none of its runtimes."""
+        """RequestError for a latency budget that applies to none of its runtimes."""
         known = [name for name, candidate in CANDIDATES.items() if not candidate.role]
         plan = () if self.compile is None else (self.compile.runtime,)
         timed = known if self.runtimes is None else [name for name in known if name in (*self.runtimes, *plan)]
@@ -89,11 +89,11 @@ class Entry:
 
     @property
     def all_forms(self) -> tuple[str | None, ...]:
-        """The forms that it is written in; None for the form of its config, or posexport's default."""
+        """The forms in which it is written. None is the form of its config, or posexport's default."""
         return self.forms or (self.form,)
 
     def stem(self, form: str | None) -> str:
-        """The name of its files without their ending; it includes the form where there are several."""
+        """The name of its files without their ending. It includes the form if there are several."""
         return self.name if len(self.all_forms) == 1 else f"{self.name}-{form}"
 
 
@@ -125,15 +125,15 @@ class Project:
 
     @property
     def root(self) -> Path:
-        """The folder that all paths are relative to."""
+        """The folder to which all paths are relative."""
         return self.file.parent
 
 
 def find_project(named: str | None, allow_outside: bool = False) -> Project:
-    """The project in the file `named`, else in the nearest file here or in a folder above.
+    """The project in the file `named`, otherwise in the nearest file here or in a folder above.
 
-    RequestError where there is none, where two files of one folder both describe one, and, unless `allow_outside`,
-    where artifacts would be written outside the folder of the file.
+    RequestError if there is none, or if two files of one folder both describe one. Unless `allow_outside`, also if
+    artifacts would be written outside the folder of the file.
     """
     project = _find(named)
     is_there(project.root / project.folder)  # RequestError for links in a circle
@@ -143,7 +143,7 @@ def find_project(named: str | None, allow_outside: bool = False) -> Project:
 
 
 def _check_inside(project: Project) -> None:
-    """RequestError where the project's folder, all links followed, lies outside the folder of its file."""
+    """RequestError if the project's folder, with all links followed, is outside the folder of its file."""
     root, folder = (real_path(path) for path in (project.root, project.root / project.folder))
     if not folder.is_relative_to(root):
         raise RequestError(
@@ -180,7 +180,7 @@ def _find(named: str | None) -> Project:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """The project's table in a file, or None where the file isn't there or has none."""
+    """The project's table in a file. None if the file doesn't exist or has none."""
     if not is_there(path):
         return None
     data: Any = read_toml(path, "project")
@@ -195,7 +195,7 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 
 def read_project(file: Path, table: Mapping[str, Any]) -> Project:
-    """A project from its table; RequestError names the file and the artifact."""
+    """A project from its table. RequestError names the file and the artifact."""
     where, header = str(file), f"[[{'tool.posexport.' if file.name == 'pyproject.toml' else ''}artifact]]"
     project_keys = ("folder", "require", "runtimes", "artifact")
     for key in table:
@@ -231,7 +231,7 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
 
 
 def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
-    """A table with `_` for `-` in its keys; RequestError for unknown ones."""
+    """A table with `_` for `-` in its keys. RequestError for unknown ones."""
     if not isinstance(data, dict):
         raise RequestError(f"{where} is {shown(data)}: it must be a table.")
     values: dict[str, Any] = {}
@@ -246,7 +246,7 @@ def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
 
 
 def _key(name: str) -> str:
-    """A field as it is written in a project's file."""
+    """The spelling of a field in a project's file."""
     return name.replace("_", "-")
 
 

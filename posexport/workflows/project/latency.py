@@ -1,7 +1,7 @@
-"""The latency budget of a project: which scenarios each file is timed at, on what, and whether it keeps its limits.
+"""The latency budget of a project: scenarios and runtimes of each file, and whether it keeps its limits.
 
-A limit is a ratio to a reference in the same rounds, judged with its interval: fine where the whole interval lies at or
-below it, slower where all of it lies above, and inconclusive otherwise.
+A limit is a ratio to a reference in the same rounds, judged with its interval. It is fine if the whole interval is at
+or below it, slower if the whole interval is above it, and inconclusive otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posexport.workflows.project.products import Product
 
 
 def timed_on(product: Product, chosen: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-    """The runtimes that a file is timed on (none: all), and why it can't be timed here, or None."""
+    """The runtimes on which a file is timed (empty: all), and why it can't be timed here, or None."""
     runtimes = product.entry.runtimes
     if product.plan is not None:
         name = product.plan.runtime
@@ -57,9 +57,9 @@ def _scenarios(product: Product) -> tuple[str, ...]:
 
 
 def baseline_of(project: Project, product: Product, saved: Path | None) -> Path | None:
-    """The saved result that a file is compared with; None without one, or where this run is to make it.
+    """The saved result with which a file is compared. None without one, or if this run makes it.
 
-    RequestError where it isn't there and this run won't make it, or is there and `saved` would replace it.
+    RequestError if it doesn't exist and this run won't make it, or if it exists and `saved` would replace it.
     """
     given = product.entry.baseline
     if given is None:
@@ -75,7 +75,7 @@ def baseline_of(project: Project, product: Product, saved: Path | None) -> Path 
         return None
     if not path.is_file():
         make = f"--save {path.parent}"
-        if given.endswith(".json") or any(path.parent.glob("*.json")):  # of one file, at what the project asks for
+        if given.endswith(".json") or any(path.parent.glob("*.json")):  # for one file, with what the project asks for
             named = [f"--runtime {name}" for name in timed_on(product, ())[0]]
             at = [f"--scenario {scenario}" for scenario in _scenarios(product)]
             make = " ".join([str(product.path), *named, *at, f"--save {path}"])
@@ -87,12 +87,12 @@ def baseline_of(project: Project, product: Product, saved: Path | None) -> Path 
 
 
 def result_name(product: Product) -> str:
-    """The name of the file that the result of a file's benchmark is saved in."""
+    """The name of the file in which the result of a file's benchmark is saved."""
     return f"{product.path.stem}{'.plan' if product.plan else ''}.json"
 
 
 def baseline_problems(result: Benchmark) -> list[str]:
-    """Why a result, with its limits, is no fit baseline for later runs; nothing where it is one."""
+    """Why a result, with its limits, is not a good baseline for later runs. Empty if it is one."""
     problems = {
         "nothing that runs the file was timed": not timings_of_artifact(result),
         "it is over its budget of time": any(limit.state == SLOWER for limit in result.limits),
@@ -105,15 +105,16 @@ def baseline_problems(result: Benchmark) -> list[str]:
 
 
 def judge(product: Product, result: Benchmark | None, names: Sequence[str] = (), reason: str = "") -> list[LimitResult]:
-    """Every limit of a file's budget on every runtime that it holds for: where none is named, on those that were timed.
+    """Every limit of a file's budget on every runtime that it applies to. If none is named, on those that were timed.
 
-    `names` are the runtimes it was timed on (none: all). Where it was not timed (`result` is None), `reason` says why.
+    `names` are the runtimes on which it was timed (empty: all). If it was not timed (`result` is None), `reason` says
+    why.
     """
     runtimes = (product.plan.runtime,) if product.plan else product.entry.runtimes or tuple(CANDIDATES)
     judged = []
     for latency in product.entry.budget.latency:
         held = [name for name in runtimes if not is_reference(name) and latency.runtime in (None, name)]
-        if held:  # others hold for the plan, or for the ONNX file, alone
+        if held:  # other limits apply only to the plan, or only to the ONNX file
             chosen = [name for name in held if not names or name in names]
             named = product.plan or product.entry.runtimes or latency.runtime
             for those in [[name] for name in chosen] if named and chosen else [chosen]:
@@ -143,7 +144,7 @@ def _judge(latency: Latency, result: Benchmark | None, chosen: Sequence[str], re
 
 
 def _judge_one(untimed: LimitResult, timing: Timing, timings: Sequence[Timing]) -> LimitResult:
-    """A limit on one runtime that was timed; `timings` are all of its scenario."""
+    """Judge a limit on one runtime that was timed. `timings` are all of its scenario."""
     reference, limit, ratio = untimed.reference, untimed.limit, timing.ratios.get(untimed.reference)
     judged = attrs.evolve(untimed, runtime=timing.runtime, reason="", there=ratio is None)
     if ratio is None:
@@ -159,7 +160,9 @@ def _judge_one(untimed: LimitResult, timing: Timing, timings: Sequence[Timing]) 
 
 
 def is_exceeded(limit: LimitResult, strict: bool) -> bool:
-    """Whether a limit is exceeded, or was not measured though its runtime is there; with `strict` also where that is
-    inconclusive, or was not run."""
+    """Whether a limit is exceeded, or was not measured although its runtime is available.
+
+    With `strict`, also if it is inconclusive, or was not run.
+    """
     bad = (SLOWER, INCONCLUSIVE, NOT_RUN) if strict else (SLOWER,)
     return limit.state in bad or limit.there

@@ -1,4 +1,4 @@
-"""Tables of a project's file, validated: tolerances, and a budget of size, kernels and time. Imports no engine."""
+"""Validated tables of a project's file: tolerances, and a budget of size, kernels and time. Imports no engine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def exact_size(size: int) -> str:
 
 @attrs.frozen(kw_only=True)
 class Tolerances:
-    """The numbers of `posexport.verify.result.Tolerance` that a project sets; None keeps posexport's default."""
+    """The numbers of `posexport.verify.result.Tolerance` that a project sets. None keeps posexport's default."""
 
     multiple: float | None = positive(None, "times torch eager's error")
     floor: float | None = positive(None, "part of the outputs' rms")
@@ -75,7 +75,7 @@ class Tolerances:
 
 @attrs.frozen(kw_only=True)
 class Latency:
-    """How long one scenario may take on `runtime` (None: on each that is timed), as multiples of a reference's time."""
+    """How long one scenario may take on `runtime` (None: on each that is timed), in multiples of a reference's time."""
 
     scenario: str = text(None, "what is timed")
     runtime: str | None = text(None, "the runtime that it applies to")

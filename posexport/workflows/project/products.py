@@ -1,9 +1,9 @@
 """The files of a project's artifacts: what each is made from, and whether it is what its entry asks for.
 
-Options are read as the commands read theirs. The manifest of a file holds under `request` everything that decides its
-bytes, weights by their sha256 or seed. A file is up to date where the request, the versions that wrote it and its
-sha256 are as expected. Local parts of versions (`+cpu`) are not compared: they name a build of a package, which writes
-the same bytes. Imports no engine.
+Options are read as the commands read theirs. The manifest of a file has everything that decides its bytes under
+`request`, with weights by their sha256 or seed. A file is up to date if the request, the versions that wrote it and its
+sha256 are as expected. Local parts of versions (`+cpu`) are not compared, because they name a build of a package, which
+writes the same bytes. Imports no engine.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ OUT_OF_DATE = "out-of-date"
 
 @attrs.frozen(kw_only=True)
 class Product:
-    """One file of a project: the ONNX file of one form (None: the form of its config), or the plan that is built from
-    it as `plan` says. `made_from` is everything that decides its bytes, as JSON data."""
+    """One file of a project: the ONNX file of one form (None: the form of its config), or the plan built from it.
+
+    `plan` says how the plan is built. `made_from` is everything that decides the bytes of the file, as JSON data.
+    """
 
     entry: Entry
     form: str | None
@@ -59,7 +61,7 @@ class Product:
 
     @property
     def source(self) -> Path:
-        """The ONNX file that a plan is built from; an ONNX file is its own source."""
+        """The ONNX file from which a plan is built. An ONNX file is its own source."""
         return self.path.with_suffix(".onnx") if self.plan else self.path
 
     def bytes(self) -> int:
@@ -69,7 +71,7 @@ class Product:
 
 
 def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
-    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file.
+    """Every file of a project, or of its artifacts with the `chosen` names. A plan comes after its ONNX file.
 
     RequestError for a name that the project doesn't list, and for the first request that can't work, as far as that is
     known without exporting.
@@ -97,7 +99,7 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
 
 
 def request_of(project: Project, entry: Entry, form: str | None) -> Request:
-    """The export that an entry asks for in one form (None: the form of its config); RequestError names the entry."""
+    """The export that an entry asks for in one form (None: the form of its config). RequestError names the entry."""
     given = {**entry.options, "form": form}
     config, preset, parameters = (given.pop(name, None) for name in ("config", "preset", "set"))
     where = f"{project.file}, artifact {entry.name!r}"
@@ -114,7 +116,7 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
 
 
 def _check_profile(request: Request, plan: PlanOptions) -> None:
-    """RequestError for a profile that the inputs of the export don't take."""
+    """RequestError for a profile that doesn't fit the inputs of the export."""
     sizes = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(request.options, name)) is not None}
     shapes = {
         name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
@@ -143,9 +145,9 @@ def made_from(request: Request) -> dict[str, Any]:
 
 
 def out_of_date(product: Product) -> Reason | None:
-    """Why the file is not what its entry asks for, a clause with OUT_OF_DATE as its code; None where it is.
+    """Why the file is not what its entry asks for, a clause with OUT_OF_DATE as its code. None if it is.
 
-    The code of a file that is not the one of its manifest is that of such a file in every verdict.
+    If the file does not match its manifest, the code is the one that every verdict has for such a file.
     """
     with renewed():
         if product.path.is_file() and not _is_own(product):
@@ -155,10 +157,10 @@ def out_of_date(product: Product) -> Reason | None:
 
 
 def _is_own(product: Product) -> bool:
-    """Whether the file is the one of its manifest, as far as it has one."""
+    """Whether the file matches its manifest, if it has one."""
     try:
         return matches_manifest(product.path) is not False
-    except RequestError:  # which is reported too
+    except RequestError:  # `_out_of_date` reports it
         return True
 
 
@@ -188,7 +190,7 @@ def stamp(product: Product, key: SigningKey | None = None) -> None:
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:
-    """The first difference of two requests, with its name; None where they are equal."""
+    """The first difference of two requests, with its name. None if they are equal."""
     for name in dict.fromkeys((*request, *made)):
         old, new = made.get(name), request.get(name)
         if old == new:
@@ -204,7 +206,7 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
 def _other_versions(product: Product, made_by: Mapping[str, str]) -> str | None:
     from posexport.artifact.onnx_artifact import TOOLS
 
-    here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
+    here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # the builder of the plan may be missing
     for name, version in {"posexport": __version__, **here}.items():
         if public_version(str(made_by.get(name))) != public_version(version):
             return f"it was made by {name} {made_by.get(name)}, here is {version}"
@@ -212,7 +214,7 @@ def _other_versions(product: Product, made_by: Mapping[str, str]) -> str | None:
 
 
 def _other_source(product: Product, manifest: Manifest) -> str | None:
-    """The reason where a plan was built from another ONNX file than the one beside it."""
+    """The reason if a plan was built from another ONNX file than the one beside it."""
     if not isinstance(manifest, PlanManifest):
         return None
     source = manifest.onnx

@@ -1,6 +1,6 @@
-"""Verifying a project: a file exists, is up to date and within its budget, and its parity is verified.
+"""Verifying a project: each file exists, is up to date and within its budget, and its parity is verified.
 
-Each check beside parity gives a verdict whose "runtime" is `project`, so that reports show it like any other.
+Each check other than parity gives a verdict whose "runtime" is `project`, so that reports show it like any other.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def verify_project(
     trusted: Sequence[TrustedKey] = (),
     step: Progress = silent,
 ) -> Report:
-    """The report on a project's files; parity on `runtimes` (none: those that it states) and the `required` ones.
+    """The report on a project's files.
 
-    One of the `trusted` keys must have signed each file.
+    Parity is verified on `runtimes` (empty: those that the project states) and the `required` ones. One of the
+    `trusted` keys must have signed each file.
     """
     files = products(project)
     checked = {product.path: check(product) for product in files}
@@ -77,8 +78,10 @@ def verify_project(
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
-    """The runtimes among the `chosen` (none: all) on which parity is checked, for a plan the one that builds it, with
-    the entry's tolerance."""
+    """The terms of a file's parity: its runtimes among the `chosen` (empty: all), and the entry's tolerance.
+
+    A plan is checked on the runtime that builds it.
+    """
     entry = product.entry
     asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
@@ -87,7 +90,7 @@ def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
 
 
 def check(product: Product) -> list[Verdict]:
-    """The verdicts on one file beside parity."""
+    """The verdicts on one file, except parity."""
     plan = product.plan
     if plan and not product.path.is_file() and (missing := can_build(plan.runtime)) is not None:
         reason = f"{plan.runtime} can't build it here, {missing}"
@@ -101,7 +104,7 @@ def check(product: Product) -> list[Verdict]:
 
 
 def _budget(product: Product) -> Iterator[Verdict]:
-    """The verdicts on the file's size and, for a plan, its kernels; those without a limit are left out."""
+    """The verdicts on the file's size and, for a plan, its kernels. Those without a limit are left out."""
     budget = product.entry.budget
     size_limit = budget.plan_size if product.plan else budget.size
     if size_limit is not None:
@@ -123,7 +126,7 @@ def _budget(product: Product) -> Iterator[Verdict]:
 
 
 def _limited(product: Product, name: str, passed: bool | None, measured: str, limit: str, unknown: str = "") -> Verdict:
-    """The verdict on what has a limit; where it is not known (`passed` is None), `unknown` says why."""
+    """The verdict on what has a limit. If it is not known (`passed` is None), `unknown` says why."""
     if passed is None:
         return _verdict(product, name, unknown)
     verdict = _verdict(product, name, None if passed else f"{measured}, limit {limit}")
@@ -131,7 +134,7 @@ def _limited(product: Product, name: str, passed: bool | None, measured: str, li
 
 
 def _verdict(product: Product, name: str, reason: str | None, state: State = FAILED) -> Verdict:
-    """The verdict of a check: it passed where there is no reason, else `state` is what became of it."""
+    """The verdict of a check. It passed if there is no reason, otherwise `state` is its outcome."""
     state = PASSED if reason is None else state
     return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, check=name)
 
@@ -147,7 +150,7 @@ def without_parity(
     checks: Mapping[Path, Sequence[Verdict]],
     ran: Report,
 ) -> list[Verdict]:
-    """A verdict "not run" for each runtime of each file that is there but has no verdict of parity."""
+    """A verdict "not run" for each runtime of each existing file without a verdict of parity."""
     reported = {verdict.artifact for verdict in ran.verdicts} | {file.artifact for file in ran.unreadable}
     verdicts = []
     for product in files:

@@ -1,1 +1,1 @@
-"""Sweeps over many machines; `jobs` describes a job as plain data and is the first file to read."""
+"""Sweeps over many machines. Start reading at `jobs`, which describes a job as plain data."""

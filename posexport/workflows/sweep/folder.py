@@ -1,13 +1,13 @@
-"""The state of a sweep: a folder in which every file is whole, so that the sweep can be stopped at any moment.
+"""The state of a sweep: a folder in which every file is complete, so that the sweep can be stopped at any moment.
 
     sweep.json                  the jobs with their states, and the combinations that a form refuses
     results/<kind>-<id>.json    the result that the command of a job printed
     artifacts/<id>/             the files that a job wrote, for kinds whose files are results
     matrix.json                 the cells of all matrix jobs together, as `posexport matrix` writes them
     .state/jobs/<id>.json       one job that has ended: a Record
-    .state/parts/               results that are put together in a file above
+    .state/parts/               results that are combined in a file above
 
-The record of a job is written last: where there is one, its other files are there.
+The record of a job is written last. If it exists, its other files exist too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ _JOBS, _PARTS = ".state/jobs", ".state/parts"
 
 @attrs.frozen
 class Folder:
-    """The folder of one sweep, held by one process at a time (see `hold`)."""
+    """The folder of one sweep. One process holds it at a time (see `hold`)."""
 
     path: Path
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Make the folder if need be, and keep other sweeps out of it until the block or this process ends, in whatever
-        way; RequestError where another one uses it."""
+        """Make the folder if needed, and keep other sweeps out of it until the block or this process ends in any way.
+
+        RequestError if another sweep uses it.
+        """
         if os.name != "posix":
             raise RequestError("sweep needs Linux or macOS: run it there.")
         import fcntl
@@ -64,7 +66,7 @@ class Folder:
             yield
 
     def _lock(self) -> IO[bytes]:
-        """The lock's file, made if need be. Where something else has its name, a pipe or a link, nothing is opened."""
+        """The lock's file, created if needed. Nothing else with its name is opened, such as a pipe or a link."""
         path = self.path / ".state" / "lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -93,7 +95,7 @@ class Folder:
         )
 
     def collect(self, plan: Plan, records: Mapping[str, Record]) -> list[str]:
-        """Put the cells of matrix jobs together and write sweep.json; returns notes for people about that."""
+        """Combine the cells of matrix jobs and write sweep.json. Return notes for people about that."""
         results = [
             self.path / record.result
             for job in plan.jobs
@@ -109,7 +111,7 @@ class Folder:
         return notes
 
     def records(self) -> dict[str, Record]:
-        """The jobs that have ended, by id. A job whose record or result is not whole runs again."""
+        """The jobs that have ended, by id. A job whose record or result is not complete runs again."""
         with renewed():
             records = [record for file in sorted((self.path / _JOBS).glob("*.json")) if (record := _read(file))]
         return {
@@ -121,7 +123,7 @@ class Folder:
         return {id: record for id, record in self.records().items() if record.final}
 
     def keep(self, job: Job, outcome: Outcome, attempts: int) -> Record:
-        """Write the outcome of a job: its files, its result, and last its record."""
+        """Write the outcome of a job: its files, its result, and finally its record."""
         if outcome.state == "lost":
             raise ValueError("a lost attempt is no outcome of a job")
         result = None if outcome.result is None else _result_name(job.kind, job.id)
@@ -149,7 +151,7 @@ class Folder:
 
 
 def _state(job: Job, record: Record | None) -> dict[str, str | None]:
-    """State, reason and result of a job in sweep.json; the result of a matrix job is the file of all its cells."""
+    """State, reason and result of a job in sweep.json. The result of a matrix job is the file with all cells."""
     if record is None:
         return {"state": NOT_RUN, "reason": "it has not run yet: run the sweep again", "result": None}
     result = record.result
@@ -159,7 +161,7 @@ def _state(job: Job, record: Record | None) -> dict[str, str | None]:
 
 
 def _read(path: Path) -> Record | None:
-    """The record in a file, None where the file is damaged or of another version."""
+    """The record in a file. None if the file is damaged or of another version."""
     try:
         data = read_json(path)
         record = structure(data, Record)
@@ -176,11 +178,11 @@ def _result_name(kind: str, id: str) -> str:
 
 
 def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[str, Matrix], int]:
-    """Matrices by target from files of results, and how many files were left out because other versions of the
-    exporters made them than made the first.
+    """Matrices by target, combined from files of results, and how many files were left out.
 
-    Of two cells for the same entry and runtime, such as from machines with a GPU and without, one that failed wins,
-    else one that ran.
+    A file is left out if other versions of the exporters made it than made the first. There may be two cells for the
+    same entry and runtime, such as from machines with a GPU and without. Then one that failed wins, otherwise one that
+    ran.
     """
     matrices: dict[str, Matrix] = {}
     left_out = 0

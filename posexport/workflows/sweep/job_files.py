@@ -1,4 +1,4 @@
-"""The files that jobs read: what belongs to an artifact, by content, and how files get into the folder of a job."""
+"""The files that jobs read: what belongs to an artifact, by content, and how files get into a job's folder."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from posexport.files import HashingFile, not_a_file, open_file, real_path, sha25
 from posexport.workflows.sweep.jobs import File
 
 CHUNK = 64 * 2**20
-"""Bytes of a file that are in memory at a time."""
+"""The most bytes of a file that are in memory at a time."""
 
 
 @attrs.define
 class Hashes:
-    """Files as jobs name them; each is read once."""
+    """Files in the form that jobs use. Each is read once."""
 
     _known: dict[Path, File] = attrs.field(factory=dict)
 
     def file(self, path: Path) -> File:
-        """One file; RequestError where it can't be read."""
+        """One file. RequestError if it can't be read."""
         if path not in self._known:
             if problem := not_a_file(path):
                 raise RequestError(f"{str(path)!r} is {problem}: give the path of a file.")
@@ -44,13 +44,13 @@ class Hashes:
 
 
 def _companions(path: Path) -> Iterator[Path]:
-    """The files beside an artifact that belong to it. The command itself reports a manifest that it can't read."""
+    """The files beside an artifact that belong to it. The command itself reports a manifest that can't be read."""
     home = real_path(path.parent)
     for file in map(path.with_name, (f"{path.name}.data", *_weight_files(path))):
         if file.is_file() and real_path(file).parent == home:  # weights that a link takes from elsewhere are refused
             yield file
     for file in map(path.with_name, (f"{path.name}.json", f"{path.name}.json.sig")):
-        if os.path.lexists(file):  # one that is no file is refused: without it the job would pass as without a manifest
+        if os.path.lexists(file):  # also if it is not a file, which is refused: it must not pass as a missing manifest
             yield file
     if path.suffix == ".plan":
         with contextlib.suppress(RequestError):
@@ -62,7 +62,7 @@ def _companions(path: Path) -> Iterator[Path]:
 
 
 def _weight_files(path: Path) -> Collection[str]:
-    """The names of the files of weights: those in the manifest or, of an ONNX file without one, those in its graph."""
+    """The names of the files of weights: those in the manifest, or those in the graph of an ONNX file without one."""
     with contextlib.suppress(RequestError):
         if (manifest := read_manifest(path)) is not None:
             return manifest.external_data
@@ -74,7 +74,7 @@ def _weight_files(path: Path) -> Collection[str]:
 
 
 def chunks(file: File) -> Iterator[bytes]:
-    """The bytes of a file of this machine, at most CHUNK at a time; RequestError where they have changed."""
+    """The bytes of a file of this machine, at most CHUNK at a time. RequestError if they have changed."""
     sha256 = hashlib.sha256()
     try:
         with open_file(file.path) as source:
@@ -88,7 +88,7 @@ def chunks(file: File) -> Iterator[bytes]:
 
 
 def write_chunks(path: Path, sha256: str, parts: Iterable[bytes]) -> None:
-    """Write a file from its bytes; ValueError, and no file, where they have another hash than `sha256`."""
+    """Write a file from its bytes. ValueError, and no file, if they have another hash than `sha256`."""
     with path.open("wb") as file:
         hashing = HashingFile(file)
         for part in parts:
@@ -100,8 +100,10 @@ def write_chunks(path: Path, sha256: str, parts: Iterable[bytes]) -> None:
 
 
 def stage_files(files: Iterable[File], into: Path) -> None:
-    """Link files of this machine into the folder `into`, or copy them where the file system has no links; RequestError
-    where a file has changed since it was named."""
+    """Link files of this machine into the folder `into`, or copy them if the file system has no links.
+
+    RequestError if a file has changed since it was named.
+    """
     for file in files:
         try:
             now = file.path.stat()

@@ -32,12 +32,12 @@ from posexport.workflows.sweep.patterns import matching
 RESOURCES = ("cpus", "gpu", "gpus")  # keys that every kind of job takes
 
 MOST_JOBS = 100_000
-"""Combinations that all tables of a sweep ask for together: their list takes 60 MB."""
+"""The most combinations that all tables of a sweep may ask for together. Their list takes 60 MB."""
 
 
 @attrs.frozen
 class JobTable:
-    """The keys of one or several jobs; files are relative to `folder`, and `place` is where the table was written."""
+    """The keys of one or several jobs. Files are relative to `folder`. `place` says where the table was written."""
 
     keys: Mapping[str, Any]
     folder: Path = attrs.field(factory=Path)
@@ -50,7 +50,7 @@ Refused = tuple[Mapping[str, str], str]
 
 @attrs.frozen
 class Plan:
-    """Jobs in order, each once; and the combinations that are no jobs."""
+    """Jobs in order, each once, and the combinations that are not jobs."""
 
     jobs: Sequence[Job]
     refused: Sequence[Refused] = ()
@@ -61,7 +61,7 @@ class Plan:
 
 
 def read_tables(path: Path) -> list[JobTable]:
-    """The tables of a file; RequestError where it can't be read or holds something else."""
+    """The tables of a file. RequestError if it can't be read or contains something else."""
     try:
         data: Any = read_json(path) if path.suffix == ".json" else read_toml(path, "the sweep")
     except OSError as error:
@@ -84,7 +84,7 @@ def read_tables(path: Path) -> list[JobTable]:
 
 
 def read_text(text: str) -> JobTable:
-    """One table as words: a kind, then `key=value`, the key again for each further value."""
+    """One table as words: a kind, then `key=value`. The key is repeated for each further value."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -99,8 +99,10 @@ def read_text(text: str) -> JobTable:
 
 
 def plan(tables: Sequence[JobTable], commands: Callable[[str], Options]) -> Plan:
-    """The jobs of tables; `commands` gives the options of a command by its name. RequestError names the table, and is
-    raised where they ask for more than MOST_JOBS combinations."""
+    """The jobs of tables. `commands` gives the options of a command by its name.
+
+    RequestError names the table. It is also raised if the tables ask for more than MOST_JOBS combinations.
+    """
     jobs: dict[str, Job] = {}
     refused: list[Refused] = []
     hashes, made = Hashes(), 0
@@ -117,7 +119,7 @@ def plan(tables: Sequence[JobTable], commands: Callable[[str], Options]) -> Plan
 def _jobs(
     table: JobTable, commands: Callable[[str], Options], hashes: Hashes, refused: list[Refused], most: int
 ) -> Iterator[Job]:
-    """The jobs of a table; the combinations that are none are added to `refused`. RequestError for more than `most`."""
+    """The jobs of a table. Combinations that are not jobs are added to `refused`. RequestError for more than `most`."""
     keys = table.keys
     name = keys.get("kind")
     if not isinstance(name, str) or not name:
@@ -159,8 +161,10 @@ def _jobs(
 
 
 def _stated(keys: Mapping[str, Any], kind: Kind, options: Options) -> dict[str, list[str]]:
-    """The values of options that all jobs of a table share, neither axes nor files; the last are flags, each as "true"
-    or "false", but for a false one without --no-NAME."""
+    """The values of options that all jobs of a table share, without axes and files.
+
+    Flags come last, each as "true" or "false". A false flag without --no-NAME is left out.
+    """
     stated, flags = {}, {}
     for key, option in options.items():
         if key not in keys or key in (*kind.axes, *kind.files):
@@ -198,7 +202,7 @@ def _check_one(key: str, values: Sequence[str]) -> None:
 
 
 def _check_config(path: Path) -> None:
-    """RequestError where a file of options names files that would not travel with the job, nor be part of its id."""
+    """RequestError if a file of options names files: they would not travel with the job, nor be part of its id."""
     config = read_toml(path, "config")
     for key in CONFIG_EXCLUDES:
         if key in config:
@@ -217,7 +221,7 @@ def _words(values: Mapping[str, Sequence[str]], options: Options) -> Iterator[st
 
 
 def _values(key: str, value: Any, kind: Kind) -> list[str]:
-    """The values of a key as text, each once; RequestError for one that is no text, number or known name."""
+    """The values of a key as text, each once. RequestError for one that is not text, a number or a known name."""
     values = _list(value)
     if not values:
         raise RequestError(f"{key} is an empty list: leave it out, or give it a value.")
@@ -234,7 +238,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _single(value: Any) -> Any:
-    """The one item of a list of one; anything else as it is."""
+    """The only item of a list of one. Other values stay as they are."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -256,7 +260,7 @@ def _resources(keys: Mapping[str, Any], kind: Kind) -> JobResources:
 
 
 def _shown(path: Path, folder: Path) -> str:
-    """An artifact as it was given: relative to the table's folder where it lies in it."""
+    """An artifact as it was given: relative to the table's folder if it is inside."""
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
@@ -267,7 +271,7 @@ def _path(key: str, value: Any) -> Path:
 
 
 def _artifacts(keys: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The artifacts of a table: files, those in folders, and those that patterns such as `models/*.onnx` match."""
+    """The artifacts of a table: files, those in folders, and those that match patterns such as `models/*.onnx`."""
     if "artifact" not in keys:
         raise RequestError(f"a {keys['kind']} job needs an artifact: give artifact = ['model.onnx'].")
     artifacts: dict[Path, None] = {}
@@ -289,7 +293,7 @@ def _artifacts(keys: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _one_folder(files: Sequence[File]) -> tuple[File, ...]:
-    """The files of a job's folder, each once; RequestError where two of one name differ."""
+    """The files of a job's folder, each once. RequestError if two with the same name differ."""
     by_name: dict[str, File] = {}
     for file in files:
         if by_name.setdefault(file.name, file) != file:

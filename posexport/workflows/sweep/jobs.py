@@ -1,7 +1,7 @@
 """A sweep: independent jobs as plain data, for one machine or a cluster. Imports no engine.
 
 A job is one command of posexport with the files that it reads. Its id is a hash of both, so the same job has the same
-id on every machine and every day: a finished job is recognised by its id, and a second result for it is ignored.
+id on every machine and every day. A finished job is recognised by its id, and a second result for it is ignored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PASSED: Literal["passed"] = "passed"
 FAILED: Literal["failed"] = "failed"
 NOT_RUN: Literal["not run"] = "not run"
 LOST: Literal["lost"] = "lost"
-"""States of a job. One attempt can also be lost: its process or its machine ended before the command did."""
+"""The states of a job. An attempt can also be lost: its process or its machine ended before the command did."""
 
 
 @attrs.frozen(kw_only=True)
 class JobResources:
-    """What a job takes of a machine: CPUs, or None for the whole machine, and GPUs of a type."""
+    """What a job takes of a machine: CPUs (None for the whole machine), and GPUs of a type."""
 
     cpus: int | None = 1
     gpu: str | None = None
@@ -36,7 +36,7 @@ class JobResources:
 
     @property
     def alone(self) -> bool:
-        """Whether it takes a whole machine, as a timing does: other jobs would distort it."""
+        """Whether it takes a whole machine, like a timing, which other jobs would distort."""
         return self.cpus is None
 
     def __str__(self) -> str:
@@ -46,8 +46,11 @@ class JobResources:
 
 @attrs.frozen(kw_only=True)
 class File:
-    """A file that a job reads: its name in the job's folder, its content's hash and size, its path on this machine and
-    the time of its last change in ns."""
+    """A file that a job reads.
+
+    `name` is its name in the job's folder. `sha256` and `size` are those of its content. `path` is its path on this
+    machine, and `changed` is the time of its last change in ns.
+    """
 
     name: str
     sha256: str
@@ -58,7 +61,7 @@ class File:
 
 @attrs.define(kw_only=True, slots=False, eq=False)
 class Job:
-    """One unit of work: `posexport <kind> <arguments>` in a folder that holds `files`. `label` is no part of the id."""
+    """One unit of work: `posexport <kind> <arguments>` in a folder with `files`. `label` is not part of the id."""
 
     kind: str
     arguments: tuple[str, ...]
@@ -68,7 +71,7 @@ class Job:
 
     @cached_property
     def id(self) -> str:
-        """16 hexadecimal digits of the sha256 of all that may change the result, posexport's version included."""
+        """16 hexadecimal digits of the sha256 of everything that may change the result, also posexport's version."""
         parts = {
             "version": __version__,
             "kind": self.kind,
@@ -79,7 +82,7 @@ class Job:
         return json_sha256(parts)[:16]
 
     def values_of(self, option: str) -> Iterator[str]:
-        """The values that its arguments give an option such as `--runtime`."""
+        """The values that its arguments give to an option such as `--runtime`."""
         return (value for word, value in pairwise(self.arguments) if word == option)
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,8 +99,11 @@ class Job:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """The outcome of one attempt: `result` is the JSON that the command printed, `outputs` the files that it wrote,
-    `where` the name of the machine, `seconds` the time the command took there."""
+    """The outcome of one attempt.
+
+    `result` is the JSON that the command printed, and `outputs` are the files that it wrote. `where` is the name of the
+    machine, and `seconds` is how long the command took there.
+    """
 
     state: State
     reason: str | None = None
@@ -122,6 +128,8 @@ class Record:
 
     @property
     def final(self) -> bool:
-        """Whether the next run of the sweep keeps it: it passed, or failed with a result. Jobs that crashed or could
-        not run are tried again."""
+        """Whether the next run of the sweep keeps it: it passed, or failed with a result.
+
+        Jobs that crashed or could not run are tried again.
+        """
         return self.state == PASSED or (self.state == FAILED and self.result is not None)

@@ -1,6 +1,6 @@
-"""The kinds of jobs, one row each: which command runs, which of its options make several jobs, and what it takes.
+"""The kinds of jobs, one row each: which command runs, which options make several jobs, and what it takes.
 
-The command line passes the options of the command down as click knows them; a row adds only what click does not know.
+The command line passes the options of the command as click knows them. A row adds only what click does not know.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from posexport.verify.result import VerifyOptions
 
 
 class CommandOption(Protocol):
-    """What is read of a `click.Option`: whether it is repeatable (`multiple`) or takes no value (`is_flag`), and its
-    opposite such as `--no-NAME` (`secondary_opts`)."""
+    """What is read of a `click.Option`.
+
+    `multiple` is whether it can be repeated, and `is_flag` is whether it takes no value. `secondary_opts` has its
+    opposite, such as `--no-NAME`.
+    """
 
     multiple: bool
     is_flag: bool
@@ -40,25 +43,25 @@ Options = Mapping[str, CommandOption]
 """The options of a command by their names without dashes."""
 
 Values = Mapping[str, Sequence[str]]
-"""The values that a job states, by the names of its options."""
+"""The values that a job gives, by the names of its options."""
 
 
 @attrs.frozen(kw_only=True)
 class Kind:
     """One kind of job: `posexport <name>`.
 
-    axes        options of which each value is a job
-    whole       the axes that take all these values where none is given
-    names       options whose values are names, to those names, beside NAMES
+    axes        options whose values each make a job
+    whole       the axes that take all these values if none is given
+    names       options whose values are names, with these names, in addition to NAMES
     files       options whose value is a file that travels with the job
-    excluded    options of the command that a job can't state: they name files that do not travel
+    excluded    options of the command that a job can't have, because they name files that do not travel
     artifact    whether it is about an artifact, the key `artifact`: one job for each
     cpus        CPUs of each job, None for a whole machine
-    always      what else the command is called with on the machine that runs it
-    refusal     why a combination of axes is no job, or None
+    always      further arguments of the command on the machine that runs it
+    refusal     why a combination of axes is not a job, or None
     check       raises RequestError for values that can't work
     writes      whether the files that the command writes are results too
-    parts       whether its results are parts of one file, which the sweep puts together
+    parts       whether its results are parts of one file, which the sweep combines
     """
 
     axes: Sequence[str] = ()
@@ -87,7 +90,7 @@ def _check_bench(values: Values) -> None:
 
 
 def _check_block(values: Values) -> None:
-    """RequestError where the block of a tune job can't be built in a dtype that it names or, without any, in none."""
+    """RequestError if the block of a tune job can't be built in a dtype that it names, or without names, in any."""
     for scenario in values.get("scenario", ()):
         read_scenario(scenario)
     stated = {name: value for name, value in _first_values(values).items() if name in _BLOCK_KEYS}
@@ -103,7 +106,7 @@ def _first_values(values: Values) -> dict[str, str]:
 
 
 def _check_fields(kind: type[Any], options: Mapping[str, Any]) -> None:
-    """Raise what `kind` raises for those of the options that are fields of it."""
+    """Raise what `kind` raises for those of the options that are its fields."""
     names = {field.name for field in attrs.fields(kind)}
     kind(**{name: value for name, value in options.items() if name in names})
 
@@ -119,10 +122,10 @@ NAMES: Mapping[str, Collection[str]] = {
     "for": TUNED_FOR,
     "objective": OBJECTIVES,
 }
-"""Options whose values are the same names in all commands, to those names."""
+"""Options whose values are the same names in all commands, with these names."""
 
 CONFIG_EXCLUDES = ("weights", "from", "layer", "output")
-"""Options that the config of a job can't hold: they name files that do not travel with it."""
+"""Options that the config of a job can't have, because they name files that do not travel with it."""
 
 KINDS: dict[str, Kind] = {
     "matrix": Kind(

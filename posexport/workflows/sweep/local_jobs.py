@@ -1,9 +1,9 @@
-"""Jobs on this machine, several at a time, each a command in a process and in a folder of its own. Needs no Ray.
+"""Jobs on this machine, several at a time. Each is a command in its own process and folder. Needs no Ray.
 
-Every end of that process becomes an Outcome; a crash never ends the sweep. Processes that the command starts are in its
-group, so none outlives a job that is stopped. A job that shares the machine is bound to the CPUs that it takes, where
-the system can do that: engines start a thread for each CPU that they see, and jobs side by side would slow each other
-down.
+Every end of that process becomes an Outcome, so a crash never ends the sweep. Processes that the command starts are in
+its process group, so none outlives a job that is stopped. A job that shares the machine is bound to the CPUs that it
+takes, if the system can do that. Engines start a thread for each CPU that they see, so jobs side by side would slow
+each other down.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ CHILD = "posexport.workflows.sweep.child"
 
 _LONGEST = 400  # characters of a reason
 _SLOWER = "slower"  # the state of a change in a gate
-_WAIT_SECONDS = 3600.0  # for a process at a time: the system itself takes no timeout of more than 24 days
+_WAIT_SECONDS = 3600.0  # of one wait for a process: the system takes no timeout of more than 24 days
 
 
 @attrs.frozen(kw_only=True)
 class JobCommand:
-    """All that a machine must know to run a job: the arguments of Python, the seconds it may take, the runtimes that it
-    names, additional variables of its environment, and whether the files that it writes are results (`writes`)."""
+    """Everything that a machine must know to run a job.
+
+    `words` are the arguments of Python, and `time_limit` is the seconds that it may take. `asked` are the runtimes that
+    it names. `environment` has additional variables. `writes` is whether the files that it writes are results.
+    """
 
     words: tuple[str, ...]
     time_limit: float
@@ -69,8 +72,11 @@ class JobCommand:
 
 @attrs.frozen(kw_only=True)
 class _End:
-    """How a command ended: its exit code (None where the time limit ended it), stdout, the error that it reported as
-    data (None where it reported none), and the last line of stderr, which people are shown after a crash."""
+    """How a command ended.
+
+    `code` is its exit code (None if the time limit ended it). `error` is the error that it reported as data, or None.
+    `last_line` is the last line of stderr, which people see after a crash.
+    """
 
     code: int | None
     stdout: str = ""
@@ -79,7 +85,7 @@ class _End:
 
 
 class JobRunner:
-    """Runs jobs, each in the thread that asks for it; `stop` ends them, and all later ones."""
+    """Runs jobs, each in the thread that asks for it. `stop` ends them, and all later ones."""
 
     def __init__(self) -> None:
         self._processes: set[subprocess.Popen[str]] = set()
@@ -88,7 +94,7 @@ class JobRunner:
         temporary.Running(self._end)
 
     def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
-        """Run a job in a new folder, into which `stage` puts its files."""
+        """Run a job in a new folder. `stage` puts its files there."""
         try:
             made_here = temporary.folder()
         except (RequestError, OSError) as error:
@@ -106,7 +112,7 @@ class JobRunner:
                 outcome = attrs.evolve(outcome, seconds=seconds, outputs=outputs)
         except PosexportError as error:
             outcome = Outcome(state=FAILED, reason=str(error).rstrip("."))
-        except (OSError, ValueError) as error:  # of this machine, such as a full disk: another may succeed
+        except (OSError, ValueError) as error:  # a fault of this machine, such as a full disk: another may succeed
             outcome = Outcome(state=LOST, reason=f"the machine can't do it ({error})")
         return attrs.evolve(outcome, where=socket.gethostname())
 
@@ -155,7 +161,7 @@ class JobRunner:
             process.wait()
 
     def stop(self) -> None:
-        """End the jobs that run, from another thread."""
+        """End the jobs that run. It is called from another thread."""
         with self._guard:
             self._stopped = True
             for process in self._processes:
@@ -163,7 +169,7 @@ class JobRunner:
 
 
 def _output(process: subprocess.Popen[str], time_limit: float) -> tuple[str, str]:
-    """What a process wrote to stdout and stderr until its end; subprocess.TimeoutExpired after the time limit."""
+    """What a process wrote to stdout and stderr until its end. subprocess.TimeoutExpired after the time limit."""
     until = time.monotonic() + time_limit
     while True:
         try:
@@ -179,7 +185,7 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def _reported(path: Path) -> str | None:
-    """The error that a command wrote into its error file, without its full stop; None where there is none."""
+    """The error that a command wrote into its error file, without its full stop. None if there is none."""
     try:
         return str(json.loads(read_bytes(path, TEXT_LIMIT))["error"]).rstrip(".")[:_LONGEST]
     except (OSError, ValueError, KeyError, TypeError):
@@ -187,15 +193,16 @@ def _reported(path: Path) -> str | None:
 
 
 def _outputs(folder: Path, staged: Container[Path]) -> dict[str, bytes]:
-    """The files that a command wrote, without its caches, which have hidden names."""
+    """The files that a command wrote. Its caches have hidden names and are left out."""
     new = [path for path in sorted(folder.iterdir()) if path not in staged and path.is_file()]
     return {path.name: read_bytes(path, available()) for path in new if not path.name.startswith(".")}
 
 
 def _judge(end: _End, command: JobCommand) -> Outcome:
-    """The outcome by the exit code of the contract, with the reason; any other end is a crash: the attempt is lost.
+    """The outcome by the exit code of the contract, with the reason. Any other end is a crash, so the attempt is lost.
 
-    A job that names a runtime that was not there is not run, though its command succeeded: another machine may have it.
+    If a job names a runtime that was not available, it is not run, although its command succeeded. Another machine may
+    have the runtime.
     """
     code, error = end.code, end.error
     details = f" ({text})" if (text := error or end.last_line) else ""
@@ -224,10 +231,9 @@ def _judge(end: _End, command: JobCommand) -> Outcome:
 
 
 def _missing(result: Any, asked: Sequence[str]) -> str | None:
-    """The first of the named runtimes that is "not run" wherever the result mentions it, with the reason; None where
-    all ran.
+    """The first named runtime that is "not run" wherever the result mentions it, with the reason. None if all ran.
 
-    A cell of the matrix that has a version is final: the runtime is there, and doesn't take such a graph.
+    A cell of the matrix that has a version is final: the runtime is available, but doesn't take such a graph.
     """
     rows = list(_rows(result))
     for name in asked:
@@ -259,8 +265,10 @@ def _first(data: Any, state: str) -> str | None:
 
 
 class Local:
-    """Runs at most `workers` jobs side by side, on no more CPUs than there are, or than workers where these are more; a
-    job that takes the whole machine runs alone."""
+    """Runs at most `workers` jobs side by side. A job that takes the whole machine runs alone.
+
+    Together, they take no more CPUs than there are, or than `workers` if that is more.
+    """
 
     def __init__(self, workers: int, time_limit: float = 3600.0) -> None:
         self._workers, self._time_limit = workers, time_limit
@@ -284,12 +292,12 @@ class Local:
         return None if needs.gpus <= count else f"it needs {needs.gpus} GPUs {needs.gpu}, and this machine has {count}"
 
     def room(self, needs: JobResources) -> bool:
-        """Whether a worker and enough CPUs are free; for a job that takes the whole machine, whether nothing runs."""
+        """Whether a worker and enough CPUs are free. For a job that takes the whole machine, whether nothing runs."""
         taken = [job.needs for job, _ in self._running.values()]
         if needs.alone:
             return not taken
         if needs.gpu is not None and any(other.gpu for other in taken):
-            return False  # runtimes here use the first of several GPUs
+            return False  # runtimes here use only the first GPU
         cpus = sum(other.cpus or 0 for other in taken)
         return len(taken) < self._workers and cpus + (needs.cpus or 0) <= max(self._workers, len(self._cpus))
 
@@ -301,7 +309,7 @@ class Local:
 
     def _run(self, job: Job, cpus: Sequence[int]) -> Outcome:
         if hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # where this is not permitted, the job runs on all CPUs
+            with contextlib.suppress(OSError):  # if this is not permitted, the job runs on all CPUs
                 os.sched_setaffinity(0, cpus)  # of this thread, and so of the process that it starts
         return self._runner.run(JobCommand.of(job, self._time_limit), lambda folder: stage_files(job.files, folder))
 

@@ -1,4 +1,4 @@
-"""Files by patterns such as `models/**/*.onnx`, whose `**` is any number of folders. Hidden names have to be given."""
+"""Files by patterns such as `models/**/*.onnx`. `**` is any number of folders. Hidden names must be given."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from posexport.artifact.folders import walk
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """The files that a pattern names, relative to the folder: sorted, each once. `**` enters no folder by a link, as
-    links may form circles. RequestError where there are too many (posexport.artifact.folders.walk)."""
+    """The files that match a pattern, relative to the folder: sorted, each once.
+
+    `**` enters no folder through a link, because links may form circles. RequestError if there are too many files
+    (posexport.artifact.folders.walk).
+    """
     parts, places = Path(pattern).parts, {folder}
     for part in (*parts, *(["*"] if parts[-1:] == ("**",) else [])):
         places = _each_once(_next(places, part))
@@ -22,7 +25,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def _each_once(places: Iterable[Path]) -> set[Path]:
-    """Those that are there, each folder by one of its names: links in circles give it any number of them."""
+    """The existing places, each folder under one name. With links in circles, a folder may have any number of names."""
     found: dict[object, Path] = {}
     for place in sorted(set(places)):
         with suppress(OSError, ValueError):  # a link that leads to itself; a name with a NUL
@@ -32,7 +35,7 @@ def _each_once(places: Iterable[Path]) -> set[Path]:
 
 
 def _next(places: set[Path], part: str) -> Iterator[Path]:
-    """What one part of a pattern names in some folders."""
+    """What one part of a pattern matches in some folders."""
     if part == "**":
         yield from _folders(places)
     elif has_magic(part):
@@ -45,10 +48,10 @@ def _next(places: set[Path], part: str) -> Iterator[Path]:
 
 
 def _folders(places: set[Path]) -> Iterator[Path]:
-    """The folders and all that they hold, each once."""
+    """The folders and all folders in them, each once."""
     entered: set[Path] = set()
     for place in sorted(places):
-        if place in entered:  # from a folder above it
+        if place in entered:  # found from a folder above it
             continue
         for entries in walk(place, lambda folder: folder.name[:1] != "." and folder not in entered):
             entered.add(entries.place)

@@ -1,9 +1,9 @@
-"""Jobs on a Ray cluster: one task each, placed by what it needs. All use of Ray by a sweep is in this file.
+"""Jobs on a Ray cluster: one task each, placed by what it needs. Sweeps use Ray only in this file.
 
-Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a
-chunk once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole
-machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`sweep`),
-whatever ended them.
+Files go through Ray's object store, in chunks and once for each content, so no file system is shared. Ray copies a
+chunk once to each machine that reads it, and spills chunks to disk if they don't fit. A job that takes a whole machine
+is given to an idle one, with all its CPUs. Ray retries nothing. Attempts are counted in one place (`sweep`), whatever
+ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html
 """
@@ -41,19 +41,21 @@ CONNECT_SECONDS = 5.0
 _ADDRESS = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 MAX_QUEUED = 2
-"""Tasks that wait in Ray for each that can run: enough that no machine is idle, and few enough to cost little."""
+"""The most tasks that wait in Ray for each that can run. No machine is then idle, and the tasks cost little."""
 
-_SIGTERM_SECONDS = 0.02  # between two looks at who handles SIGTERM while Ray starts
-_LOOK_SECONDS = 1.0  # between two looks at which machines there are
+_SIGTERM_SECONDS = 0.02  # between two checks of who handles SIGTERM while Ray starts
+_LOOK_SECONDS = 1.0  # between two checks of which machines there are
 _TYPE = "accelerator_type:"
 _TINY = 0.001  # of a resource that only names a property of a machine
 
 _ENABLE_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable for clusters of several machines; 0 on any system gives one that listens on the loopback interface."""
+"""Ray's variable for clusters of several machines. With 0, a cluster listens on the loopback interface only."""
 
 _LONGEST_FOLDER, _SHORT_PARENT = 40, Path("/tmp")
-"""Bytes of the path of a folder for Ray's files: a socket in it may have 107, and Ray adds up to 67. Where the usual
-folder for temporary files has a longer one, they lie here."""
+"""The most bytes of the path of a folder for Ray's files, and the parent folder if the usual path is longer.
+
+A socket in the folder may have 107 bytes, and Ray adds up to 67.
+"""
 
 Resources = Mapping[str, float]
 SentFile = tuple[str, str, Sequence[Any]]
@@ -61,7 +63,7 @@ SentFile = tuple[str, str, Sequence[Any]]
 
 
 def task(version: str, command: JobCommand, files: Sequence[SentFile]) -> Outcome:
-    """Runs one job; this is the function that Ray executes on a machine of the cluster."""
+    """Run one job. Ray executes this function on a machine of the cluster."""
     if version != __version__:
         return Outcome(state=LOST, reason=f"the machine has posexport {__version__}, the sweep is of {version}")
 
@@ -75,7 +77,7 @@ def task(version: str, command: JobCommand, files: Sequence[SentFile]) -> Outcom
 
 
 def check_address(address: str, source: str = "--ray") -> None:
-    """RequestError for text that is no address of a cluster; `source` names where it was given. Imports no Ray."""
+    """RequestError for text that is not an address of a cluster. `source` names where it was given. Imports no Ray."""
     match = _ADDRESS.fullmatch(address)
     if address not in ("auto", "local") and not (match and 0 < int(match["port"]) < 2**16):
         raise RequestError(
@@ -85,7 +87,7 @@ def check_address(address: str, source: str = "--ray") -> None:
 
 
 def check_answers(address: str) -> None:
-    """RuntimeMissingError where nothing answers at an address, or `auto` finds no cluster.
+    """RuntimeMissingError if nothing answers at an address, or `auto` finds no cluster.
 
     Ray itself waits for minutes for a head that is gone, so a connection to its port is tried first.
     """
@@ -100,7 +102,7 @@ def check_answers(address: str) -> None:
 
 
 def _auto() -> tuple[str, str]:
-    """The address that Ray takes for `auto`, and where it comes from; `auto` again where Ray doesn't tell."""
+    """The address that Ray takes for `auto`, and where it comes from. `auto` again if Ray doesn't tell."""
     if given := os.environ.get("RAY_ADDRESS"):
         check_address(given, "RAY_ADDRESS")
         return given, "the address in RAY_ADDRESS"
@@ -123,12 +125,11 @@ def no_cluster(where: str, why: str) -> RuntimeMissingError:
 
 
 def connect(address: str) -> tuple[Any, temporary.Running]:
-    """The module ray, connected to a cluster, and what ends the connection if the command is interrupted;
-    RuntimeMissingError where there is no Ray or no cluster.
+    """The module ray, connected to a cluster, and what ends the connection if the command is interrupted.
 
-    For `local`, Ray starts one that only this user's processes reach: it listens on the loopback interface alone, and
-    takes requests only from who has its token. Ray reads the settings for this when it is imported: RequestError where
-    it was imported before.
+    RuntimeMissingError if there is no Ray or no cluster. For `local`, Ray starts a cluster that only this user's
+    processes can reach. It listens only on the loopback interface, and requests need its token. Ray reads the settings
+    for this when it is imported, so RequestError if it was imported before.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # each job sets its GPUs; Ray warns otherwise
@@ -139,7 +140,7 @@ def connect(address: str) -> tuple[Any, temporary.Running]:
                 f"this process imported Ray before it could keep a cluster to this machine: set {_ENABLE_CLUSTERS}=0 "
                 "before that import, or start a sweep with --ray local in a process of its own."
             )
-        os.environ[_ENABLE_CLUSTERS] = "0"  # read when Ray is imported; else it replaces the loopback address
+        os.environ[_ENABLE_CLUSTERS] = "0"  # read when Ray is imported; otherwise it replaces the loopback address
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         own = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -171,7 +172,7 @@ def connect(address: str) -> tuple[Any, temporary.Running]:
 
 @contextmanager
 def _files_in(folder: str | None) -> Iterator[None]:
-    """Processes that start meanwhile have their temporary files in a folder: those that Ray kills leave some."""
+    """Processes that start in the block have their temporary files in a folder. Those that Ray kills leave some."""
     before = os.environ.get("TMPDIR")
     if folder is not None:
         os.environ["TMPDIR"] = folder
@@ -185,11 +186,11 @@ def _files_in(folder: str | None) -> Iterator[None]:
 
 
 def _initialize(ray: Any, threads: ThreadPoolExecutor, options: Mapping[str, Any]) -> None:
-    """Start or find the cluster in a thread of its own, while signals that end this process wait.
+    """Start or find the cluster in a thread of its own. Signals that end this process wait meanwhile.
 
-    A start that is interrupted midway leaves processes behind or crashes at exit. In the main thread Ray would give
-    SIGTERM a handler that ends the process without its clean-up, and its C++ code gives it one in any thread, which is
-    replaced at once. The thread must live as long as the cluster: Linux ends Ray's processes with it.
+    A start that is interrupted leaves processes behind or crashes at exit. In the main thread, Ray would give SIGTERM a
+    handler that ends the process without its clean-up. Its C++ code sets one in any thread, which is replaced at once.
+    The thread must live as long as the cluster, because Linux ends Ray's processes with it.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     with temporary.uninterrupted():
@@ -204,7 +205,7 @@ def _initialize(ray: Any, threads: ThreadPoolExecutor, options: Mapping[str, Any
 
 
 def _folder() -> Path:
-    """A folder for the files of Ray and of the processes that it starts; removed when the command ends, after Ray."""
+    """A folder for the files of Ray and its processes. It is removed when the command ends, after Ray."""
     parent = temporary.usual_parent()
     if len(os.fsencode(parent)) + 1 + temporary.FOLDER_NAME_LENGTH > _LONGEST_FOLDER:
         parent = _SHORT_PARENT
@@ -213,7 +214,7 @@ def _folder() -> Path:
 
 
 class Cluster:
-    """All machines of the cluster at an address, those included that join later."""
+    """All machines of the cluster at an address, including those that join later."""
 
     def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = 3600.0) -> None:
         self._ray, self._connection = connect(address)
@@ -231,7 +232,7 @@ class Cluster:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """RuntimeMissingError where the cluster itself does not answer any more."""
+        """RuntimeMissingError if the cluster itself no longer answers."""
         try:
             yield
         except (self._ray.exceptions.RayError, ConnectionError, RuntimeError, TimeoutError) as error:
@@ -252,7 +253,7 @@ class Cluster:
         return f"it needs {needs}, and no machine of the cluster has that: {described(self._nodes.values())}"
 
     def room(self, needs: JobResources) -> bool:
-        """Whether a machine is idle, for a job that takes a whole one; for others, whether few enough wait."""
+        """Whether few enough jobs wait. For a job that takes a whole machine, whether one is idle."""
         if needs.alone:
             return bool(self._idle(needs))
         places = sum(_places(node, needs) for node in self._nodes.values())
@@ -264,7 +265,7 @@ class Cluster:
         return [name for name, node in self._nodes.items() if name not in busy and _takes(node, needs) is not None]
 
     def submit(self, job: Job) -> None:
-        """Give a job to Ray, for any machine that it fits; a job that takes a whole machine for an idle one."""
+        """Give a job to Ray, for any machine that it fits, or for an idle one if it takes a whole machine."""
         with self._asking():
             try:
                 files = [(file.name, file.sha256, self._put(file)) for file in job.files]
@@ -311,7 +312,7 @@ class Cluster:
         return ended
 
     def _stranded(self) -> list[tuple[Job, Outcome]]:
-        """Running jobs that no machine fits any more: Ray would wait for one without end."""
+        """Running jobs that fit no machine any more. Ray would wait for one without end."""
         gone = {ref: job for ref, (job, _) in self._running.items() if self.refusal(job.needs) is not None}
         for reference in gone:
             self._ray.cancel(reference, force=True)
@@ -319,7 +320,7 @@ class Cluster:
         return [(job, Outcome(state=LOST, reason="the last machine that it fits is gone")) for job in gone.values()]
 
     def _done(self, seconds: float) -> list[Any]:
-        """References to the tasks that have ended by now, else to the first that ends within `seconds`."""
+        """References to the tasks that have ended by now, otherwise to the first that ends within `seconds`."""
         if not self._running:
             return []
         waiting = list(self._running)
@@ -348,7 +349,7 @@ class Cluster:
 
 
 def _takes(node: Resources, needs: JobResources) -> dict[str, float] | None:
-    """The resources that a job takes of a machine, by Ray's names; None where the machine lacks them.
+    """The resources that a job takes of a machine, by Ray's names. None if the machine lacks them.
 
     A type of GPU is one that Ray detects (`accelerator_type:H100`), or a resource of that name.
     """

@@ -1,8 +1,8 @@
-"""A whole sweep: its plan, the loop that runs what is left on an Executor, and what came of every job.
+"""A whole sweep: its plan, the loop that runs the remaining jobs on an Executor, and the outcome of every job.
 
-Jobs that share a machine run first and those that take a whole one after them, so that no other job disturbs a timing.
-An attempt that is lost, because a process crashed or a machine went away, goes back to the end of the queue; after
-`tries` attempts the job has failed, and the other jobs go on.
+Jobs that share a machine run first. Jobs that take a whole machine run after them, so that no other job disturbs a
+timing. If an attempt is lost, because a process crashed or a machine went away, its job goes back to the end of the
+queue. After `tries` attempts the job has failed, and the other jobs continue.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class SweepOptions:
 
 @attrs.frozen(kw_only=True)
 class SweepResult:
-    """The records of a sweep's jobs in the order of its plan. `done_before` of them were there when it began, and
-    `left` are missing because it was interrupted."""
+    """The records of a sweep's jobs in the order of its plan.
+
+    `done_before` of them existed when it began. `left` are missing because it was interrupted.
+    """
 
     plan: Plan
     folder: Path
@@ -64,7 +66,7 @@ class SweepResult:
     notes: Sequence[str] = ()
 
     def exit_code(self) -> int:
-        """1 where a job failed, else 3 where a required runtime, or every job, was not run, else 0."""
+        """1 if a job failed, otherwise 3 if a required runtime, or every job, was not run, otherwise 0."""
         states = {record.state for record in self.records}
         if FAILED in states:
             return 1
@@ -78,7 +80,7 @@ class SweepResult:
         return f"{required.label} was not run: {required.reason}."
 
     def _required(self) -> Record | None:
-        """The first record of a job that was not run though it requires a runtime."""
+        """The first record of a job that requires a runtime but was not run."""
         required = {job.id for job in self.plan.jobs if "--require" in job.arguments}
         return next((record for record in self.records if record.state == NOT_RUN and record.id in required), None)
 
@@ -99,7 +101,7 @@ class SweepResult:
 
 
 def read_plan(file: str | None, texts: Sequence[str], commands: Callable[[str], Options]) -> Plan:
-    """The jobs of a file and of texts; `commands` gives the options of a command by its name."""
+    """The jobs of a file and of texts. `commands` gives the options of a command by its name."""
     if not file and not texts:
         raise RequestError("there are no jobs: give a TOML file, or --job 'matrix encoding=rope'.")
     tables = read_tables(Path(file)) if file else []
@@ -109,9 +111,9 @@ def read_plan(file: str | None, texts: Sequence[str], commands: Callable[[str], 
 def run_sweep(
     planned: Plan, folder: Folder, options: SweepOptions, progress: Callable[[str, int], object]
 ) -> SweepResult:
-    """Run the jobs that have no final record yet; `progress` is called with a step and how many jobs are done.
+    """Run the jobs that have no final record yet. `progress` is called with a step and how many jobs are done.
 
-    Ctrl-C ends the jobs that run; the records so far are kept, and the result says how many jobs are left.
+    Ctrl-C ends the jobs that run. The records so far are kept, and the result says how many jobs are left.
     """
     temporary.usual_parent()
     with closing(_executor(planned, folder, options)) as executor, folder.hold():
@@ -140,7 +142,7 @@ def run_sweep(
 
 
 def _executor(planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
-    """What runs the jobs; a cluster is connected only where a job is left, and before the folder is made."""
+    """What runs the jobs. A cluster is connected only if a job is left, and before the folder is made."""
     if options.ray is not None:
         final = folder.final()
         if remaining := [job for job in planned.jobs if job.id not in final]:
@@ -164,7 +166,7 @@ class Executor(Protocol):
         """Start a job."""
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """The jobs that have ended since the last call; waits at most `seconds` for the first of them."""
+        """The jobs that have ended since the last call. Waits at most `seconds` for the first of them."""
 
     def close(self) -> None:
         """Stop the jobs that run."""
@@ -177,7 +179,7 @@ def drive(jobs: Sequence[Job], executor: Executor, finish: Finish, tries: int = 
 
 
 def _drive(jobs: Iterable[Job], executor: Executor, finish: Finish, tries: int) -> None:
-    """Run jobs that may run beside each other."""
+    """Run jobs that may run side by side."""
     waiting: dict[JobResources, deque[Job]] = {}
     for job in jobs:
         waiting.setdefault(job.needs, deque()).append(job)
@@ -205,7 +207,7 @@ def _drive(jobs: Iterable[Job], executor: Executor, finish: Finish, tries: int) 
 
 
 def _final(outcome: Outcome, attempts: int) -> Outcome:
-    """The outcome of a job after its last attempt: one that is lost has failed."""
+    """The outcome of a job after its last attempt. A lost attempt then counts as failed."""
     if outcome.state != LOST:
         return outcome
     times = "at its only attempt" if attempts == 1 else f"{attempts} times"

@@ -1,4 +1,4 @@
-"""What posexport raises for a person's mistake: one sentence, and the exit code that goes with it."""
+"""The errors for a person's mistakes: one sentence, and the exit code that goes with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import attrs
 
 ERROR_FILE = "POSEXPORT_ERROR_FILE"
-"""The environment variable that names a file: the command line writes its error there too, as `{"error": "..."}`."""
+"""The environment variable that names a file. The command line also writes its error there: `{"error": "..."}`."""
 
 
 _LONG_WORD = re.compile(r"\S{400,}")
@@ -19,10 +19,10 @@ _LONGEST_TEXT = 6000
 
 
 def plain(text: str, longest: int = _LONGEST_TEXT, kept: str = "\n\t") -> str:
-    """Text for a terminal or a report: what may stand in a file that somebody else made can't control either.
+    """Text for a terminal or a report, which text in other people's files can't control.
 
     Control characters, escape sequences, marks that change the direction of writing, and what UTF-8 can't hold are
-    written as Python writes them (`\\x1b`), but for those in `kept`. Words of 400 characters and more, and texts that
+    written as Python writes them (`\\x1b`), except those in `kept`. Words of 400 characters and more, and texts that
     are longer than `longest`, are shortened in their middle.
     """
     if not text.isprintable():
@@ -46,7 +46,7 @@ def _sentence(text: str) -> str:
 
 
 def shown(value: object, longest: int = 80) -> str:
-    """A name or value from a file, as Python writes it, shortened in its middle: for a message."""
+    """A name or value from a file, for a message: as Python writes it, shortened in its middle."""
     if isinstance(value, str) and len(value) > longest:
         value = _shortened(value, longest)
     try:
@@ -60,7 +60,8 @@ def shown(value: object, longest: int = 80) -> str:
 class Reason:
     """Why something failed or was not run: `code` is for code, `text` for people (a sentence without its full stop).
 
-    Codes are short, in kebab-case, and constants beside whatever gives the reason. Nothing compares or searches texts.
+    Codes are short, in kebab-case, and constants beside whatever gives the reason. Texts are never compared or
+    searched.
     """
 
     code: str
@@ -71,7 +72,7 @@ class Reason:
 
 
 class PosexportError(Exception):
-    """Base of all errors that posexport raises on purpose; its text is one sentence."""
+    """The base of all errors that posexport raises on purpose. Its text is one sentence."""
 
     exit_code = 2
 
@@ -84,7 +85,7 @@ class RequestError(PosexportError):
 
 
 class FieldError(RequestError):
-    """A value that a field doesn't take. Call `named` to report it under the option that the user typed."""
+    """A value that a field doesn't accept. Call `named` to report it under the option that the user typed."""
 
     def __init__(self, field: str, complaint: str) -> None:
         super().__init__(field, complaint)
@@ -94,14 +95,14 @@ class FieldError(RequestError):
         return _sentence(f"{self.field} {self.complaint}")
 
     def named(self, name: str) -> RequestError:
-        """The same with the name that the field has where it was written, such as that of an option."""
+        """The same error with the name that the field has where it was written, such as that of an option."""
         return RequestError(f"{name} {self.complaint}")
 
 
 class MismatchError(RequestError):
-    """The file at `path` is not what its manifest, a trusted signature or an original says: `reason` has the clause.
+    """The file at `path` is not what its manifest, a trusted signature or an original says. `reason` has the clause.
 
-    `sha256` is that of the file where it is known, `runtime` the one runtime that could open it (a plan's builder).
+    `sha256` is that of the file if it is known, and `runtime` is the one runtime that could open it (a plan's builder).
     """
 
     def __init__(
@@ -118,14 +119,14 @@ class MismatchError(RequestError):
 
 
 class RuntimeMissingError(PosexportError):
-    """A runtime that was required is not there (exit code 3)."""
+    """A required runtime is not available (exit code 3)."""
 
     exit_code = 3
 
 
 @contextmanager
 def located(where: str, spelled: Callable[[str], str] = str) -> Iterator[None]:
-    """Begin the errors of the block with `where`; `spelled` gives the name that a field has there."""
+    """Begin the errors of the block with `where`. `spelled` gives the name that a field has there."""
     try:
         yield
     except PosexportError as error:
@@ -149,17 +150,17 @@ _ADVICE = {
     "EBUSY": "close what uses it",
     "ETXTBSY": "end the program that runs from it",
 }
-"""What to do about an error of the system, by its name in `errno`, whichever file has it."""
+"""What to do about an error of the system, by its name in `errno`, for any file."""
 
 if os.name == "nt":
     _ADVICE["EACCES"] = "close what uses it or change its permissions"  # a file that is open has this error there
 
 _ALONE = ("ENAMETOOLONG", "ELOOP")
-"""Those for which nothing else helps."""
+"""Errors for which only this advice helps."""
 
 
 def advice_for(error: OSError, otherwise: str) -> str:
-    """What to do about an error of the system: what its number says, or else `otherwise`."""
+    """What to do about an error of the system: the advice for its number, `otherwise`, or both."""
     name = errno.errorcode.get(error.errno or 0, "")
     known = _ADVICE.get(name)
     return otherwise if known is None else known if name in _ALONE else f"{known}, or {otherwise}"
@@ -167,8 +168,10 @@ def advice_for(error: OSError, otherwise: str) -> str:
 
 @contextmanager
 def system_error(problem: str, advice: str) -> Iterator[None]:
-    """Raise an OSError of the block as a RequestError: `problem`, the system's reason in brackets, and what to do
-    by the number of the error or by `advice`."""
+    """Raise an OSError of the block as a RequestError.
+
+    It has `problem`, the system's reason in brackets, and what to do by the number of the error or by `advice`.
+    """
     try:
         yield
     except OSError as error:
@@ -176,7 +179,7 @@ def system_error(problem: str, advice: str) -> Iterator[None]:
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str], similarity: float = 0.5) -> RequestError:
-    """The error for a name outside a table, with the nearest name in it that has this similarity (0 to 1) or more."""
+    """The error for a name outside a table. It names the nearest name with at least this similarity (0 to 1)."""
     import difflib
 
     names = list(allowed)

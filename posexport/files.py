@@ -1,4 +1,7 @@
-"""Reading files that people name; writing files whole or not at all, under temporary names until all are complete."""
+"""Reading files that people name, and writing files whole or not at all.
+
+Files have temporary names until all of them are complete.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +22,34 @@ from posexport.errors import RequestError, system_error
 from posexport.temporary import Temporary, uninterrupted
 
 TEXT_LIMIT = 64 * 2**20
-"""The most bytes of a file of JSON that are read: manifests, results, config.json, the index of a checkpoint."""
+"""The most bytes that are read of a JSON file: manifests, results, config.json, the index of a checkpoint."""
 
-_HOLLOW_FROM = 2**30  # bytes from which a file is asked whether it stores them
+_HOLLOW_FROM = 2**30  # bytes from which a file is checked for holes
 
 MODEL_LIMIT = 2**31 - 1
-"""The most bytes of an ONNX file: protobuf has no larger messages."""
+"""The most bytes of an ONNX file. protobuf has no larger messages."""
 
 
 _ARTIFACTS = (".onnx", ".plan")
 _BESIDE = (".json", ".json.sig", ".data")
-"""What the names of files that belong to an artifact have at the end: its manifest, the signature, its weights."""
+"""The endings of the names of files that belong to an artifact: its manifest, the signature, its weights."""
 
 _CHECKPOINT = ("config.json", "model.safetensors.index.json")
 
 _inputs: dict[tuple[int, int], Path] | None = None
-"""By device and number of the file, what the command under way reads: None where there is none."""
+"""What the current command reads, by device and inode number. None if there is no such command."""
 
 
 def protected_inputs() -> AbstractContextManager[None]:
-    """Refuse, as long as the block runs, to write over any file that it reads or that it gave to `protect`.
+    """While the block runs, refuse to write over any file that it reads or that it gave to `protect`.
 
-    Files are told by their identity, whatever names or links lead to them.
+    Files are recognised by their identity, whatever names or links lead to them.
     """
     return _with_inputs({})
 
 
 def renewed() -> AbstractContextManager[None]:
-    """What is read in the block may be written anew: state that a command keeps in files of its own."""
+    """What is read in the block may be written again. This is for state that a command keeps in its own files."""
     return _with_inputs(None)
 
 
@@ -61,8 +64,11 @@ def _with_inputs(inputs: dict[tuple[int, int], Path] | None) -> Iterator[None]:
 
 
 def protect(path: Path) -> None:
-    """Let nothing of the command under way write over the file at `path`, nor over the manifest, the signature and the
-    weights beside an artifact, nor over the files of a checkpoint's folder; harmless where there are none."""
+    """Let the current command write over neither the file at `path` nor files that belong to it.
+
+    These are the manifest, the signature and the weights beside an artifact, and the files of a checkpoint's folder. It
+    does nothing for files that don't exist.
+    """
     if _inputs is None:
         return
     files = [path]
@@ -84,8 +90,10 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _input_at(target: Path) -> Path | None:
-    """The input of the command under way that stands at `target`. One that has gone since is none: its number may have
-    been given to another file."""
+    """The input of the current command that is at `target`, or None.
+
+    An input that is gone is not counted, because another file may have got its number.
+    """
     if not _inputs:
         return None
     with suppress(OSError):
@@ -96,7 +104,7 @@ def _input_at(target: Path) -> Path | None:
 
 
 class HashingFile:
-    """A binary file being written, with the sha256 and the size of what went into it."""
+    """A binary file that is being written, with the sha256 and the size of what was written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -107,30 +115,30 @@ class HashingFile:
         self._file.write(data)
 
     def copy(self, source: Path) -> None:
-        """Write what another file holds, in pieces."""
+        """Write the content of another file, in pieces."""
         with open_file(source) as file:
             shutil.copyfileobj(file, self, 1 << 22)
 
 
 class Staged:
-    """Files that wait under temporary names beside their targets; `renames` holds each with its target."""
+    """Files that wait under temporary names beside their targets. `renames` has each with its target."""
 
     def __init__(self) -> None:
         self.renames: list[tuple[Temporary, Path]] = []
         self.removals: list[Path] = []
 
     def remove(self, target: Path) -> None:
-        """Remove the file at `target`, where there is one, once the others have their names."""
+        """Remove the file at `target`, if there is one, after the others have their names."""
         check_target(target)
         self.removals.append(target)
 
     def take(self, made: Path, target: Path) -> None:
-        """Let a file that was made on the same file system stand at `target`."""
+        """Put a file that was made on the same file system at `target`."""
         check_target(target)
         self.renames.append((Temporary(made), target))
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
-        """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
+        """Write the file for `target`, and return its sha256. RequestError if the folder can't be written."""
         check_target(target)
         place = _place(target)
         if any(place == _place(other) for _, other in self.renames):
@@ -148,7 +156,7 @@ class Staged:
 
 @contextmanager
 def staged() -> Iterator[Staged]:
-    """Files that appear together at the end of the block, or not at all where it raises or is interrupted."""
+    """Files that appear together at the end of the block, or not at all if it raises or is interrupted."""
     files = Staged()
     try:
         with system_error("can't write the output", "give another name or folder"):
@@ -166,13 +174,16 @@ def staged() -> Iterator[Staged]:
 
 
 def real_path(path: Path) -> Path:
-    """Where the symbolic links of a path lead. One that leads to itself stays, and is refused when it is opened;
-    `Path.resolve` raises RuntimeError for it before Python 3.13."""
+    """The path with its symbolic links followed.
+
+    A link that leads to itself stays, and is refused when it is opened. `Path.resolve` raises RuntimeError for it
+    before Python 3.13.
+    """
     return Path(os.path.realpath(path))
 
 
 def is_there(path: Path) -> bool:
-    """Whether a path leads to anything; RequestError where the system can't tell, as of links that form a circle."""
+    """Whether a path leads to anything. RequestError if the system can't tell, as for links that form a circle."""
     nothing = (FileNotFoundError, NotADirectoryError, ValueError)  # a NUL, or half of a surrogate pair, names nothing
     with system_error(f"can't read {str(path)!r}", "give another"), suppress(*nothing):
         path.stat()
@@ -181,14 +192,14 @@ def is_there(path: Path) -> bool:
 
 
 def not_a_file(path: Path) -> str | None:
-    """Why a path is not that of a regular file, as the end of "it is ..."; None for one that is."""
+    """Why a path is not that of a regular file, as the end of "it is ...". None if it is one."""
     if path.is_file():
         return None
     return "no regular file" if is_there(path) else "not there"
 
 
 def check_name(path: Path) -> None:
-    """RequestError for a path that is not UTF-8: manifests can't name it, and engines can't open it."""
+    """RequestError for a path that is not UTF-8, because manifests can't name it and engines can't open it."""
     try:
         os.fspath(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -196,8 +207,11 @@ def check_name(path: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """RequestError where a file can't stand at `target`: a folder does, what a rename would take from the system, or a
-    file that the command under way reads (`protected_inputs`)."""
+    """RequestError if a file can't be written at `target`.
+
+    Reasons are an invalid name, a folder, a device or a pipe, and a file that the current command reads
+    (`protected_inputs`).
+    """
     check_name(target)
     problem = f"output {str(target)!r} can't be written"
     with system_error(problem, "give another name"), suppress(FileNotFoundError, ValueError):
@@ -212,16 +226,18 @@ def check_target(target: Path) -> None:
 
 
 def _place(target: Path) -> Path:
-    """The name that a file gets: links to its folder are followed, one in its own place gives way."""
+    """The place of a file. Links to its folder are followed, but a link at the place itself is replaced."""
     return real_path(target.parent) / target.name
 
 
 def check_writable(*targets: Path | None) -> None:
-    """RequestError where a file can't be written at one of the `targets` that are given, or where two would be at one
-    place, such as that of a manifest: checked before the work whose results go there."""
+    """RequestError if a file can't be written at one of the given `targets`, or if two would be at one place.
+
+    A manifest has a place, too. This is checked before the work whose results go there.
+    """
     places: list[Path] = []
     for target in filter(None, targets):
-        beside = _BESIDE[:2] if target.suffix in _ARTIFACTS else ()  # weights may come to lie inside
+        beside = _BESIDE[:2] if target.suffix in _ARTIFACTS else ()  # weights may be inside
         for path in (target, *(target.with_name(target.name + ending) for ending in beside)):
             check_target(path)
             if _place(path) in places:
@@ -238,7 +254,7 @@ def _written_twice(target: Path) -> RequestError:
 
 
 def check_output(target: Path, ending: str) -> None:
-    """RequestError unless a file of this ending, such as ".onnx", can be written at `target`, and a manifest beside."""
+    """RequestError unless a file with this ending, such as ".onnx", and its manifest can be written at `target`."""
     if target.suffix != ending:
         stem = target.stem.strip(".").removesuffix(ending)  # the whole name of ".onnx" is its stem
         stem = "block" if stem in ("", ending[1:]) else stem
@@ -251,21 +267,23 @@ def check_output(target: Path, ending: str) -> None:
 
 
 def check_companions(target: Path) -> None:
-    """RequestError where what belongs to the artifact `target` would have too long a name for its file system, whether
-    its folder is there yet or not: checked before the work."""
+    """RequestError if files of the artifact `target` would have names that are too long for its file system.
+
+    The folder need not exist yet. This is checked before the work.
+    """
     longest = target.name + max(_BESIDE, key=len)
     with system_error(f"output {str(target)!r} can't have {longest!r} beside it", "give another name"):
         folder = next(folder for folder in target.absolute().parents if folder.is_dir())
         for path in (target.with_name(longest), folder / longest):
-            with suppress(FileNotFoundError, NotADirectoryError, ValueError):  # which `check_target` tells
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError):  # `check_target` reports these
                 path.lstat()
 
 
 def open_file(path: Path, limit: int | None = None) -> io.BufferedReader:
-    """A regular file, open for reading bytes. Every file of a person's is opened here (tests/design keeps it so).
+    """Open a regular file for reading bytes. Every file of a person is opened here (tests/design checks this).
 
     Raises OSError for what can't be read, for anything but a regular file (a pipe or a device may never end), and for
-    more than `limit` bytes. What is checked is the file that was opened, whatever is put in its place meanwhile.
+    more than `limit` bytes. The file that was opened is checked, even if another one takes its place meanwhile.
     """
     try:
         _check_regular(path, os.stat(path))  # noqa: PTH116 (a device is not opened, which may already do something)
@@ -297,7 +315,7 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 
 def _is_hollow(descriptor: int, status: os.stat_result) -> bool:
-    """Whether a file is large and stores next to nothing: it costs nothing to make, and hours to read."""
+    """Whether a file is large and stores almost nothing. It costs nothing to make, and hours to read."""
     stored = getattr(status, "st_blocks", status.st_size) * 512
     if status.st_size < _HOLLOW_FROM or stored > status.st_size // 64:
         return False
@@ -315,10 +333,10 @@ def _too_large(path: Path, limit: int) -> OSError:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """What a regular file holds; OSError as in `open_file`."""
+    """The content of a regular file. OSError as in `open_file`."""
     with open_file(path, limit) as file:
         data = file.read(os.fstat(file.fileno()).st_size + 1)
-        while more := file.read(min(2**20, limit + 1 - len(data))):  # a file in /proc holds more than its size says
+        while more := file.read(min(2**20, limit + 1 - len(data))):  # a file in /proc has more bytes than its size says
             data += more
             if len(data) > limit:
                 raise _too_large(path, limit)
@@ -331,8 +349,10 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as posexport writes it to files: indented, keys in the given order. What UTF-8 lacks, such as the bytes of a
-    file's name that are no text, is escaped."""
+    """JSON as posexport writes it to files: indented, keys in the given order.
+
+    What UTF-8 lacks is escaped, such as bytes of a file's name that are not text.
+    """
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
@@ -343,7 +363,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in pieces; OSError as in `open_file`."""
+    """The sha256 of a file, read in pieces. OSError as in `open_file`."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -351,11 +371,11 @@ def sha256_of(path: Path) -> str:
 def write_folder(
     target: Path, fill: Callable[[Path], None], beside: Mapping[Path, bytes] | None = None, *, replace: bool = True
 ) -> bool:
-    """Make the folder `target` of what `fill` writes into the empty folder that it is given.
+    """Make the folder `target` from what `fill` writes into the empty folder that it is given.
 
-    What stands there gives way, and the small files `beside` (path to bytes) change with it. Without `replace` nothing
-    gives way to the folder: False is returned where something stands there by then. Raises RequestError where the place
-    can't be written, or holds what the command under way reads. Unless it returns True, everything is as it was.
+    What is at `target` is replaced, and the small files `beside` (path to bytes) change with it. Without `replace`, the
+    folder replaces nothing: False is returned if something is there by then. Raises RequestError if the place can't be
+    written, or contains what the current command reads. Unless it returns True, everything is as it was.
     """
     for path in beside or {}:
         check_target(path)
@@ -377,8 +397,10 @@ def write_folder(
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path, replace: bool) -> bool:
-    """Rename each to its place, what is there out of the way; all back where one can't be. Without `replace`, False
-    where something is in the way of the first."""
+    """Rename each to its place, after moving away what is there. All moves are undone if one fails.
+
+    Without `replace`, returns False if something is at the place of the first.
+    """
     with ExitStack() as undo:
         for number, (source, place) in enumerate(moves):
             if (replace or number) and place.exists():

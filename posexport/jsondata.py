@@ -1,9 +1,9 @@
 """Results and manifests as attrs classes: plain JSON data in and out, with the types checked.
 
-A class is the schema. Its annotations say what a file may hold: `Literal["timed", "failed"]`, `int | None`,
-`int | str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not
-read. A number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and
-loads when it is first used, because start-up counts.
+A class is the schema. Its annotations say what a file may contain: `Literal["timed", "failed"]`, `int | None`, `int |
+str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`. Validators check the rest. Keys that the class doesn't have are not
+read. A number may be written as an integer for a float. Nothing else is converted. cattrs does the work. It is loaded
+when it is first used, so that posexport starts fast.
 
 A class must be importable at run time: names in its annotations can't come from a TYPE_CHECKING block.
 """
@@ -35,12 +35,12 @@ _UNWRITABLE = re.compile(
 )
 
 LARGEST = 10**100
-"""Numbers beyond it are no measurement, and their squares and ratios overflow a float."""
+"""Larger numbers are not measurements, and their squares and ratios overflow a float."""
 
 _DIGITS = 21  # of a number of 64 bits, with its sign
 
 DEEPEST = 64
-"""Levels of lists and objects inside each other that JSON may have."""
+"""The most levels of lists and objects inside each other in JSON."""
 
 OMITTED = "posexport.omitted"
 """Metadata of a field that is written only where it differs from its default."""
@@ -54,11 +54,11 @@ def omitted(default: Any = attrs.NOTHING, **options: Any) -> Any:
 
 
 class DataError(ValueError):
-    """Data that is not what its class says; the text names the place: `shapes[0].state is 'x', not one of ...`."""
+    """Data that doesn't fit its class. The text names the place: `shapes[0].state is 'x', not one of ...`."""
 
 
 def structure(data: Any, kind: type[T]) -> T:
-    """An instance of the attrs class `kind` from plain data; DataError names the first place that doesn't fit."""
+    """An instance of the attrs class `kind` from plain data. DataError names the first place that doesn't fit."""
     try:
         return _converter().structure(data, kind)
     except Exception as error:  # cattrs groups errors by place; validators raise what they like
@@ -71,12 +71,12 @@ def unstructure(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; DataError where it is no JSON, OSError where it can't be read."""
+    """The content of a JSON file. DataError if it is not JSON, OSError if it can't be read."""
     return parse_json(read_bytes(path, TEXT_LIMIT))
 
 
 def parse_json(text: bytes | str) -> Any:
-    """What JSON says; DataError where it is none, where it is nested too deep, and where a key stands twice."""
+    """The data of JSON text. DataError if it is not JSON, is nested too deep, or has a key twice."""
     if len(text) > TEXT_LIMIT:
         raise DataError("it is too long")
     try:
@@ -90,7 +90,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def json_sha256(data: Any) -> str:
-    """The sha256 of plain data, whatever the order of its keys."""
+    """The sha256 of plain data. The order of its keys doesn't matter."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
@@ -100,14 +100,14 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def whole_number(text: str) -> int:
-    """What JSON writes as a whole number; DataError beyond 64 bits, which no count, size or seed has."""
+    """A whole number of JSON. DataError beyond 64 bits, which no count, size or seed has."""
     if len(text) > _DIGITS or (number := int(text)).bit_length() > 64:
         raise DataError(f"it holds a whole number of {len(text)} digits")
     return number
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; DataError where a key stands twice, since each reader may take another of the two."""
+    """An object. DataError if a key is in it twice, because readers may take different ones."""
     table = dict(pairs)
     if len(table) < len(pairs):
         raise DataError("a key stands in it twice")
@@ -115,7 +115,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(data: Any) -> None:
-    """DataError for lists and objects that are nested deeper than DEEPEST, at which recursive code would end."""
+    """DataError for lists and objects that are nested deeper than DEEPEST, which would break recursive code."""
     level = [data]
     for _ in range(DEEPEST):
         level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
@@ -129,12 +129,12 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def writable(text: str) -> str:
-    """Text without the characters that XML 1.0 or UTF-8 can't hold, which an engine's message or a file's name may."""
+    """Text without characters that XML 1.0 or UTF-8 can't hold. An engine's message or a file name may have some."""
     return _UNWRITABLE.sub("?", text)
 
 
 def clean(value: Any) -> Any:
-    """Data with `writable` texts only, which an engine's message or a file's name may not be."""
+    """Data in which all texts are `writable`. Messages of engines and file names may not be."""
     match value:
         case str():
             return writable(value)
@@ -153,7 +153,7 @@ def _converter() -> cattrs.Converter:
     converter = cattrs.Converter()
 
     def plain(*kinds: type) -> Any:
-        """Reads a value of one of these types; an integer is a number too."""
+        """Reads a value of one of these types. An integer is a number too."""
         accepted = (*kinds, int) if float in kinds else kinds
         words = " or ".join(_KINDS[kind] for kind in kinds)
 
@@ -167,7 +167,7 @@ def _converter() -> cattrs.Converter:
         return read
 
     def checked(kinds: Any, words: str, read: Callable[[Any, Any], Any]) -> Any:
-        """Reads a value of one of these classes as `read` does."""
+        """Reads a value of one of these classes by `read`."""
 
         def structured(value: Any, kind: Any) -> Any:
             if not isinstance(value, kinds):
@@ -195,7 +195,7 @@ def _converter() -> cattrs.Converter:
         omitted: dict[str, Any] = dict.fromkeys(omittable, gen.override(omit_if_default=True))
         write = gen.make_dict_unstructure_fn(kind, converter, **omitted)
 
-        def in_order(value: Any) -> dict[str, Any]:  # cattrs puts what may be omitted behind everything else
+        def in_order(value: Any) -> dict[str, Any]:  # cattrs puts what may be omitted after everything else
             data = write(value)
             return {name: data[name] for name in names if name in data}
 

@@ -1,4 +1,4 @@
-"""The machine that a measurement was taken on: what a time depends on beside the artifact. Unknown values are None."""
+"""The machine of a measurement: what a time depends on besides the artifact. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ _GPU_NAMES = ("name", "driver", "power_limit_watts", "largest_clock_mhz", "memor
 
 
 def machine() -> dict[str, Any]:
-    """Plain data; memory in bytes, frequencies in MHz, temperatures left out. It takes a few milliseconds (with an
-    NVIDIA driver, the time that nvidia-smi takes)."""
+    """The facts as plain data: memory in bytes, frequencies in MHz, no temperatures.
+
+    It takes a few milliseconds, or with an NVIDIA driver, as long as nvidia-smi takes.
+    """
     frequency = None
     with contextlib.suppress(OSError, NotImplementedError, AttributeError):
         frequency = psutil.cpu_freq()
@@ -78,11 +80,11 @@ SAME = (
     "engines",
     "gpu",
 )
-"""What must agree before two measurements are of "the same machine"."""
+"""What must agree if two measurements are of "the same machine"."""
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The facts in which two records differ, of those that times depend on most."""
+    """The facts in which two records differ, among those in SAME, on which times depend most."""
     return [name for name in SAME if one.get(name) != other.get(name)]
 
 
@@ -97,11 +99,11 @@ INSTRUCTION_SETS = {
     "amx_int8": "AMX INT8", "asimd": "NEON", "neon": "NEON", "sve": "SVE", "sve2": "SVE2", "bf16": "BF16",
     "i8mm": "I8MM",
 }  # fmt: skip
-"""Instruction sets that matrix products use, by the flag that Linux has for each."""
+"""Instruction sets that matrix products use, by Linux's flag for each."""
 
 
 def instruction_sets() -> list[str] | None:
-    """Those of INSTRUCTION_SETS that the CPU has; None where the system doesn't list them."""
+    """Those of INSTRUCTION_SETS that the CPU has. None if the system doesn't list them."""
     listed = _cpuinfo("flags", "Features")
     if listed is None:
         return None
@@ -120,7 +122,7 @@ def describe_cpu(record: Mapping[str, Any]) -> str:
 
 
 def _cpuinfo(*names: str) -> str | None:
-    """The first value that Linux gives under one of these names; None elsewhere."""
+    """The first value that Linux gives under one of these names. None on other systems."""
     for line in (_read("/proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in names and value.strip():
@@ -144,13 +146,13 @@ def _turbo() -> bool | None:
 
 
 def _virtual() -> bool | None:
-    """Whether it is a virtual machine, whose neighbours can't be seen."""
+    """Whether it is a virtual machine. Its neighbours can't be seen."""
     flags = _cpuinfo("flags")
     return None if flags is None else "hypervisor" in flags.split()
 
 
 def _power() -> str | None:
-    """ "mains" or "battery"; None where there is no battery to tell by."""
+    """The source of power, "mains" or "battery". None if there is no battery."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         battery = psutil.sensors_battery()
         if battery is not None and battery.power_plugged is not None:
@@ -159,7 +161,7 @@ def _power() -> str | None:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed, by name."""
+    """The versions of those of the packages that are installed, by name."""
     installed = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -191,7 +193,7 @@ def _read(path: str) -> str | None:
 
 
 def numbers() -> list[int]:
-    """The CPUs that this process may use, as the system numbers them: those of its affinity, where there is one."""
+    """The numbers of the CPUs that this process may use: those of its affinity, if there is one."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
@@ -201,14 +203,16 @@ def usable() -> int:
 
 
 def kept_to() -> int:
-    """How many CPUs this process is kept to, 0 where it has all: ONNX Runtime's own choice is a thread for each core of
-    the machine, pinned to it, whatever the process may use."""
+    """The number of CPUs that this process is kept to, 0 if it has all.
+
+    By default, ONNX Runtime has a thread for each core of the machine, pinned to it, whatever the process may use.
+    """
     cpus = usable()
     return 0 if cpus == os.cpu_count() else cpus
 
 
 HEADROOM = 512 * 2**20
-"""Bytes left to everybody else."""
+"""Bytes that are left to other processes."""
 
 SHORT = (
     *("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "can't allocate", "cannot allocate"),
@@ -217,23 +221,23 @@ SHORT = (
 """How engines, the loader of libraries and Python say that memory is short, in small letters."""
 
 PLENTY = 16 * 2**30
-"""Bytes from which on a limit that the user set leaves room for all libraries, whatever the number of CPUs."""
+"""A limit of the user of this many bytes leaves room for all libraries, whatever the number of CPUs."""
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def size_text(size: int) -> str:
-    """So many bytes in GB, or in MB below 1 GB."""
+    """A number of bytes in GB, or in MB below 1 GB."""
     return f"{size / 1e6:.2f} MB" if abs(size) < 1e9 else f"{size / 1e9:.1f} GB"
 
 
 def available() -> int:
-    """Bytes that can be had without swapping: what the machine has, or what the container's limit leaves if less."""
+    """Bytes that are available without swapping: those of the machine, or what a container's limit leaves if less."""
     return min(int(psutil.virtual_memory().available), *_below_limits())
 
 
 def _below_limits() -> Iterator[int]:
-    """What each memory limit of this process's control groups (Linux, both versions) leaves; cached files make room."""
+    """What each memory limit of this process's control groups (Linux, v1 and v2) leaves. Cached files count as free."""
     yield sys.maxsize
     with contextlib.suppress(OSError):
         for line in _OWN_CGROUPS.read_text().splitlines():
@@ -245,7 +249,7 @@ def _below_limits() -> Iterator[int]:
             inner = root / group.lstrip("/")
             for folder in (inner, *inner.parents):
                 if folder.is_relative_to(root):
-                    with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                    with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                         most = int((folder / f"memory.{limit}").read_text())
                         now = int((folder / f"memory.{used}").read_text())
                         yield max(most - now + _cached(folder), 0)
@@ -258,7 +262,7 @@ def _cached(folder: Path) -> int:
 
 @attrs.frozen
 class Limit:
-    """A limit on the memory of a process, and the command of a shell that sets it."""
+    """A limit on the memory of a process, and the shell command that sets it."""
 
     bytes: int
     command: str
@@ -268,14 +272,14 @@ class Limit:
 
 
 def set_limit() -> Limit | None:
-    """The lowest limit that the user set on the memory of this process (`ulimit`); None where it is none or plenty."""
+    """The lowest limit (`ulimit`) that the user set on this process's memory. None without one, or if it is plenty."""
     if sys.platform == "win32":
         return None
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = {
-        "ulimit -d": hard if _limited else soft,  # `limit_to_what_is_free` leaves the hard one alone
+        "ulimit -d": hard if _limited else soft,  # `limit_to_what_is_free` doesn't change the hard one
         "ulimit -v": resource.getrlimit(resource.RLIMIT_AS)[0],
     }
     found = [Limit(size, command) for command, size in limits.items() if 0 <= size < PLENTY]
@@ -283,17 +287,19 @@ def set_limit() -> Limit | None:
 
 
 NEAR_LIMIT = 0.75
-"""The part of a limit on memory from which on an error is taken for a lack of it: what an engine asked for in vain was
-larger than the rest."""
+"""The part of a memory limit above which an error counts as a lack of memory.
+
+What an engine asked for in vain was larger than the rest.
+"""
 
 _limited = False
-"""Whether this process has had a limit of ours."""
+"""Whether posexport has set a limit on this process."""
 
 
 def is_short(error: BaseException) -> bool:
     """Whether an error says that there was not enough memory.
 
-    Where the user set a limit, so does what C and Rust code raises after an allocation of its own has failed.
+    If the user set a limit, errors of C and Rust code after a failed allocation say so too.
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
@@ -303,8 +309,10 @@ def is_short(error: BaseException) -> bool:
 
 
 def _is_at_limit() -> bool:
-    """Whether this process has taken most of what a limit of ours allows: an engine may have another name for an
-    allocation that failed, as oneDNN's "could not create a primitive"."""
+    """Whether this process has taken most of what posexport's limit allows.
+
+    An engine may have another name for an allocation that failed, such as oneDNN's "could not create a primitive".
+    """
     if not _limited:
         return False
     import resource
@@ -314,13 +322,13 @@ def _is_at_limit() -> bool:
 
 
 def is_shortage(text: str) -> bool:
-    """Whether a text of an engine, which has no code for it, says that there was not enough memory."""
+    """Whether the text of an engine's error, which has no code for it, says that there was not enough memory."""
     text = text.lower()
     return any(words in text for words in SHORT)
 
 
 def limit_to_what_is_free(keep_free: int = 0) -> None:
-    """Let this process take what is free now, less `keep_free` and `HEADROOM` bytes, and no more (Linux only)."""
+    """Limit this process to what is free now, less `keep_free` and `HEADROOM` bytes (Linux only)."""
     if sys.platform != "linux":
         return
     import resource
@@ -328,16 +336,16 @@ def limit_to_what_is_free(keep_free: int = 0) -> None:
     global _limited
     limit = (_status("VmData:") or resident()) + max(available() - keep_free - HEADROOM, HEADROOM)
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    if not _limited and 0 <= before[0] < limit:  # a lower limit of the user's stands
+    if not _limited and 0 <= before[0] < limit:  # a lower limit that the user set stays
         return
     _limited = True
-    with contextlib.suppress(ValueError, OSError):  # so does that of the system
+    with contextlib.suppress(ValueError, OSError):  # and so does that of the system
         resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
 
 
 @contextlib.contextmanager
 def limited_to_what_is_free() -> Iterator[None]:
-    """Let this process take no more than is free for as long as the block runs; its children lift the limit."""
+    """Limit this process to the memory that is free while the block runs. Its children lift the limit."""
     if sys.platform != "linux":
         yield
         return
@@ -363,13 +371,13 @@ def share_one_heap() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """Give the system what was freed and the C library keeps, where it is the GNU one."""
+    """Return memory that was freed, but that the GNU C library keeps, to the system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def forget_peak() -> int:
-    """Resident bytes now, from where the peak counts anew (Linux; elsewhere the peak is what is resident)."""
+    """The resident bytes now. The peak counts anew from here (Linux; elsewhere the peak is what is resident)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return resident()

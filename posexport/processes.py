@@ -1,8 +1,8 @@
 """One child process that answers requests, one JSON object a line, and both ends of that conversation.
 
-The parent holds a `Worker`; the child calls `serve`. A reply is `{"ok": true, ...}` with the fields of the answer, or
+The parent has a `Worker`, and the child calls `serve`. A reply is `{"ok": true, ...}` with the fields of the answer, or
 `{"ok": false, "error": text, "code": code}` with one of the codes below. A crash of the child is a reply too. Before
-its reply the child may say what it does, `{"step": text}`.
+its reply, the child may say what it does: `{"step": text}`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from posexport.errors import PosexportError, Reason, RuntimeMissingError
 from posexport.progress import Progress, silent
 
 # codes of failures: how the process ended ...
-KILLED = "killed"  # by SIGKILL, as the kernel does where memory runs out
-CRASHED = "crashed"  # by another signal, or it answers no more
+KILLED = "killed"  # by SIGKILL, as the kernel does if memory runs out
+CRASHED = "crashed"  # by another signal, or it no longer answers
 EXITED = "exited"  # with an exit code
 TIMED_OUT = "timeout"  # there was no answer within the time limit
 STOPPED = "stopped"  # the pool was closed before there was an answer
 # ... and what the work raised
 MEMORY = "memory"  # an error that says that memory ran out
-LIMITED = "memory-limit"  # the same, or a crash, below a limit on memory that the user set
-EXHAUSTED = "resources"  # the system has no more room, open files or processes for it
-REFUSED = "refused"  # the engine's error that it can't run this
+LIMITED = "memory-limit"  # the same, or a crash, under a memory limit that the user set
+EXHAUSTED = "resources"  # the system has no more space, open files or processes for it
+REFUSED = "refused"  # the engine says that it can't run this
 MISSING = "runtime-missing"  # RuntimeMissingError
-INVALID = "invalid-request"  # another error of posexport's own
+INVALID = "invalid-request"  # another error that posexport raises
 FAILED = "failed"  # any other error
 
 NOTHING_SHOWN = (MISSING, TIMED_OUT, LIMITED, EXHAUSTED)
-"""The codes of failures that say nothing about the work: it was not done to its end."""
+"""The codes of failures that say nothing about the work, because it was not finished."""
 
 _OF_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
-"""Errors that say that the system has no more open files or processes, or no room on the disk, or that it failed."""
+"""Errors of the system: no more open files or processes, no space on the disk, or a failure."""
 
 POLL_SECONDS = 0.25
-"""Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
+"""Seconds between two checks whether a silent process still lives, and for Ctrl-C."""
 
 _STDERR_TAIL = 4096  # bytes at the end of a worker's stderr that are read; an engine may have written millions
-_DRAIN_SECONDS = 1.0  # for what a process wrote to arrive once it has ended
+_DRAIN_SECONDS = 1.0  # for output to arrive after its process has ended
 
 
 def failure(code: str, text: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def failure(code: str, text: str) -> dict[str, Any]:
 
 
 def failure_of(reply: Mapping[str, Any]) -> Reason | None:
-    """Why a request failed, on one line; None where it succeeded."""
+    """Why a request failed, on one line. None if it succeeded."""
     return None if reply["ok"] else Reason(reply["code"], " ".join(str(reply["error"]).split()))
 
 
@@ -90,9 +90,9 @@ def signal_name(number: int) -> str:
 
 
 class Worker:
-    """One child process of `module` with these arguments; started by the first request, and again after it is gone.
+    """One child process of `module` with these arguments. A request starts it if none is running.
 
-    `environment` has variables that it gets unless the user's environment has them.
+    `environment` has variables for it, unless the user's environment has them.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, None where none runs."""
+        """The id of the process. None if none is running."""
         process = self._process
         return None if process is None else process.pid
 
@@ -146,9 +146,9 @@ class Worker:
             self._reader.start()
 
     def ask(self, request: dict[str, Any], time_limit: float, progress: Progress = silent) -> dict[str, Any]:
-        """The worker's reply; where none comes within `time_limit` seconds, a failure that says how it ended.
+        """The worker's reply. If none comes within `time_limit` seconds, a failure that says how it ended.
 
-        `progress` gets the steps that the worker reports; the time counts anew from each.
+        `progress` gets the steps that the worker reports. The time starts anew with each.
         """
         self.start()
         process, lines = self._process, self._lines
@@ -201,7 +201,7 @@ class Worker:
         return f" ({lines[-1][:200]})" if lines else ""
 
     def stop(self) -> None:
-        """Kill the process; the next request starts a new one."""
+        """Kill the process. The next request starts a new one."""
         with self._guard:
             self._release()
 
@@ -212,7 +212,7 @@ class Worker:
         process.kill()
         process.wait()
         assert process.stdin is not None and self._reader is not None
-        self._reader.join(timeout=_DRAIN_SECONDS)  # it reads on where a child of the engine's own still holds the pipe
+        self._reader.join(timeout=_DRAIN_SECONDS)  # it continues if a child of the engine still has the pipe open
         with contextlib.suppress(OSError):
             process.stdin.close()
         if self._errors is not None:
@@ -221,14 +221,14 @@ class Worker:
             self._folder.remove()
 
     def close(self) -> None:
-        """Kill the process for good."""
+        """Kill the process, and start no other."""
         self._closed = True
         self.stop()
         self._running.ended()
 
 
 def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], time_limit: float) -> str | None:
-    """The next line, or None where the process has ended, even if a child of its own still holds the pipe open."""
+    """The next line. None if the process has ended, even if a child of it still has the pipe open."""
     until = time.monotonic() + time_limit
     while True:
         try:
@@ -254,7 +254,7 @@ def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
 
 
 def usable_folder(folder: Path) -> Path | None:
-    """None, for this process's working folder, or `folder` where that was removed: libraries then end the process."""
+    """`folder` if this process's working folder was removed, because libraries then end the process. Otherwise None."""
     try:
         os.getcwd()  # noqa: PTH109 (no path is wanted)
     except FileNotFoundError:
@@ -263,9 +263,9 @@ def usable_folder(folder: Path) -> Path | None:
 
 
 def child_environment(folder: Path) -> dict[str, str]:
-    """The environment of a child process whose temporary files lie in `folder`, which its parent removes.
+    """The environment of a child process whose temporary files are in `folder`, which its parent removes.
 
-    So a child that is killed leaves nothing behind, nor do the engines in it.
+    A child that is killed, and the engines in it, then leave nothing behind.
     """
     kept = _compiler_cache()
     caches = {} if kept is None else {"TORCHINDUCTOR_CACHE_DIR": str(kept)}
@@ -273,8 +273,10 @@ def child_environment(folder: Path) -> dict[str, str]:
 
 
 def _compiler_cache() -> Path | None:
-    """The folder in which torch.compile keeps what it has compiled, so that later runs are faster; None where it is not
-    there, or another user's, whose code would be run."""
+    """The folder in which torch.compile keeps what it has compiled, so that later runs are faster.
+
+    None if it doesn't exist, or is another user's, whose code would be run.
+    """
     try:
         cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
         status = cache.lstat()
@@ -302,16 +304,16 @@ def end_with_parent() -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
         resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)  # the parent's
-    with contextlib.suppress(OSError):  # where memory runs out all the same, Linux ends this process, no other
+    with contextlib.suppress(OSError):  # if memory runs out anyway, Linux ends this process and no other
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 _steps: list[Callable[[str], object]] = []
-"""What sends a step to the parent, in a process that serves."""
+"""The functions that send a step to the parent, in a process that serves."""
 
 
 def report(step: str) -> None:
-    """Tell the parent what is done next; may be called from any thread."""
+    """Tell the parent what is done next. It may be called from any thread."""
     for send in _steps:
         send(step)
 
@@ -322,10 +324,10 @@ def serve(
     *,
     prepare: Callable[[], object] = lambda: None,
 ) -> None:
-    """Answer requests until the input ends; the fields of an answer are JSON, and `explain` describes what is raised.
+    """Answer requests until the input ends. The fields of an answer are JSON, and `explain` describes what is raised.
 
-    `prepare` is called once, before the first request is there; the request then meets what went wrong in it.
-    Engines write to stdout as they please: file descriptor 1 becomes stderr, and replies go through a copy of the old.
+    `prepare` is called once, before the first request arrives. If it fails, the request meets the same fault. Engines
+    may write to stdout, so file descriptor 1 becomes stderr, and replies go through a copy of the old one.
     """
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)

@@ -1,4 +1,7 @@
-"""How long work reports what it does; the command line shows it on a terminal, or as a line a minute elsewhere."""
+"""How long-running work reports its steps.
+
+The command line shows them on a terminal, or as a line a minute elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Temporary files and folders: each has a name of ours, and goes away however the process ends.
+"""Temporary files and folders. Each has a name of posexport, and is removed however the process ends.
 
-A path is registered before it exists. So the end of a command (`remove_since`), or of the interpreter, removes what a
-signal kept the code from removing. Only SIGKILL and a crash leave something behind. Therefore each file and folder is
-locked (flock) as long as its process lives, and before a new one is made, those of the same kind beside it whose lock
-is free are removed. Nothing else is: no file of another user, none of a process that lives, no link and no other name.
+A path is registered before it exists. The end of a command (`remove_since`), or of the interpreter, therefore removes
+what a signal kept the code from removing. Only SIGKILL and a crash leave something behind. For these, each file and
+folder is locked (flock) as long as its process lives. Before a new one is made, those of the same kind beside it whose
+lock is free are removed. Nothing else is removed: no file of another user or of a living process, no link and no other
+name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ except ImportError:  # Windows: without locks nothing is known of other processe
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "posexport-"
-"""How the names of folders in the system's folder for temporary files begin."""
+"""The beginning of the names of folders in the system's folder for temporary files."""
 
 _ENDING = (
     *("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2"),
@@ -41,16 +42,16 @@ others that ask for one tell of a fault in the process itself."""
 
 _RANDOM_BYTES = 8
 FOLDER_NAME_LENGTH = len(PREFIX) + 2 * _RANDOM_BYTES
-"""Characters of the name that a folder gets by default."""
+"""The number of characters of the name that a folder gets by default."""
 
 _LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system
 _NAME = re.compile(rf".+[0-9a-f]{{{2 * _RANDOM_BYTES}}}(\.tmp)?", re.DOTALL)
 
 _registered: dict[Temporary | Running, None] = {}
-"""What this process has made and not removed yet, in the order in which it was made."""
+"""What this process has made and not removed yet, in the order of creation."""
 
 _leftovers: dict[Path, list[str]] = {}
-"""By folder, as it was when this process first made something there: the names that may be leftovers."""
+"""By folder, the names that may be leftovers, listed when this process first made something there."""
 
 
 class Temporary:
@@ -68,7 +69,7 @@ class Temporary:
         self.remove()
 
     def lock(self, descriptor: int) -> bool:
-        """Lock it, which `descriptor` has open, as long as this process lives; False where it was removed before."""
+        """Lock it through the open `descriptor` as long as this process lives. False if it was removed before."""
         self._lock = descriptor
         if fcntl is not None:
             with suppress(OSError):  # a file system without locks: then nobody removes leftovers from it
@@ -85,9 +86,9 @@ class Temporary:
             os.close(lock)
 
     def remove(self) -> None:
-        """Remove it with what it holds, as far as the system lets us; harmless where it is gone.
+        """Remove it with what it contains, as far as the system allows. Harmless if it is gone.
 
-        What another thread writes into it meanwhile may keep it there: it is tried again when all threads have ended.
+        What another thread writes into it meanwhile may keep it there. It is tried again when all threads have ended.
         """
         if self in _registered:
             _remove(self.path)
@@ -96,9 +97,9 @@ class Temporary:
 
 
 def usual_parent() -> Path:
-    """The system's folder for temporary files; RequestError where there is none that can be written to.
+    """The system's folder for temporary files. RequestError if there is none that can be written to.
 
-    To be asked before torch exports or compiles: it needs the folder too, and fails in ways that do not say so.
+    Call it before torch exports or compiles: torch needs the folder too, and its errors don't say so.
     """
     import tempfile
 
@@ -109,8 +110,10 @@ def usual_parent() -> Path:
 
 
 def folder(parent: Path | None = None, prefix: str = PREFIX, suffix: str = "") -> Temporary:
-    """A new folder for this user only, in `parent` (default: the system's folder for temporary files). OSError where
-    none can be made, RequestError where the system has no such folder."""
+    """A new folder for this user only, in `parent` (default: the system's folder for temporary files).
+
+    OSError if none can be made, RequestError if the system has no such folder.
+    """
     parent = parent or usual_parent()
     while True:
         made = _named(parent, prefix, suffix)
@@ -128,13 +131,15 @@ def folder(parent: Path | None = None, prefix: str = PREFIX, suffix: str = "") -
 
 
 def folder_beside(target: Path) -> Temporary:
-    """A new folder beside `target`, on the same file system, so that what is in it may be renamed to `target`."""
+    """A new folder beside `target`, on the same file system, so that its content can be renamed to `target`."""
     return folder(target.parent, _hidden(target), ".tmp")
 
 
 def file(target: Path) -> tuple[Temporary, int]:
-    """A new file beside `target` that may be renamed to it, and a descriptor that writes to it. OSError where none can
-    be made."""
+    """A new file beside `target` that can be renamed to it, and a descriptor that writes to it.
+
+    OSError if none can be made.
+    """
     while True:
         made = _named(target.parent, _hidden(target), ".tmp")
         try:
@@ -150,11 +155,10 @@ def file(target: Path) -> tuple[Temporary, int]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back the signals that end a process while the renames run, or leftovers
-    are removed: so no file stands beside another one's manifest.
+    """Hold back the signals that end a process while files are renamed or leftovers are removed.
 
-    Their handlers are replaced, in the main thread, which alone runs handlers: a blocked signal would reach another
-    thread, and then the handler all the same.
+    No file is then left beside another one's manifest. The handlers are replaced in the main thread, because only this
+    thread runs handlers. A blocked signal would reach another thread, and then the handler anyway.
     """
     received: list[int] = []
     before: dict[int, Any] = {}
@@ -173,15 +177,18 @@ def uninterrupted() -> Iterator[None]:
 
 
 class Running:
-    """What has child processes that may write into folders of ours: `end`, which ends them for good and waits for
-    that, is called before the folders are removed, unless they have `ended` before."""
+    """Something with child processes that may write into folders of this process.
+
+    `end` ends them for good and waits for that. It is called before the folders are removed, unless they have `ended`
+    before.
+    """
 
     def __init__(self, end: Callable[[], object]) -> None:
         self._end = end
         _registered[self] = None
 
     def ended(self) -> None:
-        """No process of it is left, and none will be started."""
+        """Say that no process of it is left, and that none will be started."""
         _registered.pop(self, None)
 
     def remove(self) -> None:
@@ -192,12 +199,12 @@ class Running:
 
 
 def registered() -> list[Temporary | Running]:
-    """What this process has made and not removed yet, in the order in which it was made."""
+    """What this process has made and not removed yet, in the order of creation."""
     return list(_registered)
 
 
 def remove_since(before: Sequence[Temporary | Running]) -> None:
-    """Remove what was made after `registered` gave `before`, processes first; to be called where no signal raises."""
+    """Remove what was made after `registered` gave `before`, processes first. Call it where no signal raises."""
     earlier = set(before)
     made = [each for each in reversed(registered()) if each not in earlier]
     for each in sorted(made, key=lambda each: isinstance(each, Temporary)):
@@ -205,18 +212,18 @@ def remove_since(before: Sequence[Temporary | Running]) -> None:
 
 
 def _hidden(target: Path) -> str:
-    """How the name of what waits beside `target` begins."""
+    """The beginning of the names of what waits beside `target`."""
     return f".{target.name if len(os.fsencode(target.name)) <= _LONGEST else target.name[: _LONGEST // 4]}."
 
 
 def _named(parent: Path, prefix: str, suffix: str) -> Temporary:
-    """One that doesn't exist yet; leftovers of the same names are removed before."""
+    """One that doesn't exist yet. Leftovers of the same names are removed before."""
     _remove_leftovers(parent, prefix, suffix)
     return Temporary(parent / f"{prefix}{os.urandom(_RANDOM_BYTES).hex()}{suffix}")
 
 
 def _remove_leftovers(parent: Path, prefix: str, suffix: str) -> None:
-    """Remove what ended processes left in `parent` under such names. The folder is listed once by each process."""
+    """Remove what ended processes left in `parent` under such names. Each process lists the folder once."""
     if fcntl is None:
         return
     place = parent.absolute()
@@ -233,7 +240,7 @@ def _remove_leftovers(parent: Path, prefix: str, suffix: str) -> None:
 
 
 def _remove_leftover(path: Path) -> None:
-    """Remove one that belongs to this user and whose lock is free."""
+    """Remove a leftover that belongs to this user and whose lock is free."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # a link, or one of another user
@@ -250,7 +257,7 @@ def _remove_leftover(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError, RecursionError):  # folders a thousand deep are none that we made
+    with suppress(OSError, RecursionError):  # posexport makes no folders that are a thousand deep
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
             return
@@ -264,7 +271,7 @@ def _remove_all() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: what is registered belongs to the parent."""
+    """In a forked child, forget what is registered: it belongs to the parent."""
     _registered.clear()
 
 

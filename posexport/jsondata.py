@@ -1,9 +1,9 @@
 """Results and manifests as attrs classes: plain JSON data in and out, with the types checked.
 
-A class is the schema. Its annotations say what a file may contain: `Literal["timed", "failed"]`, `int | None`, `int |
-str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`. Validators check the rest. Keys that the class doesn't have are not
-read. A number may be written as an integer for a float. Nothing else is converted. cattrs does the work. It is loaded
-when it is first used, so that posexport starts fast.
+A class is the schema. Its annotations say what a file may contain: `Literal["timed", "failed"]`, `int | None`,
+`int | str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`. Validators check the rest. Keys that the class doesn't have are
+not read. A number may be written as an integer for a float. Nothing else is converted. cattrs does the work. It is
+loaded when it is first used, so that posexport starts fast.
 
 A class must be importable at run time: names in its annotations can't come from a TYPE_CHECKING block.
 """

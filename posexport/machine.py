@@ -38,7 +38,7 @@ _GPU_NAMES = ("name", "driver", "power_limit_watts", "largest_clock_mhz", "memor
 
 
 def machine() -> dict[str, Any]:
-    """The facts as plain data: memory in bytes, frequencies in MHz, no temperatures.
+    """Facts about this machine as plain data: memory in bytes, frequencies in MHz, no temperatures.
 
     It takes a few milliseconds, or with an NVIDIA driver, as long as nvidia-smi takes.
     """
@@ -80,7 +80,7 @@ SAME = (
     "engines",
     "gpu",
 )
-"""What must agree if two measurements are of "the same machine"."""
+"""The facts that must agree if two measurements are of "the same machine"."""
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -178,7 +178,7 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the first cause, which has the details that outer errors lack."""
+    """The first line of the root cause, which has the details that outer errors lack."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -56,7 +56,10 @@ class ArtifactSummary:
     stale: tuple[Mention, ...]
 
     def about(self, timing: bool) -> tuple[list[Mention], list[str]]:
-        """Its verdicts or its timings, and the results that have some for other bytes."""
+        """Its verdicts, or its timings.
+
+        Also returns the names of results that have some for a file of the same name but other bytes.
+        """
         others = dict.fromkeys(mention.source for mention in self.stale if mention.timing == timing)
         return [mention for mention in self.mentions if mention.timing == timing], list(others)
 

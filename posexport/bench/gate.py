@@ -113,8 +113,9 @@ def bench_file(
 ) -> Benchmark:
     """Time an artifact as `posexport bench FILE` does.
 
-    With `save`, the result is made to be kept. With a saved `baseline` or a `previous_artifact`, it has a gate, whose
-    `limit` is text such as `5%`. Nothing is written here. RequestError for invalid requests, before anything is timed.
+    With `save`, as many processes run as a saved result needs. With a saved `baseline` or a `previous_artifact`, it has
+    a gate, whose `limit` is text such as `5%`. Nothing is written here. RequestError for invalid requests, before
+    anything is timed.
     """
     choose(options.required)  # a misspelt name is reported before anything is read
     if save is not None:

@@ -121,8 +121,8 @@ class GraphSizes:
     def _check_tokens(self, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> None:
         """RequestError for more tokens than the graph can take.
 
-        A buffer, a table of positions and a mask of fixed length have limits, and so has GroupQueryAttention with a
-        batch.
+        A buffer, a table of positions and a mask of fixed length have limits. GroupQueryAttention takes several tokens
+        after others only for a batch of 1.
         """
         past, seq = sizes[PAST] if PAST in self.axes else 0, sizes[SEQ]
         total = tokens_text(seq, past)

@@ -90,7 +90,7 @@ def of_spec(spec: Spec, device: str, threads: int | None) -> LowerBoundRunner:
 
 
 def _fastest(makers: Mapping[str, Callable[[], Timed]]) -> tuple[float, str, Timed]:
-    """(seconds, name, call) of the fastest method. Only its memory is kept. Raises only if no method can run here."""
+    """(seconds, name, call) of the fastest method. The others are released. Raises only if no method can run here."""
     best: tuple[float, str, Timed] | None = None
     error = Exception("there is no method")
     for name, make in makers.items():

@@ -159,7 +159,7 @@ class Gate:
 
     @property
     def settled(self) -> bool:
-        """Whether more processes would not give a clearer result."""
+        """Whether the result is as clear as more processes could make it."""
         return not any(change.state == INCONCLUSIVE and change.more for change in self.changes)
 
 

@@ -103,7 +103,7 @@ class MachineLoad:
     """The share of the machine's CPU that other work takes from now on. If it is large, times are not reliable."""
 
     def __init__(self, children: Sequence[int] = ()) -> None:
-        """`children` are own processes that continue to run. Those that have ended count as own, too."""
+        """`children` are child processes that continue to run. Their work and that of ended ones counts as own work."""
         self._children = children
         self._start, self._all, self._own = time.perf_counter(), _busy_seconds(), self._own_seconds()
 

@@ -26,7 +26,7 @@ BUFFER, ENCODER_TOKENS = 1024, 512
 """Places in a shared cache if these are enough, and tokens of an encoder."""
 
 _NEVER_EMPTY = ("batch", "seq", "max_seq", "encoder_seq")
-"""Dimensions of at least 1. Other names come from files and may be tokens in a cache."""
+"""Dimensions of at least 1. Others may be 0, such as tokens in a cache or dimensions that only a file names."""
 
 
 @attrs.frozen(kw_only=True)

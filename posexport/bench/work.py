@@ -61,7 +61,7 @@ class Heads:
 class Seen:
     """The keys that the queries of an attention see.
 
-    They are within `window` on so many `sides`, in chunks, or in a buffer that is filled up to the new tokens.
+    They are within `window` on one or two `sides`, in chunks, or in a buffer that is filled up to the new tokens.
     """
 
     window: int | None = None

@@ -1,7 +1,4 @@
-"""Reading files that people name, and writing files whole or not at all.
-
-Files have temporary names until all of them are complete.
-"""
+"""Reading files that people name, and writing files completely or not at all, under temporary names meanwhile."""
 
 from __future__ import annotations
 
@@ -64,11 +61,8 @@ def _with_inputs(inputs: dict[tuple[int, int], Path] | None) -> Iterator[None]:
 
 
 def protect(path: Path) -> None:
-    """Let the current command write over neither the file at `path` nor files that belong to it.
-
-    These are the manifest, the signature and the weights beside an artifact, and the files of a checkpoint's folder. It
-    does nothing for files that don't exist.
-    """
+    """Protect the file at `path` from writes of the current command, with the manifest, signature and weights beside an
+    artifact, and the files of a checkpoint's folder. Files that don't exist are ignored."""
     if _inputs is None:
         return
     files = [path]
@@ -90,10 +84,8 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _input_at(target: Path) -> Path | None:
-    """The input of the current command that is at `target`, or None.
-
-    An input that is gone is not counted, because another file may have got its number.
-    """
+    """The input of the current command that is at `target`, or None. An input that is gone is not counted, because
+    another file may have got its number."""
     if not _inputs:
         return None
     with suppress(OSError):
@@ -174,11 +166,8 @@ def staged() -> Iterator[Staged]:
 
 
 def real_path(path: Path) -> Path:
-    """The path with its symbolic links followed.
-
-    A link that leads to itself stays, and is refused when it is opened. `Path.resolve` raises RuntimeError for it
-    before Python 3.13.
-    """
+    """The path with its symbolic links followed. A link that leads to itself stays, and is refused when it is opened.
+    `Path.resolve` raises RuntimeError for it before Python 3.13."""
     return Path(os.path.realpath(path))
 
 
@@ -207,11 +196,8 @@ def check_name(path: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """RequestError if a file can't be written at `target`.
-
-    Reasons are an invalid name, a folder, a device or a pipe, and a file that the current command reads
-    (`protected_inputs`).
-    """
+    """RequestError if a file can't be written at `target`: for an invalid name, a folder, a device or a pipe, and a
+    file that the current command reads (`protected_inputs`)."""
     check_name(target)
     problem = f"output {str(target)!r} can't be written"
     with system_error(problem, "give another name"), suppress(FileNotFoundError, ValueError):
@@ -231,10 +217,8 @@ def _place(target: Path) -> Path:
 
 
 def check_writable(*targets: Path | None) -> None:
-    """RequestError if a file can't be written at one of the given `targets`, or if two would be at one place.
-
-    A manifest has a place, too. This is checked before the work whose results go there.
-    """
+    """RequestError if a file, or the manifest beside it, can't be written at one of the given `targets`, or if two
+    would be at one place. This is checked before the work whose results go there."""
     places: list[Path] = []
     for target in filter(None, targets):
         beside = _BESIDE[:2] if target.suffix in _ARTIFACTS else ()  # weights may be inside
@@ -267,10 +251,8 @@ def check_output(target: Path, ending: str) -> None:
 
 
 def check_companions(target: Path) -> None:
-    """RequestError if files of the artifact `target` would have names that are too long for its file system.
-
-    The folder need not exist yet. This is checked before the work.
-    """
+    """RequestError if files of the artifact `target` would have names that are too long for its file system. The folder
+    need not exist yet. This is checked before the work."""
     longest = target.name + max(_BESIDE, key=len)
     with system_error(f"output {str(target)!r} can't have {longest!r} beside it", "give another name"):
         folder = next(folder for folder in target.absolute().parents if folder.is_dir())
@@ -349,10 +331,8 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as posexport writes it to files: indented, keys in the given order.
-
-    What UTF-8 lacks is escaped, such as bytes of a file's name that are not text.
-    """
+    """JSON as posexport writes it to files: indented, keys in the given order. What UTF-8 lacks is escaped, such as
+    bytes of a file's name that are not text."""
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
@@ -397,10 +377,8 @@ def write_folder(
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path, replace: bool) -> bool:
-    """Rename each to its place, after moving away what is there. All moves are undone if one fails.
-
-    Without `replace`, returns False if something is at the place of the first.
-    """
+    """Rename each to its place, after moving away what is there. All moves are undone if one fails. Without `replace`,
+    returns False if something is at the place of the first."""
     with ExitStack() as undo:
         for number, (source, place) in enumerate(moves):
             if (replace or number) and place.exists():

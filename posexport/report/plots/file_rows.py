@@ -1,7 +1,7 @@
 """The encodings of an ONNX file as rows of a plot: those of its spec, or those recognised in its attention.
 
 Recognised encodings have the names and parameters of posexport's own encodings, so the same hooks draw them. A file's
-trained weights are not read. They are random, as the title says.
+trained weights are not read. Random weights stand in for them, as the title says.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int
     keys = [each.key for each in tensor.external_data]
     if len(keys) > len(entry) or not entry.keys() <= set(_KEYS):
         raise RequestError(
-            f"{str(path)!r} says by {shown(keys)} where {shown(tensor.name)} lies, and runtimes may differ: each of "
-            f"{', '.join(_KEYS)} is taken once, so export it again."
+            f"{str(path)!r} describes the place of {shown(tensor.name)} by {shown(keys)}, which runtimes may read "
+            f"differently: only {', '.join(_KEYS)} are allowed, each once, so export it again."
         )
     location = entry.get("location", "")
     home = real_path(path.parent)

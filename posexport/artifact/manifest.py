@@ -332,7 +332,7 @@ def read_manifest_of(kind: type[M], path: Path, trusted: Sequence[TrustedKey] = 
     file = manifest_path(path)
     if not os.path.lexists(file):
         if trusted:
-            raise untrusted(path, f"it has no manifest {file.name}, so nobody signed it")
+            raise untrusted(path, f"it has no manifest {file.name}, so it is not signed")
         return None
     try:
         data = read_bytes(file, TEXT_LIMIT)

@@ -49,7 +49,7 @@ class Original:
 
     def __attrs_post_init__(self) -> None:
         if (self.weights is None) == (self.checkpoint is None):
-            raise RequestError("a file is held against one original: give weights, or the folder of a checkpoint.")
+            raise RequestError("a file is compared with one original: give weights, or the folder of a checkpoint.")
 
     def to_options(self) -> dict[str, Any]:
         """Return the fields as plain data, for the process that computes the reference."""
@@ -123,12 +123,12 @@ class Original:
                 differences.append(f"{name} is {ours.dtype} in the file, whose spec says {theirs.dtype}")
             elif torch.equal(ours, theirs):
                 if not torch.equal(ours.signbit(), theirs.signbit()):
-                    differences.append(f"{name} has -0.0 where the original has 0.0, or the other way round")
+                    differences.append(f"{name} has -0.0 in place of 0.0, or 0.0 in place of -0.0")
             elif not torch.equal(_bits(ours), _bits(theirs)):  # NaN is not equal to itself
                 apart = float((ours.double() - theirs.double()).abs().max())
                 largest = float(theirs.double().abs().max())
                 differences.append(
-                    f"{name} is other weights, up to {apart:.3g} apart where the largest is {largest:.3g}"
+                    f"{name} has different weights, by up to {apart:.3g} apart where the largest is {largest:.3g}"
                 )
         return differences
 

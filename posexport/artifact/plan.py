@@ -94,7 +94,7 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
     manifest = read_manifest_of(PlanManifest, path, trusted)
     if manifest is None:
         raise RequestError(
-            f"{str(path)!r} has no manifest {manifest_path(path).name}, so it is not opened (a plan is code): "
+            f"{str(path)!r} has no manifest {manifest_path(path).name}, so it is not opened, because a plan is code: "
             "build it with 'posexport compile'."
         )
     return manifest
@@ -106,7 +106,7 @@ def check_builder(path: Path, manifest: PlanManifest, name: str, version: str | 
     if built.name != name or version not in (None, built.version):
         here = name if version is None else f"{name} {version}"
         raise RequestError(
-            f"{str(path)!r} was built by {built.name} {built.version} and runs on nothing else, not on {here}: "
+            f"{str(path)!r} was built by {built.name} {built.version} and runs only there, not on {here}: "
             f"build it again with 'posexport compile --runtime {name}'."
         )
 

@@ -150,9 +150,11 @@ def check_signature(
         raise untrusted(path, f"its signature {file.name} is damaged: it has {len(signature)} bytes, not {SIZE}")
     key = next((key for key in trusted if key.signed(data, signature)), None)
     if key is None and signer is not None and all(key.fingerprint != signer for key in trusted):
-        raise untrusted(path, f"it names {signer} as its signer, which is none of the trusted keys")
+        raise untrusted(path, f"its signer {signer} is not one of the trusted keys")
     if key is None:
-        raise untrusted(path, f"its signature {file.name} is not one of a trusted key for its manifest {manifest.name}")
+        raise untrusted(
+            path, f"its signature {file.name} was not made by a trusted key for its manifest {manifest.name}"
+        )
     if signer not in (None, key.fingerprint):
         raise untrusted(path, f"its manifest names {signer} as its signer, but {key.fingerprint} signed it")
     return key

@@ -50,7 +50,7 @@ class LowerBoundRunner:
         self._method = "not yet known"
 
     def run(self, inputs: Arrays) -> Arrays:
-        raise NotImplementedError("the lower bound computes nothing of use")
+        raise NotImplementedError("the lower bound has no meaningful outputs")
 
     def prepare(self, inputs: Arrays) -> Timed:
         todo, dtype = self._work_on(inputs, self.sizes), self._dtype

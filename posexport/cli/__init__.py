@@ -108,7 +108,7 @@ def _too_many(command: click.Command, ctx: click.Context, extra: list[str]) -> s
     arguments = [str(parameter.name).upper() for parameter in command.params if isinstance(parameter, click.Argument)]
     if arguments:
         return f"posexport {name} takes one {arguments[0]}, and {values} was given beside it: run it once for each."
-    return f"posexport {name} takes options only, and {values} is none: write it after the option that it is for."
+    return f"posexport {name} takes options only, but {values} was given: write it after the option that it belongs to."
 
 
 _UNLIMITED = ("list", "sweep")
@@ -220,7 +220,7 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             number = signals[0] if signals else signal.SIGINT
             how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-            code = fail(f"{how}: no file is half-written; those written before stay.", 128 + number)
+            code = fail(f"{how}: no file is half-written; files written before are kept.", 128 + number)
         except SystemExit:
             raise
         except BaseException as error:  # what Rust code raises where it can't go on is no Exception
@@ -239,7 +239,7 @@ def _check_working_folder() -> None:
     try:
         os.getcwd()  # noqa: PTH109 (no path is wanted)
     except FileNotFoundError:
-        raise RequestError("the working folder is not there any more: change to one that is.") from None
+        raise RequestError("the working folder no longer exists: change to another folder.") from None
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def generate(
     """
     path = Path(file)
     if path.suffix != ".onnx":
-        raise RequestError(f"{file!r} is no .onnx: give the ONNX file of a decoder.")
+        raise RequestError(f"{file!r} does not end in .onnx: give the ONNX file of a decoder.")
     check_artifact(path)
     for text in prompt:
         if not _is_unicode(text):

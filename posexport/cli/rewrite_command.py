@@ -186,7 +186,7 @@ def angles_text(angles: Mapping[str, Any] | None) -> str:
 def _whole(whole: WholeGraph) -> str:
     if whole.error is None:
         return f"not tested: {whole.untested}"
-    left = f"; not {', '.join(map(shown, whole.left))}, of which float64 has no finite number" if whole.left else ""
+    left = f"; not compared: {', '.join(map(shown, whole.left))}, which is not finite in float64" if whole.left else ""
     return f"tested in float64: error {whole.error:.1e}, {_sets(whole.cases)}{left}"
 
 

@@ -105,7 +105,7 @@ def tune(
         if request.save is not None:
             write_json(request.save, result.to_dict())
     if result.winner is None:
-        return console.fail("nothing that was tried is verified, so nothing was written: see the reasons.", 1)
+        return console.fail("no candidate was verified, so nothing was written: see the reasons.", 1)
     return 0
 
 

@@ -109,9 +109,9 @@ def verify(
     if paths:
         check_no_project("files", project_file, allow_outside)
     if inputs is not None and not paths:
-        raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
+        raise RequestError("--inputs was given without files: they belong to one artifact, so give that artifact too.")
     if against is not None and module is not None:
-        raise RequestError("both --against and --module were given: files are held against one of them, so drop one.")
+        raise RequestError("both --against and --module were given: files are compared with one of them, so drop one.")
     of_files = {"--against": against is not None, "--module": module is not None, "--input": bool(roles)}
     for option, given in of_files.items():
         if given and not paths:
@@ -183,7 +183,7 @@ def _original(**given: str | None) -> Original | None:
     """What `--weights`, or `--from` with its own options, hold the files against."""
     options = stated(given)
     if "weights" in options and "checkpoint" in options:
-        raise RequestError("both --weights and --from were given: a file is held against one of them, so drop one.")
+        raise RequestError("both --weights and --from were given: a file is compared with one of them, so drop one.")
     for name in ("layer", "prefix_tokens"):
         if name in options and "checkpoint" not in options:
             option = f"--{name.replace('_', '-')}"

@@ -101,7 +101,7 @@ class Frame:
         if override is not None:
             what = f"value {shown(value.name)}"
             if not isinstance(tensor, torch.Tensor):
-                raise RequestError(f"{what} is no tensor, and nothing can be put in its place.")
+                raise RequestError(f"{what} is not a tensor, so it can't be replaced.")
             other = override(tensor)
             if other.shape != tensor.shape:
                 has = f"has shape {list(tensor.shape)}, and one of {list(other.shape)} was put in its place"
@@ -129,8 +129,8 @@ class Frame:
         if maker is not None:
             raise RequestError(f"output {shown(value.name)} of {place_of(maker)} can't be evaluated.")
         if value.is_graph_input():
-            raise RequestError(f"input {shown(value.name)} of the graph is needed, and was not given.")
-        raise RequestError(f"value {shown(value.name)} is read, and no node, input or weight gives it.")
+            raise RequestError(f"input {shown(value.name)} of the graph is needed but was not given.")
+        raise RequestError(f"value {shown(value.name)} is read, but no node, input or weight defines it.")
 
     def _weight(self, value: ir.Value, stored: ir.TensorProtocol, rows: torch.Tensor | None = None) -> torch.Tensor:
         """A stored weight, or some of its rows."""
@@ -274,7 +274,7 @@ def _plan(nodes: Iterable[ir.Node], given: Mapping[ir.Value, Value], wanted: Seq
             reads[node] = values_read(node, inner_weights=True)
             need(reversed(reads[node]))
         elif not finished[node]:
-            raise RequestError(f"{place_of(node)} needs its own result: the graph has a circle.")
+            raise RequestError(f"{place_of(node)} depends on its own result: the graph has a cycle.")
     return order, uses
 
 

@@ -70,7 +70,7 @@ def ir_of(graph: GraphFile) -> ir.Model:
         ) from None
     for lacking in _without_source(model):
         raise InvalidGraphError(
-            f"{str(graph.path)!r} holds no valid graph, no node, input or weight gives {shown(lacking.name)}: export "
+            f"{str(graph.path)!r} holds no valid graph, no node, input or weight defines {shown(lacking.name)}: export "
             "it again."
         )
     for holder in (model.graph, *(function.graph for function in model.functions.values())):

@@ -79,7 +79,7 @@ def roles_of(
         raise
     except Exception as error:  # a node may lack what its operator needs
         raise InvalidGraphError(
-            "the graph doesn't say what its inputs are for, since a node behind them is wrong "
+            "the roles of the graph's inputs can't be read, because a node after them is wrong "
             f"({type(error).__name__}): export it again."
         ) from error
 
@@ -264,7 +264,7 @@ def dtype_of_value(value: ir.Value) -> str:
 
 
 def _undrawable(value: ir.Value, what: str) -> RequestError:
-    return RequestError(f"the input {shown(value.name)} holds {what}, which can't be drawn: cut the graph behind it.")
+    return RequestError(f"the input {shown(value.name)} holds {what}, which can't be drawn: cut the graph after it.")
 
 
 def _dtype_kinds(value: ir.Value) -> set[str]:

@@ -90,7 +90,7 @@ class GraphRunner:
         for name, value in results.items():
             if not isinstance(value, torch.Tensor):
                 raise RequestError(
-                    f"the output {name!r} is no tensor, which can't be compared: cut the graph before it."
+                    f"the output {name!r} is not a tensor and can't be compared: cut the graph before it."
                 )
         return {name: to_numpy(value) for name, value in results.items()}
 

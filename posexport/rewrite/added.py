@@ -93,7 +93,7 @@ class BiasWriter:
         if extent.heads.is_fixed:
             return value, extent
         if heads == 1:
-            raise LengthsApart("lengths decide how many heads its mask or bias has.")
+            raise LengthsApart("the number of heads of its mask or bias depends on lengths.")
         # it meets the heads of the scores: it has as many, or one
         value = nodes.one("Expand", value, nodes.constant([1, heads, 1, 1]))
         return value, attrs.evolve(extent, heads=Size(heads))
@@ -113,7 +113,7 @@ class BiasWriter:
                 return value, _extent(ONE, *own)
             rows = shapes.symbols.quotient(own[0], Size(heads))
             if rows is None:
-                raise LengthsApart("lengths decide how many rows its mask or bias has.")
+                raise LengthsApart("the number of rows of its mask or bias depends on lengths.")
             return nodes.shaped(value, -1, heads, 0, 0), _extent(rows, Size(heads), *own[1:])
         grouped = has_groups(level, heads)
         rank = 5 if len(level) == 5 and not (grouped and len(own) < 3) else 4
@@ -150,7 +150,7 @@ class BiasWriter:
             else:
                 tokens = symbols.quotient(size, Size(heads))
                 if tokens is None:
-                    raise LengthsApart("lengths decide how many queries its mask or bias has.")
+                    raise LengthsApart("the number of queries of its mask or bias depends on lengths.")
                 split = {"h": nodes.constant([heads]), "s": nodes.constant([-1])}
                 kept = [nodes.length(value, axis) for axis in range(len(letters))]
                 kept += [*(split[letter] for letter in group), nodes.length(value, len(letters) + 1)]
@@ -180,7 +180,7 @@ class BiasWriter:
             own = (*[ONE] * missing, *own)
             rows = own[0] if first == 2 or own[0] == ONE else self.sizes.shapes.symbols.quotient(own[0], Size(heads))
             if rows is None:
-                raise LengthsApart("lengths decide how many rows its mask or bias has.")
+                raise LengthsApart("the number of rows of its mask or bias depends on lengths.")
             of_heads = own[1] if first == 2 else ONE if own[0] == ONE else Size(heads)
             whole = nodes.one("Expand", value, nodes.constant([*[1] * first, *sides]))
             result = nodes.shaped(whole, -1, of_heads.number, queries.number, keys.number)
@@ -196,7 +196,7 @@ class BiasWriter:
             one in (ONE, most) for one, most in zip(own[:2], (images, windows), strict=True)
         )
         if not whole:
-            raise LengthsApart("lengths decide how many rows its mask or bias has.")
+            raise LengthsApart("the number of rows of its mask or bias depends on lengths.")
         if own[:2] == (ONE, ONE):
             return nodes.one("Squeeze", value, nodes.constant([1])), _extent(ONE, *own[2:])
         # one of the two axes has its whole length here, or a number that is known

@@ -190,7 +190,7 @@ def _compare(
         if 0 < index < len(_results(attention)):  # of a buffer, the part that a grown cache has
             have = have[:, :, : want.shape[2]]
         if want.shape != have.shape:
-            evidence.problem = f"it gives {name} with shape {list(have.shape)} in place of {list(want.shape)}"
+            evidence.problem = f"it gives {name} with shape {list(have.shape)} instead of {list(want.shape)}"
             return
         if index == 0:
             sizes = _sizes(attention, want, queries)

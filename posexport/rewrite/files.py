@@ -64,7 +64,7 @@ def rewrite_into(
     own = artifact_of(graph) if "posexport.spec" in graph.metadata() else None
     _check(graph, options, own)
     model = model_of(graph)
-    progress("recognising attention, and trying what takes its place")
+    progress("recognising attention and testing its replacement")
     write = rewrite_as if options.angles is None else rewrite_exactly
     if options.angles is None and options.kv_cache is None:
         write = rewrite_branches if has_branches(model) else rewrite_with_choices
@@ -102,7 +102,7 @@ def _check_written(place: Path, target: Path) -> None:
     except RequestError as error:
         text = str(error).replace(str(place), str(target)).rstrip(".")
         raise RequestError(
-            f"the new file would not be sound, which is posexport's fault: please report it ({text})."
+            f"the new file would be wrong, which is a bug in posexport: please report it ({text})."
         ) from None
 
 

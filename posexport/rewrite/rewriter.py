@@ -230,7 +230,7 @@ def _unusable_cache(view: View, chosen: Sequence[Attention]) -> Reason | None:
     owners = {cache: one.name for one in view.attentions if isinstance(one, Attention) for cache in _caches(one)}
     if others and others[0] in owners:
         raise RequestError(
-            f"--kv-cache shared makes buffers of all caches, and {shown(others[0])} is that of "
+            f"--kv-cache shared makes buffers of all caches, and {shown(others[0])} belongs to "
             f"{shown(owners[others[0]])}, which --only leaves out: choose all attention that has caches, or drop "
             "--kv-cache."
         )
@@ -287,5 +287,5 @@ def _disagreement(evidence: Evidence) -> Reason:
     if evidence.problem is not None:
         return Reason("not-the-same", evidence.problem)
     if not evidence.cases:
-        return Reason("not-tested", "no drawn inputs gave numbers that could be compared")
+        return Reason("not-tested", "no drawn inputs gave values that could be compared")
     return Reason("not-the-same", f"its replacement differs by {evidence.error:.2g} of the largest value")

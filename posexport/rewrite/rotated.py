@@ -120,7 +120,7 @@ class RotationWriter:
         dropped = [axis for axis in range(rank) if axis not in kept]
         own = self.sizes.shapes.of(source.value)
         if not own[source.features].is_fixed or any(own[axis] != ONE for axis in dropped):
-            raise LengthsApart("lengths decide how its cosines are laid out.")
+            raise LengthsApart("the layout of its cosines depends on lengths.")
         if dropped:
             value = nodes.one("Squeeze", value, nodes.constant(dropped))
         order = [sorted(kept).index(axis) for axis in kept]

@@ -18,7 +18,7 @@ from posexport.rewrite.number_types import operands, turned_values
 from posexport.rewrite.shared_cache import check_own, lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 
-_CIRCULAR = "what it reads is computed from what it computes itself."
+_CIRCULAR = "its inputs depend on its own output."
 """The reason why a site can't be written."""
 
 

@@ -96,11 +96,11 @@ def whole_evidence(
         finite |= told
         tried += bool(told)
         if not told:  # numbers that are none in both graphs say nothing
-            untested = Reason(NOT_TESTED, f"float64 has no finite number in any output, as on {case.label}")
+            untested = Reason(NOT_TESTED, f"no output is finite in float64, for example on {case.label}")
         for name, want in expected.items():
             have = _grown(actual[name], want, buffers)
             if want.shape != have.shape:
-                text = f"output {name!r} has shape {list(have.shape)} in place of {list(want.shape)}"
+                text = f"output {name!r} has shape {list(have.shape)} instead of {list(want.shape)}"
                 return WholeEvidence(problem=_differs(f"{text} on {case.label}"))
             error = max(error, _difference(want, have, case))
             if not error <= LIMIT:

@@ -67,7 +67,7 @@ def memory_shortfall(needed: int, promised: int = 0) -> Reason | None:
 
 def slow_reason(row: Runtime) -> Reason:
     """Why a slow runtime gets none of the cases."""
-    return Reason(SLOW, f"it is slow and takes only inputs of at most {WORK[row.name]:.0e} multiply-adds")
+    return Reason(SLOW, f"it is slow, so it only runs inputs of at most {WORK[row.name]:.0e} multiply-adds")
 
 
 def is_affordable(spec: Spec, sizes: Mapping[str, int], row: Runtime) -> bool:

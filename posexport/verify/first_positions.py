@@ -11,7 +11,7 @@ import numpy as np
 from posexport.spec.spec import Spec
 from posexport.verify.draws import Array, At, position_end, position_ids
 
-NOTE = "positions were consecutive, as its spec promises, and no others were tried"
+NOTE = "only consecutive positions were tried, as its spec promises"
 """What verdicts say of such an artifact."""
 
 

@@ -124,7 +124,7 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str 
             not np.isfinite(np.asarray(have[name]).astype(np.float64)).all() for name in node.output if name in have
         ):
             return None, f"{_called(node)} is the first with values that are not finite, in the export too"
-    return None, "its values are right one by one: the runtime departs where it runs the graph as a whole"
+    return None, "each of its values is right: the runtime is only wrong when it runs the whole graph"
 
 
 def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float) -> str | None:
@@ -136,7 +136,7 @@ def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float)
             if a.shape != b.shape:
                 return f"{_called(node)} gives {name!r} the shape {list(a.shape)}, not {list(b.shape)} as"
             actual, exact = (np.asarray(array).astype(np.float64) for array in (a, b))
-            departs = f"{_called(node)} is the first whose output departs: {name!r}"
+            departs = f"{_called(node)} is the first whose output differs: {name!r}"
             invalid, other = ~np.isfinite(actual), ~np.isfinite(exact)
             if (invalid != other).any():
                 return f"{departs} has {int(invalid.sum())} values that are not finite, unlike what"

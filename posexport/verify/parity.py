@@ -234,8 +234,8 @@ def not_computed(
             beyond = _beyond(exact, by_torch, actual, tolerance)
             if beyond.any():
                 yield (
-                    f"{int(beyond.sum())} of {beyond.size} values of {name!r} on {case} were not compared, as torch "
-                    f"can't compute them in {dtype} either: give smaller inputs"
+                    f"{int(beyond.sum())} of {beyond.size} values of {name!r} on {case} were not compared, because "
+                    f"torch can't compute them in {dtype} either: give smaller inputs"
                 )
 
 
@@ -318,8 +318,8 @@ def set_aside(
     ]
     left = [each for each in few if each.output in outputs and aside]
     clauses += [
-        f"a few values of {each.output!r} are off by {each.max_error:.2g} on {each.case}, as where a token goes to "
-        "another expert by rounding"
+        f"a few values of {each.output!r} are off by {each.max_error:.2g} on {each.case}, as if rounding sent a token "
+        "to another expert"
         for each in left[:3]
     ]
     return [each for each in comparisons if each not in aside and each not in left], tuple(clauses)

@@ -204,7 +204,7 @@ def _windowed(spec: Spec) -> bool:
 
 def _translate_untried(probe: Probe) -> str | None:
     if probe.spec.consecutive and probe.spec.position_axes > 1:
-        return "its tokens are the cells of a grid in order, and a token less puts the others in other cells"
+        return "its tokens are the cells of a grid in order, and without one token, the others are in other cells"
     return _few(probe) if _reach(probe) + 2 <= probe.seq else f"{probe.seq} tokens don't reach beyond its windows"
 
 
@@ -245,7 +245,7 @@ PROPERTIES: Mapping[str, Property] = {
         runs=lambda probe: [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))],
         rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
         concerns=lambda spec: not spec.prefix_tokens,
-        untried=lambda probe: None if _shifts(probe) else "its table of positions leaves no room to move",
+        untried=lambda probe: None if _shifts(probe) else "its table of positions is too short to shift positions",
         moves=True,
     ),
     "translate": Property(
@@ -256,17 +256,17 @@ PROPERTIES: Mapping[str, Property] = {
         untried=_translate_untried,
     ),
     "buckets": Property(
-        "distances of a bucket are neighbours", _bucket_runs, _bucket_rule, untried=_bucket_untried, gaps=True
+        "distances in a bucket are neighbours", _bucket_runs, _bucket_rule, untried=_bucket_untried, gaps=True
     ),
     "permutation": Property(
-        "tokens that trade places with their positions trade outputs",
+        "tokens that are swapped together with their positions give swapped outputs",
         runs=lambda probe: _chosen_runs(probe, _order(probe)),
         rule=lambda probe, outs: _off(_output(outs[1]), _output(outs[0])[_order(probe)]),
         concerns=_order_free,
         gaps=True,
     ),
     "prefix": Property(
-        "a longer context leaves earlier outputs",
+        "a longer context does not change earlier outputs",
         runs=lambda probe: _chosen_runs(probe, _prefix(probe)),
         rule=lambda probe, outs: _off(_output(outs[1]), _output(outs[0])[_prefix(probe)]),
         concerns=lambda spec: spec.causal,

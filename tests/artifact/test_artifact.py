@@ -353,7 +353,7 @@ def test_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
         refused(result, "can't write the output (No space left on device)")
     else:
         assert (result.exit_code, result.stdout) == (130, "")
-        said = "Error: interrupted: no file is half-written; those written before stay."
+        said = "Error: interrupted: no file is half-written; files written before are kept."
         assert result.stderr.strip() == said  # click ends the line of ^C
     assert tree(tmp_path) == {"block.onnx": b"the old file"}
 

@@ -196,7 +196,7 @@ def test_a_file_of_weights_is_compared_by_names_shapes_and_values(llama: Path, t
 def test_a_weight_that_is_not_finite_is_named(llama: Path) -> None:
     spec, weights = read(llama)
     weights["q_proj.weight"][0, 0] = float("nan")
-    assert "q_proj.weight is other weights, up to nan apart" in said(Original(checkpoint=llama), spec, weights)
+    assert "q_proj.weight has different weights, by up to nan apart" in said(Original(checkpoint=llama), spec, weights)
 
 
 def test_an_original_that_cannot_be_read_is_no_verdict(llama: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_ctrl_c_ends_a_command_as_an_interruption_whatever_becomes_of_it(
     monkeypatch.setattr("posexport.cli.console.show_json", interrupted)
     result = cli("list", "--json")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "Error: interrupted: no file is half-written; those written before stay.\n"
+    assert result.stderr == "Error: interrupted: no file is half-written; files written before are kept.\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -151,7 +151,7 @@ def test_a_signal_from_outside_is_named(number: signal.Signals, tmp_path: Path) 
     place, (module, name, call, when) = Place(tmp_path), next(iter(WRITING.values()))
     code, stderr = place.finish(place.run([SCRIPT, module, name, str(call), str(int(number)), when, "--", *POSITIONS]))
     assert code == 128 + number
-    assert stderr.strip() == f"Error: ended by {number.name}: no file is half-written; those written before stay."
+    assert stderr.strip() == f"Error: ended by {number.name}: no file is half-written; files written before are kept."
     assert place.left() == []
 
 

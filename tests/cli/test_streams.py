@@ -106,4 +106,4 @@ def test_a_working_folder_that_was_removed_is_named(arguments: str, tmp_path: Pa
     line = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -P -m posexport {arguments}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "Error: the working folder is not there any more: change to one that is.\n"
+    assert done.stderr == "Error: the working folder no longer exists: change to another folder.\n"

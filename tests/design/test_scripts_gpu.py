@@ -353,7 +353,7 @@ def test_tokens_behind_another_right_one_are_not_judged() -> None:
     assert judge_tokens(*given).state == "failed"
     verdict = judge_tokens(*given, known)
     assert (verdict.state, verdict.measured) == ("passed", "3 of 4 tokens are those of float64")
-    assert verdict.notes[-1] == "2 tokens behind a place where either is right were not compared"
+    assert verdict.notes[-1] == "2 tokens after a place where either is right were not compared"
     made[1, 2] = 3
     assert judge_tokens(*given, known).state == "failed"
 

@@ -146,9 +146,9 @@ NOT_JOINED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "rows that depend on each other a little": (lambda: nearly(1e-5), "a row of y depends on the others"),
     "fixed": (
         lambda: small([[2, 4]], [2, 4], [helper.make_node("Relu", ["x"], ["y"])]),
-        "x has a first dimension that is fixed",
+        "x has a fixed first dimension",
     ),
-    "three axes first": (lambda: turned(3), "position_ids has a first dimension that is fixed"),
+    "three axes first": (lambda: turned(3), "position_ids has a fixed first dimension"),
     "axes first": (lambda: turned("n"), "of position_ids ['n', 'b', 's'] is not the batch (position_ids)"),
     "a scalar": (
         lambda: small([["b", 4], []], ["b", 4], [helper.make_node("Add", ["x", "z"], ["y"])]),

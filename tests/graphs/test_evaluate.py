@@ -301,7 +301,7 @@ WRONG = {
     r"node 'y' \(MatMul\) can't be evaluated on float64\[2, 3\], float64\[2, 3\]": "y = MatMul(x, x)",
     r"node 'y' \(Concat\) .* different ranks": "s = Shape(x) f = Cast<to = 1>(s) y = Concat<axis = 0>(x, f)",
     r"node 'y' \(Gather\) .* outside a dimension of 2": "i = Constant<value_ints = [2]>() y = Gather(x, i)",
-    r"value 'nowhere' is read, and no node, input or weight gives it": "y = Add(x, nowhere)",
+    r"value 'nowhere' is read, and no node, input or weight defines it": "y = Add(x, nowhere)",
     r"node '\w' \(\w+\) needs its own result": "a = Neg(b) b = Exp(a) y = Add(x, b)",
     r"node 'y' \(Transpose\)": "y = Transpose<perm = [0, 5]>(x)",
     r"node 'y' \(Relu\)": "y = Relu(x, x, x)",

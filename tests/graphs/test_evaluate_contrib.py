@@ -361,7 +361,7 @@ REFUSED: dict[str, Callable[[], tuple[Any, dict[str, Array]]]] = {
     "its rotation": lambda: one_node("Attention", [Q, *WEIGHTS], domain=MICROSOFT, num_heads=HEADS, do_rotary=1),
     "its key or value is missing": lambda: one_node("MultiHeadAttention", [Q], domain=MICROSOFT, num_heads=HEADS),
     "caches of the window's size": lambda: grouped(1, [4, 9], past=8, sliding_window_cache=1, local_window_size=3),
-    "an index lies outside a dimension of 40": lambda: grouped(1, [4], past=8, do_rotary=1, at=[[40]]),
+    "an index is outside a dimension of size 40": lambda: grouped(1, [4], past=8, do_rotary=1, at=[[40]]),
 }
 
 

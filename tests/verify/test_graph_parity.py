@@ -91,7 +91,7 @@ def test_whole_numbers_are_equal_but_where_float64_decides_otherwise() -> None:
     output[3] += 1
     found, left = compare("case", [ints], {"y": output})
     assert found[0].state == "passed"
-    assert left == ["1 of 12 whole numbers are others in float64 than in the own dtypes of 'y' on case"]
+    assert left == ["float64 and the file's own dtypes give different whole numbers for 1 of 12 of 'y' on case"]
     output[4] += 1
     assert compared(output, ints).reason == "output 'y' is 5 at [4], it must be 4"
     truth = expected(np.array([True, False]), own=[np.array([True, False])], dtype="bool")

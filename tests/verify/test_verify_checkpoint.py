@@ -114,7 +114,7 @@ def scales_logits(model: onnx.ModelProto) -> None:
 
 
 PLANTED = {
-    "swapped caches": (swaps_caches, "failed", "; the first layer that departs is 'model.layers.1'"),
+    "swapped caches": (swaps_caches, "failed", "; the first layer that differs is 'model.layers.1'"),
     "larger logits": (scales_logits, "passed", "; all layers of 'model.layers' agree, so it is what follows them"),
 }
 """A change, the state of the tokens then, and how the clause ends that says where the file departs."""
@@ -136,10 +136,10 @@ def test_planted_faults_fail(name: str, folder: Path, tmp_path: Path) -> None:
 
 
 LAYERS = {
-    "fp16": ("model.layers.1.mlp.down_proj.weight", "; the first layer that departs is 'model.layers.1'"),
-    "no caches": ("model.layers.0.self_attn.q_proj.weight", "; the first layer that departs is 'model.layers.0'"),
+    "fp16": ("model.layers.1.mlp.down_proj.weight", "; the first layer that differs is 'model.layers.1'"),
+    "no caches": ("model.layers.0.self_attn.q_proj.weight", "; the first layer that differs is 'model.layers.0'"),
     "buffers": ("lm_head.weight", "; all layers of 'model.layers' agree, so it is what follows them"),
-    "learned": ("transformer.h.1.mlp.c_fc.weight", "; the first layer that departs is 'transformer.h.1'"),
+    "learned": ("transformer.h.1.mlp.c_fc.weight", "; the first layer that differs is 'transformer.h.1'"),
 }
 """By the name of a file, a weight that is another one in the checkpoint, and where the file departs from it."""
 

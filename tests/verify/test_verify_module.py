@@ -91,7 +91,7 @@ def test_another_module_is_another_function(name: str, exported: Path) -> None:
     assert (code, found["state"], found["reason_code"]) == (1, "failed", "over-limit")
     assert (
         found["where"]
-        == "the file and the module are different functions in float64, so it is the graph, not the runtime"
+        == "the file and the module are different functions in float64, so the graph is wrong, not the runtime"
     )
 
 

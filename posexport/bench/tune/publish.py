@@ -74,7 +74,7 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
     onnx_manifest = programs.write(row.program, onnx)
     manifest: OnnxManifest | PlanManifest = onnx_manifest
     if not programs.is_same(row.program, onnx_manifest):
-        return "exported again it is another file than the one that was verified: its weights were changed meanwhile"
+        return "a new export differs from the file that was verified: its weights were changed meanwhile"
     if output.suffix == ".plan":
         from posexport.export.compile import compile_plan
         from posexport.runtimes.tensorrt.options import BuildOptions

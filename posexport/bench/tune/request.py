@@ -129,7 +129,9 @@ def read_tune_request(
     first = next(iter(specs.values()))
     if CONSECUTIVE in limits.allow and not first.can_be_consecutive:
         encodings = ", ".join(dict.fromkeys(layer.encoding.name for layer in first.distinct_layers()))
-        raise RequestError(f"--allow consecutive with {encodings}, which has no positions that can be so: drop it.")
+        raise RequestError(
+            f"--allow consecutive with {encodings}, which has no positions that can be consecutive: drop it."
+        )
     scenario = _scenario(options, first)
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"

@@ -101,7 +101,7 @@ class GraphTrial:
         for name, (shape, _) in self._values.items():
             role = self._roles.get(name)
             if not shape or isinstance(shape[0], int):
-                what = "has no dimensions" if not shape else "has a first dimension that is fixed"
+                what = "has no dimensions" if not shape else "has a fixed first dimension"
                 return f"{name} {what}, so a request holds all rows"
             if role is not None and role.axes[0] != BATCH:
                 return f"the first dimension of {name} {list(shape)} is not the batch ({role.kind})"

@@ -66,7 +66,7 @@ def bias_of(added: AddedToScores, measure: Measure, sinks: bool) -> Bias | None:
     by_distance = [_by_distance(one, sinks) for one in rows]
     if any(one is None for one in by_distance):
         return _on_grid(rows[0]) or unknown(
-            "unknown", Reason(PLACES, "it depends on more than the distance of query and key")
+            "unknown", Reason(PLACES, "it depends on more than the distance between query and key")
         )
     behind, ahead = (_longest([one[at] for one in by_distance if one is not None]) for at in (0, 1))
     if not behind.any() and not ahead.any():
@@ -243,7 +243,7 @@ def _on_positions(added: AddedToScores) -> Bias | None:
     if not bias.any():
         return None
     if bias.shape[2] != len(cells) or not _by_offset(bias, cells):
-        return unknown("unknown", Reason(PLACES, "it depends on more than the offset of query and key"))
+        return unknown("unknown", Reason(PLACES, "it depends on more than the offset between query and key"))
     found = _named_grid(bias, cells, side)
     if found["name"] == "swin" and side not in sides:
         return unknown("unknown", Reason(SHAPE, "no known encoding has these numbers"), of="offset")

@@ -31,7 +31,7 @@ def reason_to_leave(node: ir.Node, refused: Mapping[ir.Node, str], functions: Fu
         return operator_reason(node, refused)
     name = shown(node.name or node.outputs[0].name or "")
     if node.op_type == "Softmax" and leads_to(node.outputs[0], _QUANTISED, {*WEIGHT_OPS, "DynamicQuantizeLinear"}):
-        return Reason("quantised", f"the weights of {name} are quantised before they meet the values")
+        return Reason("quantised", f"the weights of {name} are quantised before the product with the values")
     return None
 
 
@@ -71,11 +71,11 @@ def nested(model: ir.Model, layer: int, kept: str | None = None) -> list[Unknown
     for node in model.graph.all_nodes():
         name = node.name or node.outputs[0].name or ""
         if node.graph is not model.graph and _may_be_attention(node, model.functions):
-            text = f"{shown(name)} stands inside of If, Loop or Scan, where attention is not looked for"
+            text = f"{shown(name)} is inside an If, Loop or Scan, where attention is not searched for"
             reason = Reason(CONTROL_FLOW, text)
         elif _calls_attention(model, node, kept):
-            text = f"{shown(name)} calls a function of another opset, or one that is given a graph"
-            reason = Reason("function", f"{text}, where attention is not looked for")
+            text = f"{shown(name)} calls a function of another opset, or passes a graph to a function"
+            reason = Reason("function", f"{text}, where attention is not searched for")
         else:
             continue
         found.append(UnknownAttention(name=name, layer=layer + len(found), reason=reason))

@@ -211,7 +211,7 @@ class Describer:
 
     def _measured_terms(self, attention: Attention, shapes: tuple[tuple[int, ...], ...]) -> tuple[Data, Data | None]:
         if any(term.value in self.view.flow.content for term in attention.terms):
-            reason = Reason(FEATURES, "what is added to its scores is computed from features")
+            reason = Reason(FEATURES, "the term added to its scores is computed from features")
             return _no_mask(reason), unknown("unknown", reason)
         levels = {term.level.name or "": shape for term, shape in zip(attention.terms, shapes, strict=True)}
         added = AddedToScores(self._measure, attention, levels)
@@ -233,7 +233,7 @@ class Describer:
             k = None if written is None else written.rotary
         for name, rotary, side in (("queries", q, attention.q), ("keys", k, attention.k)):
             if rotary is not None and further_angles(self.view.flow, self.view.probe, side):
-                reason = Reason(FURTHER, f"its {name} are turned by further angles, before or after this rotation")
+                reason = Reason(FURTHER, f"its {name} are also rotated by other angles, before or after this rotation")
                 return unknown("rotary", reason, layout=layout_of(rotary.pairs)), 0
         if q is not None and k is not None:
             key = ("rotary", _key(q), _key(k), attention.head_dim)
@@ -243,7 +243,7 @@ class Describer:
             return unknown("rotary", Reason(SIDE, f"only its {which} are known to be rotated")), 0
         if attention.turns or attention.q.rotates or attention.k.rotates:
             reason = Reason(
-                ROTATION, "its queries or keys are turned or scaled by numbers that are no values of the graph"
+                ROTATION, "its queries or keys are rotated or scaled by numbers that are not values of the graph"
             )
             return unknown("unknown", reason), 0
         for name, side, dim in _sides(attention):
@@ -255,7 +255,7 @@ class Describer:
             except RequestError:
                 order = None
             if order is False:
-                how = "in a way that is no rotation of pairs by the same angles in all heads"
+                how = "in another way than by rotating pairs by the same angles in all heads"
                 reason = Reason(POSITIONS, f"positions act on its {name} {how}")
                 return unknown("unknown", reason), 0
         return None, 0
@@ -269,10 +269,10 @@ class Describer:
             try_order = partial(acts_in_order, self.view.flow, self.view.probe, side.source, sizes, results)
             kept = self._shared(key, try_order)
             if kept is None:
-                text = f"whether the order of tokens acts on its {name} can't be tried"
+                text = f"whether its {name} depend on the order of tokens can't be tested"
                 return unknown("unknown", Reason(UNTRIED, text))
             if not kept:
-                text = f"tokens in another order give other {name}, by something above that is not read"
+                text = f"its {name} depend on the order of tokens, for a reason that was not recognised"
                 return unknown("unknown", Reason(POSITIONS, text))
         return {"name": "none"}
 

@@ -34,7 +34,7 @@ def sizes_of(flow: Dataflow, probe: Probe, product: Product, batch: int) -> tupl
     if heads is None:
         heads, left = divmod(rows, batch)
         if left or not heads:
-            text = f"{shown(product.node.name or '')} has {rows} products for {batch} rows, which is no number of heads"
+            text = f"{shown(product.node.name or '')} has {rows} products for {batch} rows, which is not a multiple"
             raise Declined(
                 "heads", f"{text}: if tokens come before rows in inputs, name their dimensions seq and batch"
             )

@@ -229,7 +229,9 @@ def _attention(
 def _with_zeros(zeroed: Zeroed, scores: Scores, axes: ScoreAxes, name: str) -> Scores:
     """The scores with those keys hidden whose exponentials are set to zero."""
     if axes != USUAL:
-        raise Declined("softmax-form", f"{shown(name)} makes exponentials zero, whose keys are on another axis")
+        raise Declined(
+            "softmax-form", f"{shown(name)} sets exponentials to zero along another axis than that of the keys"
+        )
     hides = Term(value=zeroed.condition, level=zeroed.result, seen_if=zeroed.seen_if, fill=-math.inf)
     return attrs.evolve(scores, terms=(hides, *scores.terms))
 
@@ -305,7 +307,7 @@ def _logits(probe: Probe, value: ir.Value) -> ir.Value:
     while len(probe.shape(value)) < 3:
         node = value.producer()
         if node is None or node.inputs[0] is None:
-            raise Declined("rank", "its scores have no axis of their own for queries")
+            raise Declined("rank", "its scores have no separate axis for queries")
         value = node.inputs[0]
     return value
 
@@ -323,7 +325,9 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
             continue
         by_head = array.numel() == 1 or (array.numel() == heads and array.dim() > 2 and array.shape[-3] == heads)
         if not by_head or not all(size.is_fixed for size in probe.shapes.of(value)):
-            raise Declined("score-scale", f"{shown(value.name or '')} scales the scores, and is no number per head")
+            raise Declined(
+                "score-scale", f"{shown(value.name or '')} scales the scores, but is not one number per head"
+            )
         kept.append((value, divides))
     return tuple(kept)
 
@@ -334,7 +338,7 @@ def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None
     while value is not None and math.prod(probe.shape(value)) != heads:
         node = value.producer()
         if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
-            raise Declined("sinks", "its sinks, a column beside its scores, are no value with one number for each head")
+            raise Declined("sinks", "its sinks, an additional column of the scores, are not one number per head")
         passed.add(node)
         value = node.inputs[0]
     if column is None or value is None:
@@ -344,7 +348,7 @@ def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None
     rows_of_heads = wide.reshape(-1, heads, wide.shape[-2])
     same = bool((rows_of_heads == random.reshape(heads, 1)).all())
     if not same or not all(size.is_fixed for size in probe.shapes.of(value)):
-        raise Declined("sinks", "its sinks, a column beside its scores, are no value with one number for each head")
+        raise Declined("sinks", "its sinks, an additional column of the scores, are not one number per head")
     return value
 
 

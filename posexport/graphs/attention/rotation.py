@@ -42,28 +42,30 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
     layout = layout_of(q.pairs)
     width = _width(q.pairs, head_dim)
     if q.pairs != k.pairs:
-        reason = Reason(SIDES, "queries and keys are paired in different ways, or as parts that are joined later")
+        reason = Reason(
+            SIDES, "the features of queries and keys are paired in different ways, or in parts that are joined later"
+        )
         return unknown("rotary", reason, layout=layout), 0
     if not (q.in_columns and k.in_columns):
-        reason = Reason(TABLE, "several values of the graph hold its cosines and sines, or matrices of them")
+        reason = Reason(TABLE, "several values of the graph contain its cosines and sines, or matrices of them")
         return unknown("rotary", reason, layout=layout, **width), 0
     try:
         turning = turning_of(measure, q)
         other = turning if _same_angles(q, k) else turning_of(measure, k)
     except OtherRows:
-        reason = Reason(ROWS, "rows don't turn by their own positions")
+        reason = Reason(ROWS, "rows are not rotated by their own positions")
         return unknown("rotary", reason, layout=layout, **width), 0
     except NotLinear:
         found = _on_a_grid(measure, q)
         if found is not None and _same_angles(q, k):
             return found
-        reason = Reason(TABLE, "its cosines and sines are no cosines and sines of multiples of positions")
+        reason = Reason(TABLE, "its cosines and sines are not those of multiples of positions")
         return unknown("rotary", reason, layout=layout, **width), 0
     except RequestError as error:
         reason = Reason(NOT_EVALUATED, str(error).rstrip("."))
         return unknown("rotary", reason, layout=layout, **width), 0
     if np.abs(other.frequencies - turning.frequencies).max() > 2 * max(turning.tolerance, other.tolerance, 1e-12):
-        reason = Reason(SIDES, "queries and keys turn at different frequencies")
+        reason = Reason(SIDES, "queries and keys are rotated at different frequencies")
         return unknown("rotary", reason, layout=layout, **width), 0
     return _named(turning, other, q.pairs, head_dim), turning.prefix
 

@@ -116,10 +116,10 @@ def scores_of(flow: Dataflow, probe: Probe, logits: ir.Value) -> Scores:
             )
         step = _STEPS.get(node.op_type)
         if step is None:
-            raise Declined("score-operator", f"{node.op_type} {shown(node.name or '')} stands between its products")
+            raise Declined("score-operator", f"{node.op_type} {shown(node.name or '')} is between its two products")
         walk.nodes.append(node)
         step(flow, walk, node)
-    raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
+    raise Declined("no-scores", "the input of its softmax is not a product of queries and keys")
 
 
 def is_scores(flow: Dataflow, product: Product) -> bool:
@@ -177,7 +177,7 @@ def _sides(flow: Dataflow, node: ir.Node) -> tuple[ir.Value, ir.Value, int]:
         return first, second, 0
     if leads[1]:
         return second, first, 1
-    raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
+    raise Declined("no-scores", "the input of its softmax is not a product of queries and keys")
 
 
 def _add(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
@@ -198,12 +198,12 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     maximum = _maximum(walk.probe, other)
     if place == 0 and maximum is not None and maximum.inputs[0] is path:
         if walk.softcap or walk.sinks is not None:
-            raise Declined("score-order", f"{shown(node.name or '')} takes a maximum away before a cap or sinks")
+            raise Declined("score-order", f"{shown(node.name or '')} subtracts a maximum before a cap or sinks")
         walk.maxima.append((node, unexpanded(other)))  # doesn't change a softmax if it is the same for all keys
         walk.value = path
         return
     if place == 1:
-        raise Declined("score-sign", f"{shown(node.name or '')} takes the scores away from something")
+        raise Declined("score-sign", f"{shown(node.name or '')} subtracts the scores from another value")
     _check_affine(walk, node)
     walk.terms.append(Term(value=other, level=node.outputs[0], factor=-walk.factor))
     walk.value = path
@@ -228,7 +228,9 @@ def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if number is not None and number != 0.0:
         walk.multiply(1.0 / number if divides else number)
     elif walk.softcap or other in flow.content:
-        raise Declined("score-scale", f"{shown(node.name or '')} multiplies the scores by more than a number of fp32")
+        raise Declined(
+            "score-scale", f"{shown(node.name or '')} multiplies the scores by a value that is not a number in fp32"
+        )
     else:
         walk.head_scales.append((other, divides))
     walk.value = path
@@ -242,7 +244,9 @@ def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     _check_affine(walk, node)
     fill = number_of(walk.probe, replaced)
     if fill is None or not reaches_product(flow, path):
-        raise Declined("score-where", f"{shown(node.name or '')} chooses between scores and what is not one number")
+        raise Declined(
+            "score-where", f"{shown(node.name or '')} chooses between the scores and a value that is not one number"
+        )
     if fill * walk.factor > HIDDEN:
         text = f"gives hidden keys a logit of {fill * walk.factor:g}, and scores may come near what is above {HIDDEN:g}"
         raise Declined("score-fill", f"{shown(node.name or '')} {text}")
@@ -255,7 +259,7 @@ def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     inputs = [value for value in node.inputs if value is not None]
     paths = [value for value in inputs if reaches_product(flow, value)]
     if not paths:
-        raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
+        raise Declined("no-scores", "the input of its softmax is not a product of queries and keys")
     bounds = [number_of(walk.probe, value) for value in inputs if value is not paths[0]]
     if walk.factor < 0 or any(number is None or number * walk.factor > HIDDEN for number in bounds):
         raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
@@ -264,7 +268,10 @@ def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
 
 def _tanh(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if walk.softcap or walk.factor <= 0 or walk.head_scales:
-        raise Declined("score-softcap", f"{shown(node.name or '')} caps the scores twice, or not by a number of fp32")
+        raise Declined(
+            "score-softcap",
+            f"{shown(node.name or '')} caps the scores twice, or by a value that is not a number in fp32",
+        )
     walk.softcap, walk.factor = walk.factor, walk.factor
     _through(flow, walk, node)
 
@@ -274,12 +281,12 @@ def _sinks(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     leads = [reaches_product(flow, value) for value in inputs]
     axis = node.attributes["axis"].as_int()
     if len(inputs) != 2 or sum(leads) != 1 or axis not in (-1, 3) or walk.sinks is not None or walk.terms:
-        raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with something")
+        raise Declined("score-concat", f"{shown(node.name or '')} concatenates the scores with another value")
     path = leads.index(True)
     if inputs[1 - path] in flow.content:
-        raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with features")
+        raise Declined("score-concat", f"{shown(node.name or '')} concatenates the scores with features")
     if walk.factor != 1.0 or walk.softcap or walk.head_scales:
-        text = f"{shown(node.name or '')} joins the scores with sinks before they are capped or scaled"
+        text = f"{shown(node.name or '')} concatenates the scores with sinks before they are capped or scaled"
         raise Declined("score-order", text)
     walk.sinks, walk.sinks_first, walk.value = inputs[1 - path], path == 1, inputs[path]
 

@@ -204,7 +204,7 @@ def _axes_of(node: ir.Node) -> list[int]:
 
 def _doubted(node: ir.Node, logits: ir.Value) -> Softmax:
     name = shown(node.name or node.outputs[0].name or "")
-    text = f"{name} divides exponentials by sums, of which it is not known that this is a softmax"
+    text = f"{name} divides exponentials by sums, which may not be a softmax"
     return Softmax(node=node, logits=logits, axis=None, doubt=Reason("softmax-form", text))
 
 

@@ -59,19 +59,19 @@ def _mixed_heads(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> R
     shapes = [probe.shapes.of(one.result) for one in products if {one.left, one.right} <= flow.content]
     if not any(len(one) == len(shape) > 2 and one[-2:] == shape[-2:] for one in shapes):
         return None
-    return Reason("mixed-heads", f"the scores or weights of {shown(name)} are mixed with those of other heads")
+    return Reason("mixed-heads", f"the scores or weights of {shown(name)} are mixed across heads")
 
 
 def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name: str) -> Reason | None:
     """Why a softmax is left whose weights no product with features reads; None if it is not an attention's."""
     weights, shown_name = softmax.node.outputs[0], shown(name)
     if _meets_content(flow, weights):
-        return Reason("einsum", f"{shown_name} meets the values in an Einsum that is no product of matrices")
+        return Reason("einsum", f"{shown_name} is combined with the values in an Einsum that is not a matrix product")
     if _weighs_others(flow, weights):
-        text = "weights values that follow from no input that is known to have ids or features"
+        text = "weights values that don't depend on an input known to hold ids or features"
         return Reason("features-unknown", f"{shown_name} {text}")
     if _is_combined(flow, probe, softmax):
-        text = "are combined with others before they meet the values"
+        text = "are combined with others before the product with the values"
         return Reason("weights", f"the weights of {shown_name} {text}")
     if _weighs_features(flow, softmax.node.outputs[0], MIXING | COMBINING):
         return _mixed_heads(flow, probe, softmax, name)

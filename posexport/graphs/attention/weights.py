@@ -39,7 +39,9 @@ def check_weights(
     if not passed:
         return None
     nodes = flow.between(source, target)
-    changed = Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
+    changed = Declined(
+        "weights", f"the weights of {shown(softmax.name or '')} are changed before the product with the values"
+    )
     if loses_digits(flow, source, target):
         raise changed
     guard: float | None = None

@@ -28,13 +28,13 @@ def check_written_out(probe: Probe, softmax: Softmax, scores: Scores, name: str)
             raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")
     zeroed = softmax.zeroed
     if zeroed is not None and (scores.sinks is not None or probe.shapes.of(zeroed.result) != shape):
-        raise Declined("softmax-form", f"{shown(name)} makes exponentials zero, but not one for each score")
+        raise Declined("softmax-form", f"{shown(name)} sets exponentials to zero, but not one for each score")
     product = softmax.product
     if product is not None and probe.shapes.of(product.result) != probe.shapes.of(product.node.outputs[0]):
         raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")
     for node, maximum in scores.maxima:
         if probe.shapes.of(maximum)[-1:] != (ONE,) or not _keeps_keys(probe, scores, node):
-            text = f"{shown(node.name or '')} takes a maximum away of which it is not known that it is that of all keys"
+            text = f"{shown(node.name or '')} subtracts a maximum that may not be the maximum over all keys"
             raise Declined("score-operator", text)
 
 

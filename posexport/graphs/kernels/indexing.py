@@ -14,7 +14,7 @@ def positive(indices: Tensor, length: int) -> Tensor:
     """The indices, counted from the start. Raises IndexError if one is out of range."""
     indices = indices.to(torch.int64)
     if indices.numel() and not (-length <= int(indices.min()) and int(indices.max()) < length):
-        raise IndexError(f"an index lies outside a dimension of {length}")
+        raise IndexError(f"an index is outside a dimension of size {length}")
     return torch.where(indices < 0, indices + length, indices)
 
 

@@ -105,7 +105,7 @@ def _leave_shared(owners: Mapping[str, str], plans: dict[str, Turnings], angles:
         for reader, owner in owners.items():
             for name, other in ((reader, owner), (owner, reader)):
                 if name in plans and other not in plans:
-                    reason = Reason(SHARED, f"its keys are those of {other}, whose angles stay")
+                    reason = Reason(SHARED, f"its keys are those of {other}, whose angles are left as they are")
                     angles[name] = SiteAngles(state=PARITY, reason=reason)
                     del plans[name]
                     left = True
@@ -216,7 +216,7 @@ def _compare(
             test.cases += 1
             far_off = _misfit(plan, moved[plan], expected, actual, case)
             if far_off is not None:
-                test.problem = test.problem or f"exact angles are others on {case.label}: {far_off}"
+                test.problem = test.problem or f"exact angles differ on {case.label}: {far_off}"
     for test in tests.values():
         if not test.cases:
             test.problem = test.problem or "no drawn inputs gave angles that could be compared"
@@ -234,7 +234,7 @@ def _misfit(
     for source, new, columns in zip(plan.sources, moved, plan.columns, strict=True):
         want, have = expected[source.value.name or ""], actual[new.value.name or ""]
         if want.shape != have.shape:
-            return f"shape {list(have.shape)} in place of {list(want.shape)}"
+            return f"shape {list(have.shape)} instead of {list(want.shape)}"
         values = [source.by_token(one.double()).numpy() for one in (want, have)]
         positions = np.broadcast_to(numbers, values[0].shape[:2])
         known = positions >= 0  # padding may have any

@@ -56,10 +56,10 @@ def exact_of(encoding: Mapping[str, Any], pairs: int) -> ExactAngles | Reason:
     if (reason := encoding.get("reason")) is not None:
         return Reason(UNKNOWN, reason["text"])
     if encoding["name"] != "rope":
-        return Reason(AXES, f"{encoding['name']} is no rotation by multiples of one position")
+        return Reason(AXES, f"{encoding['name']} is not a rotation by multiples of one position")
     if "frequencies" in encoding:
         near = encoding.get("near")
-        text = "its frequencies are of no parameters that are known"
+        text = "its frequencies match no known parameters"
         return Reason(UNKNOWN, text if near is None else f"{text}, only near those of theta {near['theta']:g}")
     from posexport.models.rotary import Rope
     from posexport.models.scaling import scaling_of

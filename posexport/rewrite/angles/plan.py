@@ -112,7 +112,7 @@ class Planner:
             return Reason(UNKNOWN, f"only its {'queries' if queries else 'keys'} are known to be rotated")
         for name, side in (("queries", attention.q), ("keys", attention.k)):
             if further_angles(self._view.flow, self._view.probe, side):
-                return Reason(ELSEWHERE, f"its {name} are turned by further angles, before or after this rotation")
+                return Reason(ELSEWHERE, f"its {name} are also rotated by other angles, before or after this rotation")
         if owner is not None:
             self.owners[attention.name] = owner
         turnings = []
@@ -175,11 +175,14 @@ class Planner:
                 continue
             return self._measured(sources, source, exact, columns, limit)
         if differs is not None:
-            text = f"its angles are farther from those of its parameters than rounding explains ({differs:.1e} times)"
+            text = (
+                "the difference between its angles and those of its parameters is larger than rounding explains "
+                f"({differs:.1e} times)"
+            )
             return Reason(DIFFER, text)
         if held.by_length:
-            return Reason(BY_LENGTH, "lengths decide its angles too, not only its positions")
-        return Reason(POSITIONS, "no value of the graph holds the positions that its angles follow")
+            return Reason(BY_LENGTH, "its angles depend on lengths too, not only on positions")
+        return Reason(POSITIONS, "no value of the graph holds the positions of its angles")
 
     def _measured(
         self,

@@ -292,10 +292,10 @@ class GraphJob:
         difference = None if self.module is None or self.truth is None else self.truth.difference
         if difference is None or difference.of_rounding <= 1:
             return None
-        text = "the file and the module are different functions in float64, so it is the graph, not the runtime"
+        text = "the file and the module are different functions in float64, so the graph is wrong, not the runtime"
         place = layers.departure(self, index)
         if place is None and self.truth is not None and (layer := self.truth.first_layer) is not None:
-            place = f"the first cache that departs is that of layer {layer}"
+            place = f"the first cache that differs is that of layer {layer}"
         return text if place is None else f"{text}; {place}"
 
     def _outputs(self, row: Runtime) -> _Outcome:
@@ -362,8 +362,8 @@ class GraphJob:
         decided = [self.cases[index].name for index in truth.decided if index in outcome.outputs]
         if decided:
             yield (
-                f"on {len(decided)} sets of inputs, such as {decided[0]}, float64 gives other whole numbers than the "
-                "file's own dtypes: the latter count"
+                f"on {len(decided)} sets of inputs, such as {decided[0]}, whole numbers in float64 differ from those "
+                "in the file's own dtypes: the latter count"
             )
         yield from truth.left_out()
         if truth.padded:

@@ -31,9 +31,9 @@ def judge_tokens(
     notes = [f"row {at + 1}, token {step + 1}: {margins[at, step]:.2e}" for at, step in open_places[:LISTED]]
     if notes:
         more = f" and {len(open_places) - LISTED} more" if len(open_places) > LISTED else ""
-        notes = [f"margins within the limit of {limit:.2e}, where either token is right: {', '.join(notes)}{more}"]
+        notes = [f"margins within the limit of {limit:.2e}, so that either token is right: {', '.join(notes)}{more}"]
     if not counted.all():
-        notes.append(f"{int((~counted).sum())} tokens behind a place where either is right were not compared")
+        notes.append(f"{int((~counted).sum())} tokens after a place where either is right were not compared")
     reason = None
     if (short > limit).any():
         at, step = min(map(tuple, np.argwhere(short > limit)), key=lambda place: place[1])

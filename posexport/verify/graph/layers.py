@@ -44,8 +44,8 @@ def departure(job: GraphJob, index: int) -> str | None:
             return clause
         last = len(there) - 1 - there[::-1].index(True)
         if last < len(layers):
-            return f"the first layer that departs is {layers[last]!r}"
-        clause = f"all layers of {path!r} agree, so it is what follows them"
+            return f"the first layer that differs is {layers[last]!r}"
+        clause = f"all layers of {path!r} agree, so the difference comes after them"
     return clause
 
 

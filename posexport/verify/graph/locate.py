@@ -84,7 +84,7 @@ class _Search:
             for value in node.outputs:
                 name = str(value.name)
                 if name in mine and name in exact and (how := _differs(mine[name], exact[name])):
-                    return f"{_called(node)} is the first whose output departs from {other.path.name} in float64: {how}"
+                    return f"{_called(node)} is the first whose output differs from {other.path.name} in float64: {how}"
         return None
 
     def within(self) -> str:
@@ -102,9 +102,9 @@ class _Search:
         for node in nodes:
             how = self._departs(node, have, exact, own)
             if how is not None:
-                return f"{_called(node)} is the first whose output departs from float64: {how}"
+                return f"{_called(node)} is the first whose output differs from float64: {how}"
         return self._halving(nodes, exact, own) or (
-            "its values are right one by one: the runtime departs where it runs the graph as a whole"
+            "each of its values is right: the runtime is only wrong when it runs the whole graph"
         )
 
     def _halving(self, nodes: list[ir.Node], exact: Arrays, own: Arrays) -> str | None:
@@ -118,7 +118,10 @@ class _Search:
             have = self._run(asked) if asked else {}
             how = None if isinstance(have, str) else self._departs(node, have, exact, own)
             if how is not None:
-                found, high = f"{_called(node)} departs from float64 where nodes before it are fused: {how}", middle - 1
+                found, high = (
+                    f"{_called(node)} differs from float64 if the nodes before it are fused: {how}",
+                    middle - 1,
+                )
             else:
                 low = middle + 1
         return found

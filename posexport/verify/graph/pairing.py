@@ -38,7 +38,7 @@ def cache_mismatch(roles: Mapping[str, Role], others: Mapping[str, Role], name: 
         if role.kind == "past" and mine != theirs:
             kinds = ("a buffer of a fixed length", "one that grows")
             text = f"its cache {shown(cache)} is {kinds[not mine]}, that of {name} is {kinds[not theirs]}"
-            return Reason(INTERFACE, f"{text}, so no inputs fit both: verify each by itself")
+            return Reason(INTERFACE, f"{text}, so no inputs fit both: verify each file alone")
     return None
 
 
@@ -48,7 +48,7 @@ def _difference(kind: str, mine: Values, theirs: Values, name: str) -> str | Non
             return f"it lacks the {kind} {shown(value)} of {name}: it has {', '.join(mine) or 'none'}"
     for value, (shape, dtype) in mine.items():
         if value not in theirs:
-            return f"it has the {kind} {shown(value)}, which {name} has not"
+            return f"it has the {kind} {shown(value)}, which {name} does not have"
         other_shape, other_dtype = theirs[value]
         kinds = {_KINDS.get(one, "i") for one in (dtype, other_dtype)} - {""}
         if len(kinds) > 1:

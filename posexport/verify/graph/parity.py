@@ -164,7 +164,8 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
     counted = select & ~undecided
     left = None
     if undecided.any():
-        left = f"{int(undecided.sum())} of {undecided.size} whole numbers are others in float64 than in the own dtypes"
+        share = f"{int(undecided.sum())} of {undecided.size}"
+        left = f"float64 and the file's own dtypes give different whole numbers for {share}"
         if undecided.sum() > UNDECIDED * select.sum():
             return None, {}, left
     if not counted.any():

@@ -132,7 +132,7 @@ class Trained:
         """Which tables that are read by the number of tokens these cases did not read whole."""
         keys = max((max(case.keys, case.sizes.get(ENCODER, 0)) for case in cases), default=0)
         yield from (
-            f"rows of a table of {rows} that are read by the number of tokens, of which there were at most {keys}"
+            f"a table of {rows} rows is read by the number of tokens, and inputs had at most {keys}"
             for rows in sorted(lengths)
             if keys < min(rows, self.length or rows) - 2
         )

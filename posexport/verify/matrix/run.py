@@ -173,7 +173,9 @@ class _Job:
         unreadable = {files[path]: reason for path, reason in answer["unreadable"]}
         return [
             cells.get((entry, name))
-            or self._cell(entry, name, FAILED, unreadable.get(entry, "verify gave no verdict: a fault of posexport"))
+            or self._cell(
+                entry, name, FAILED, unreadable.get(entry, "verify gave no verdict, which is a bug in posexport")
+            )
             for entry in entries
             for name in names
         ]

@@ -21,7 +21,7 @@ SIZES = {"HIDDEN": 2048, "HEADS": 16, "KV_HEADS": 2, "SIZE": 128, "VOCABULARY": 
 BESIDE = 300e6
 """Bytes of all processes but the largest: three of Python, one with a runtime or torch before it opens the file."""
 
-WHATEVER = 800e6
+WHATEVER = 1e9
 """Bytes that all processes take whatever the size of the file: Python, torch, the inputs and results of a group of
 cases, and freed memory that has not gone back yet."""
 

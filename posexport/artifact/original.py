@@ -128,7 +128,8 @@ class Original:
                 apart = float((ours.double() - theirs.double()).abs().max())
                 largest = float(theirs.double().abs().max())
                 differences.append(
-                    f"{name} has different weights, by up to {apart:.3g} apart where the largest is {largest:.3g}"
+                    f"{name} has different weights: the largest difference is {apart:.3g}, the largest weight "
+                    f"{largest:.3g}"
                 )
         return differences
 

@@ -186,7 +186,7 @@ def test_a_file_of_weights_is_compared_by_names_shapes_and_values(llama: Path, t
     assert said(original, half, {name: tensor.half() for name, tensor in weights.items()}) == ""
     assert "q_proj.weight is torch.float32 in the file" in said(original, half, weights)
     wrong = {**weights, "o_proj.weight": weights["o_proj.weight"] * 1.5}
-    assert "not an export of weights w.safetensors: o_proj.weight is other weights" in said(original, spec, wrong)
+    assert "not an export of weights w.safetensors: o_proj.weight has different weights" in said(original, spec, wrong)
     save_file({name: tensor for name, tensor in weights.items() if name != "v_proj.bias"}, file)
     assert "v_proj.bias is [16] in the file and absent in the original" in said(original, spec, weights)
     save_file({**weights, "more": torch.ones(3)}, file)
@@ -196,7 +196,9 @@ def test_a_file_of_weights_is_compared_by_names_shapes_and_values(llama: Path, t
 def test_a_weight_that_is_not_finite_is_named(llama: Path) -> None:
     spec, weights = read(llama)
     weights["q_proj.weight"][0, 0] = float("nan")
-    assert "q_proj.weight has different weights, by up to nan apart" in said(Original(checkpoint=llama), spec, weights)
+    assert "q_proj.weight has different weights: the largest difference is nan" in said(
+        Original(checkpoint=llama), spec, weights
+    )
 
 
 def test_an_original_that_cannot_be_read_is_no_verdict(llama: Path, tmp_path: Path) -> None:

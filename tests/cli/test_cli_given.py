@@ -74,7 +74,7 @@ BEYOND = {
     "compile a.onnx b.onnx c.onnx": "posexport compile takes one FILE, and 'b.onnx', 'c.onnx' was given beside it",
     "bench a.onnx b.onnx": "posexport bench takes one FILE",
     "inspect a.onnx b.onnx": "posexport inspect takes one FILE",
-    "export rope": "posexport export takes options only, and 'rope' is none",
+    "export rope": "posexport export takes options only, but 'rope' was given",
     "tune --encoding rope --runtime ort-cpu": "posexport tune has no option --runtime: use --for instead.",
     "bench a.onnx --for ort-cpu": "posexport bench has no option --for: use --runtime instead.",
     "matrix --workers 2": "posexport matrix has no option --workers: use --jobs instead.",

@@ -106,7 +106,7 @@ def test_values_that_were_not_seen_are_not_called_right(tmp_path: Path) -> None:
         "with its values as outputs it does not run: no room",
     )
     assert "has none" in values(both, tmp_path, lambda _: seen, lambda _: "it has no such operator.")[1]
-    assert "right one by one" in values(both, tmp_path, lambda _: seen, lambda _: seen)[1]
+    assert "each of its values is right" in values(both, tmp_path, lambda _: seen, lambda _: seen)[1]
     found, _ = values(both, tmp_path, lambda _: seen, lambda _: {"y": -seen["y"]})
     assert found == "Neg 'n' is the first whose output differs: 'y' is off by 2 of 1 from what onnx's reference " + (
         "evaluator computes"

@@ -71,7 +71,7 @@ def test_what_turns_twice(name: str) -> None:
     found = described(graphs.attention(rotate=AGAIN[name]))["encoding"]
     assert (found["name"], found["reason"]["code"]) == ("rotary", "rotated-again")
     which = "keys" if name == "keys alone" else "queries"
-    assert found["reason"]["text"].startswith(f"its {which} are turned by further angles")
+    assert found["reason"]["text"].startswith(f"its {which} are also rotated by other angles")
 
 
 def test_what_is_scaled_before_it_turns() -> None:

@@ -55,7 +55,7 @@ def test_whatever_else_is_wrong_is_one_sentence(tmp_path: Path, monkeypatch: pyt
         raise KeyError("axis")
 
     monkeypatch.setattr(roles, "compared_ids", stumble)
-    with pytest.raises(InvalidGraphError, match=r"a node behind them is wrong \(KeyError\): export it again\.$"):
+    with pytest.raises(InvalidGraphError, match=r"a node after them is wrong \(KeyError\): export it again\.$"):
         roles.roles_of(ir.from_proto(decoder()))
     onnx.save(decoder(), "in.onnx")
-    refused(cli("verify", "in.onnx"), "in.onnx", "a node behind them is wrong")
+    refused(cli("verify", "in.onnx"), "in.onnx", "a node after them is wrong")

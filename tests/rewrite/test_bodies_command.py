@@ -47,6 +47,6 @@ def test_attention_in_a_branch_of_a_branch_is_left_with_its_reason(tmp_path: Pat
     given = ("--input", "inner=mask", "--input", "outer=mask")
     result = cli("rewrite", "in.onnx", "-o", "out.onnx", "--form", "native", *given)
     assert result.exit_code == 0, result.output
-    assert "stands inside of If, Loop or Scan" in result.stdout
+    assert "is inside an If, Loop or Scan" in result.stdout
     assert "0 of 1 rewritten" in result.stdout
     assert Path("out.onnx").read_bytes() == Path("in.onnx").read_bytes()

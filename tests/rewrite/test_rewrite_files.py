@@ -99,7 +99,7 @@ def test_a_file_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(files, "write_graph", faulty)
     path, out = helpers.saved(tmp_path), tmp_path / "out.onnx"
-    with pytest.raises(RequestError, match=r"the new file would not be sound.*out\.onnx' is not an ONNX file"):
+    with pytest.raises(RequestError, match=r"the new file would be wrong.*out\.onnx' is not an ONNX file"):
         helpers.rewritten(path, out, form="native")
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 

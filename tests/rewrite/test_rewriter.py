@@ -248,7 +248,7 @@ def test_a_mask_that_is_computed_from_keys_behind_the_cache_is_a_reason(monkeypa
     (one,) = done.sites
     assert one.state == KEPT
     assert one.reason is not None
-    assert "what it computes itself" in one.reason.text
+    assert "depend on its own output" in one.reason.text
 
 
 @pytest.mark.sampled(3)

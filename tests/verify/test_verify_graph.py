@@ -85,7 +85,7 @@ def test_a_runtimes_fault_fails_and_the_node_is_named(decoder: Path) -> None:
 def test_a_fault_of_the_graph_as_a_whole_is_told_as_one(decoder: Path) -> None:
     verdict = verdict_of(decoder, faulty("whole"))
     assert verdict.state == FAILED
-    assert "right one by one" in str(verdict.where) or "departs from float64 where" in str(verdict.where)
+    assert "each of its values is right" in str(verdict.where) or "departs from float64 where" in str(verdict.where)
 
 
 @pytest.mark.parametrize(("how", "reason"), [("dtype", "is fp16, it must be fp32"), ("shape", "has shape")])

@@ -286,7 +286,7 @@ def test_weights_that_are_not_the_originals_fail_though_the_manifest_agrees(llam
     assert verdicts(path, "--runtime", "torch")[0] == 0
     code, (verdict,) = verdicts(path, "--runtime", "torch", "--from", llama)
     assert (code, verdict["reason_code"]) == (1, "other-weights")
-    assert "q_proj.weight is other weights" in verdict["reason"]
+    assert "q_proj.weight has different weights" in verdict["reason"]
     file = tmp_path / "w.safetensors"
     found = read_checkpoint(llama, 0, 1, {})
     assert found.weights is not None

@@ -1,4 +1,4 @@
-"""Proof that artifacts compute what their torch block computes."""
+"""Checks that artifacts compute what their torch block computes."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,7 @@
-"""Hidden states that lie along the weights of a block, as those of trained models do: tokens in random directions make
-logits of a few units and no large activation of an MLP, and exp overflows at 88."""
+"""Hidden states that lie along the weights of a block, as those of trained models do.
+
+Tokens in random directions give logits of a few units, and no large activation of an MLP. exp overflows at 88.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +14,35 @@ from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
 
 MOST = {"fp32": 300.0, "fp16": 20.0, "bf16": 8.0}
-"""The largest logits that tokens along one direction get. Half precision has too few digits for larger ones."""
+"""The largest logits of tokens along one direction, by dtype. Half precision has too few digits for larger ones."""
 
 PART = 0.97
-"""The most of a token that lies along a direction; the rest of it is random."""
+"""The largest part of a token that lies along a direction; the rest of the token is random."""
 
 HEADS, LAYERS = 64, 4
-"""Heads, of all layers together, and layers that are looked at, at most."""
+"""The most heads, of all layers together, and the most layers that directions are taken from."""
 
 PER_HEAD = 6
-"""Tokens of a row for each head that it has the directions of."""
+"""The tokens of a row for each head whose directions the row has."""
 
 SPANNED = 1e-12
-"""Of the largest squared length along a direction, the part from which on rows span another direction."""
+"""The smallest squared length of a direction that counts as spanned by rows, as a part of the largest one."""
 
 KINDS, WEIGHTS = ("query", "key", "opposed", "alone", "mlp"), (0.3, 0.25, 0.15, 0.15, 0.15)
-"""What a token lies along, and how often: what the queries of a head look for most, what its keys are found by, the
-opposite of that, what gives a token the largest or lowest logit of its own, or a row of the MLP."""
+"""What a token lies along, and how often.
+
+The kinds are: what the queries of a head look for most ("query"), what its keys are found by ("key"), the opposite of a
+key ("opposed"), the largest or lowest logit of a token with itself ("alone"), and a row of the MLP ("mlp").
+"""
 
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """Directions [hidden_size] of length 1 for one head. `strength` is the logit of `query` with `key` for hidden
-    states with a root mean square of 1, `lowest` and `highest` are the directions of the extreme logits of a token with
-    itself."""
+    """Directions [hidden_size] of length 1 for one head.
+
+    `strength` is the logit of `query` with `key` for hidden states with a root mean square of 1. `lowest` and `highest`
+    are the directions in which a token has its lowest and highest logit with itself.
+    """
 
     query: Array
     key: Array
@@ -53,9 +60,12 @@ class Directions:
     dtype: str
 
     def drawn(self, rng: np.random.Generator, values: Array, turns: Iterator[int], keys_alone: bool = False) -> Array:
-        """Tokens like `values` [batch, tokens, hidden_size], unit normal, of which each row lies along the directions
-        of a head, or of some where it has many tokens, which take `turns`; its first token has a low logit of its own,
-        or a high one. `keys_alone`: of an encoder."""
+        """Tokens like `values` [batch, tokens, hidden_size] (unit normal), moved along directions of heads.
+
+        Each row has the directions of one head, or of several if it has many tokens; heads take `turns`. The first
+        token of a row has a low or a high logit with itself. `keys_alone`: the tokens are those of an encoder, which
+        are only keys.
+        """
         made = np.array(values, np.float32)
         norm = float(np.sqrt(values.shape[-1]))
         for row, tokens in enumerate(made):
@@ -81,9 +91,11 @@ class Directions:
 
 
 def directions_of(spec: Spec, weight: Callable[[str], Array | None]) -> Directions | None:
-    """The directions of a block, from its weights by public name; None where it has no hidden states as an input, or
-    where a weight isn't there or is no number. Of a stack with norms first, whose layers all see what the first one
-    sees, those of LAYERS of them; else of the first layer."""
+    """The directions of a block, computed from its weights by public name.
+
+    None if the block has no hidden states as an input, or if a weight is missing or not finite. In a stack with norms
+    first, all layers see what the first layer sees: LAYERS of them are used. Otherwise only the first layer is used.
+    """
     if spec.vocab_size is not None:
         return None
     heads, rows = list[Head](), list[Array]()
@@ -98,14 +110,14 @@ def directions_of(spec: Spec, weight: Callable[[str], Array | None]) -> Directio
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Numbers below `count`, at most so many, evenly spread from 0 on."""
+    """At most `most` numbers below `count`, evenly spread from 0 on."""
     return sorted({*np.linspace(0, count - 1, min(most, count)).astype(int).tolist()})
 
 
 def _of_layer(
     spec: Spec, index: int, weight: Callable[[str], Array | None], most: int
 ) -> tuple[list[Head], Array] | None:
-    """The heads of a layer, at most so many, and the rows of its MLP."""
+    """At most `most` heads of a layer, and the rows of its MLP."""
     prefix = f"layers.{index}." if spec.layers > 1 else ""
     layer = spec.distinct_layers()[index % len(spec.distinct_layers())]
 
@@ -132,10 +144,10 @@ def _of_layer(
 
 
 def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:
-    """The directions of one head, of its projections [head_dim, hidden_size].
+    """The directions of one head, computed from its projections [head_dim, hidden_size].
 
-    Products of rows have as few numbers as heads have dimensions: what is asked of them takes no time beside a
-    decomposition of the projections themselves.
+    The products of rows are as small as the dimensions of a head. So their decompositions are cheap, compared with one
+    of the projections themselves.
     """
     rows = np.concatenate((queries, keys)).astype(np.float64)
     products, size = rows @ rows.T, len(queries)
@@ -144,7 +156,7 @@ def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:
     left, values, right = np.linalg.svd(root_q.T @ root_k)
     query, key = _unit(rows[:size].T @ (basis_q @ left[:, 0])), _unit(rows[size:].T @ (basis_k @ right[0]))
     lowest, highest = -query, query
-    if not cross:  # of x^T Q^T K x, in the few dimensions where it is not 0
+    if not cross:  # for x^T Q^T K x, in the few dimensions where it is not 0
         root, basis = _roots(products)
         _, vectors = np.linalg.eigh(root[:size].T @ root[size:] + root[size:].T @ root[:size])
         lowest, highest = _unit(rows.T @ (basis @ vectors[:, 0])), _unit(rows.T @ (basis @ vectors[:, -1]))
@@ -153,8 +165,10 @@ def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:
 
 
 def _roots(products: Array) -> tuple[Array, Array]:
-    """For the products R R^T of some rows R: a matrix S with S S^T = R R^T, and one B with which R^T B has orthogonal
-    columns of length 1, or 0 where the rows span fewer dimensions, and R = S (R^T B)^T."""
+    """A matrix S with S S^T = R R^T, computed from the products R R^T of some rows R, and a matrix B.
+
+    R^T B has orthogonal columns of length 1, or 0 if the rows span fewer dimensions, and R = S (R^T B)^T.
+    """
     values, vectors = np.linalg.eigh(products)
     kept = values > SPANNED * max(values[-1], 0.0)
     roots = np.sqrt(np.where(kept, values, 0.0))

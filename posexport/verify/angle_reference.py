@@ -1,9 +1,8 @@
-"""Cosines and sines of every encoding with angles, from plain Python numbers: the reference for artifacts' own.
+"""Cosines and sines of every encoding with angles, in plain Python numbers: the reference for those of artifacts.
 
-It stands apart from `models/` on purpose and shares no formula with it, so that a wrong frequency there shows. Python's
-floats have 53 bits: at position 2^20 an angle of theirs is off by 2e-10, a thousandth of what is measured with it.
-
-Positions are the same along every axis, so pair i has one frequency w_i. Credits stand in `models/`, at each encoding.
+This module shares no formula with `models/`, on purpose: a wrong frequency there is then noticed. Python's floats have
+53 bits: at position 2^20 an angle is off by 2e-10, a thousandth of what is measured with it. Positions are the same
+along every axis, so pair i has one frequency w_i. Papers and credits are named in `models/`, at each encoding.
 """
 
 from __future__ import annotations
@@ -56,11 +55,15 @@ FREQUENCIES: dict[str, Callable[[Any, Spec, int], list[float]]] = {
     "rope-dinov3": lambda rope, spec, _: 2 * falling(spec.head_dim // 2, rope.theta),
     "xpos": lambda rope, spec, _: falling(spec.head_dim, rope.theta),
 }
-"""Encoding to the frequency of each pair, of its parameters, the block and a length; others have no such angles."""
+"""The frequencies of the pairs by encoding, from its parameters, the block and a length.
+
+Other encodings have no such angles.
+"""
 
 
 def _slowed(rope: Any, plain: list[float], factor: float) -> list[float]:
-    """The frequencies of theta * factor^(d/(d-2)): the slowest pair is slower by `factor`, the fastest as it was."""
+    """The frequencies for theta * factor^(d/(d-2)): the slowest pair is slower by `factor`, the fastest is
+    unchanged."""
     width = 2 * len(plain)
     return falling(width, rope.theta * factor ** (width / (width - 2)))
 
@@ -72,7 +75,7 @@ def _dynamic(rope: Any, plain: list[float], length: int) -> list[float]:
 
 def _yarn(rope: Any, plain: list[float], _: int) -> list[float]:
     def pair(turns: float) -> float:
-        """The pair, as a real number, that turns so often within the trained length."""
+        """The pair, as a real number, that makes so many turns within the trained length."""
         wavelength = rope.original_max_position_embeddings / turns
         return len(plain) * math.log(wavelength / (2 * math.pi), rope.theta)
 
@@ -117,7 +120,7 @@ SCALED: dict[str, Callable[[Any, list[float], int], list[float]]] = {
 
 
 def factor(spec: Spec) -> float:
-    """What cosines and sines are multiplied by: attention factors of yarn and longrope, else 1."""
+    """The factor of cosines and sines: the attention factor of yarn and longrope, else 1."""
     rope: Any = spec.encoding
     scaling = getattr(rope, "scaling", None)
     if scaling not in ("yarn", "longrope"):
@@ -131,13 +134,13 @@ def factor(spec: Spec) -> float:
 
 
 def cos_sin(spec: Spec, positions: Sequence[int]) -> tuple[Array, Array]:
-    """float64 cosines and sines [len(positions), P], the length being that up to the largest of positions."""
+    """float64 cosines and sines [len(positions), P]; the length is the largest position + 1."""
     encoding: Any = spec.encoding
     places = np.array(positions, np.float64)
     if encoding.name == "rope-dinov3":  # 2 pi times the centre of the cell, in a grid from -1 to 1
         rows_columns = encoding.grid or (places + 1, places + 1)
         centres = [2 * math.pi * (2 * (places + 0.5) / size - 1) for size in rows_columns]
-        places = np.stack(centres, -1).repeat(spec.head_dim // 4, -1)  # half of the pairs turn by y, then half by x
+        places = np.stack(centres, -1).repeat(spec.head_dim // 4, -1)  # half of the pairs rotate by y, then half by x
     else:
         places = places[:, None]
     frequencies = FREQUENCIES[encoding.name](encoding, spec, max(positions) + 1)

@@ -1,8 +1,8 @@
-"""The errors of cosines and sines by position, in the artifact, on every runtime that is there.
+"""Measures the errors of cosines and sines by position, in the artifact, on every runtime that is installed.
 
-What is measured is the encoding's own: its constants (posexport.models.attention.EncodingState), and the operators that
-make cosines and sines of them, exported by themselves with `export_module` and cast to the block's dtype last, as
-`rotate` does. The reference is posexport.verify.angle_reference.
+The constants of the encoding (posexport.models.attention.EncodingState) and the operators that compute cosines and
+sines from them are measured. They are exported by themselves with `export_module`, and cast to the block's dtype last,
+as `rotate` does. The reference is posexport.verify.angle_reference.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from posexport.verify import angle_reference
 from posexport.verify.draws import LANDMARKS, Array
 
 POSITIONS = LANDMARKS
-"""Those that `verify` tries too."""
+"""The positions of the table of errors. `verify` tries them too."""
 
 EXACT = 2.5e-7
-"""What `--angles exact` promises up to position 2^24."""
+"""The error that `--angles exact` promises up to position 2^24."""
 
 TIME_LIMIT = 120.0  # seconds for a graph of a few nodes: an engine that takes longer hangs
 _OUTPUTS = ("cos", "sin")
 
 
 def spaced(last: int) -> list[int]:
-    """Positions from 0 to `last`: those of the table of errors, and two to every doubling between."""
+    """Positions from 0 to `last`: those of the table of errors, and two for every doubling."""
     between = (round(2 ** (step / 2)) for step in range(2 * last.bit_length()))
     return sorted(place for place in {0, last, *POSITIONS, *between} if place <= last)
 
 
 def why_none(spec: Spec) -> str | None:
-    """Why a block has no angles to measure, as the end of a sentence; None where it has."""
+    """Why a block has no angles to measure, as the end of a sentence; None if it has angles."""
     if spec.encoding.name not in angle_reference.FREQUENCIES:
         return "which has no angles of positions"
     if getattr(spec.encoding, "table", None) == "learned":
@@ -57,14 +57,16 @@ def why_none(spec: Spec) -> str | None:
 
 
 class Angles(nn.Module):
-    """positions [B, S] or [B, S, axes] to cosines and sines [B, S, P] as the encoding makes them, in the spec's dtype;
-    with `wide` float64, everything in double precision."""
+    """Maps positions [B, S] or [B, S, axes] to cosines and sines [B, S, P] as the encoding computes them.
+
+    They are in the spec's dtype; with `wide` float64, everything is in double precision.
+    """
 
     def __init__(self, spec: Spec, wide: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.dtype = wide if wide == torch.float64 else getattr(torch, TORCH_DTYPES[spec.dtype])
-        self.state = EncodingState(attrs.evolve(spec, prefix_tokens=0), wide)  # a row here is one token
-        for module in self.state.modules():  # weights make no angles, and have no values here
+        self.state = EncodingState(attrs.evolve(spec, prefix_tokens=0), wide)  # each row has one token
+        for module in self.state.modules():  # angles don't depend on weights, which have no values here
             module._parameters.clear()
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +79,7 @@ class Angles(nn.Module):
 
 
 def rows(spec: Spec, positions: Iterable[int]) -> Tensor:
-    """Positions as a batch of sequences of one token, the same along every axis: no row then depends on another's."""
+    """Positions as a batch of sequences of one token, the same along every axis: so no row depends on another row."""
     column = torch.tensor(list(positions), dtype=torch.int64)[:, None]
     return column if spec.encoding.axes == 1 else column[..., None].repeat(1, 1, spec.encoding.axes)
 
@@ -86,7 +88,8 @@ def rows(spec: Spec, positions: Iterable[int]) -> Tensor:
 class Measured:
     """The largest error of cosine and sine at each position, for one spec on one runtime; or why there is none.
 
-    `failed` tells a runtime that gave no answer, or a wrong one, from one that isn't there; `engine` is what ran.
+    `failed` is true for a runtime that gave no answer, or a wrong one, and false for one that isn't run. `engine` is
+    what ran.
     """
 
     spec: Spec
@@ -128,7 +131,7 @@ def measure(
 
 
 def _missing(row: Runtime) -> str | None:
-    """Why a runtime isn't run; engines that open whole blocks only can't run a function by itself."""
+    """Why a runtime isn't run. Engines that open only whole blocks can't run a function by itself."""
     if (missing := row.missing()) is not None:
         return missing.text
     if row.module == INTERPRETER:

@@ -1,5 +1,8 @@
-"""Sets of inputs at the sizes of a block itself: every row of its table, every offset of its grid, its windows, and
-the positions from which on its encoding is another."""
+"""Sets of inputs at the sizes of the block itself.
+
+These are every row of its table, every offset of its grid, its windows, and the positions at which its encoding
+changes.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from posexport.verify.draws import At
 from posexport.verify.reach import Reach
 
 WINDOWS, GRID_TOKENS = 64, 3_200
-"""Windows of a picture, each a row, and tokens of all of them together."""
+"""The most windows of a picture, each of which is a row, and the most tokens of all of them together."""
 
 PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
-"""Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and cells of a grid or keys
-of a window up to which one row of tokens has them all."""
+"""The rows of the case of pairs; the tokens in a row of the case that reads every row of a table; and the most cells of
+a grid, or keys of a window, that one row of tokens has together."""
 
 
 def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
-    positions from which on angles or factors change."""
+    positions at which angles or factors change."""
     rows, axes = spec.position_limit(), spec.position_axes
     if rows is not None and axes == 1:
         seq = min(rows, SWEEP_ROW)
@@ -36,7 +39,7 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
     if sides is not None and axes > 1 and math.prod(sides) <= WHOLE:
         cells = np.array(list(itertools.product(*map(range, sides))), np.int64)
         cells = np.concatenate((np.zeros((spec.prefix_tokens, axes), np.int64), cells))
-        windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many
+        windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many windows
         yield Draft("whole grid", windows, len(cells), 0, 0, 1, At(cells[None]))
     pairs = grid_offsets(spec) if axes > 1 else distances(spec, PAIR_ROWS, rng)
     if pairs is not None:
@@ -49,9 +52,9 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
             yield Draft(f"{keys} tokens", 1, shorter(spec, 1, keys), 0, 0, keys, "offset")
             if spec.kv_cache:
                 yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
-        if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
+        if keys > 1 and spec.kv_cache:  # queries on both sides of the place where the oldest keys go out of sight
             yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
-            for past in (keys - 1, keys):  # one token, that sees the oldest key, or just no longer
+            for past in (keys - 1, keys):  # one token that sees the oldest key, or just doesn't any longer
                 yield Draft(f"step past {keys} keys", 1, 1, past, 2, 1, "near", values="oldest")
         elif keys > 1 and spec.dtype != "fp32" and not spec.cross:
             seq = keys + size_between(rng, 2, 4)
@@ -62,8 +65,11 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
 
 
 def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
-    """Few tokens up to both sides of a position from which on an encoding is another, and tokens of which one is beyond
-    it: the first or any other, of the first row, the last or another, in a step or not, along one axis or all."""
+    """A few tokens up to both sides of a position at which an encoding changes, and tokens with one beyond it.
+
+    That token is the first or any other; it is in the first row, the last or another one, in a step or not, and along
+    one axis or all axes.
+    """
     rows: list[tuple[str, list[Sequence[int]]]] = [
         (f"position {edge - 1}", [range(edge - 4, edge)]),
         (f"position {edge}", [range(edge - 3, edge + 1)]),

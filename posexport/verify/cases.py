@@ -1,7 +1,8 @@
 """Sets of inputs to verify an artifact on, drawn from a seed, so that a graph that is wrong in one corner can't pass.
 
-Drafts (posexport.verify.drafts) say what each set is for. No length is the traced one, so that one baked in shows, but
-for one set of exactly the traced sizes. Dimensions that a graph or a plan fixes or bounds restrict all of it.
+Drafts (posexport.verify.drafts) say what each set is for. One set has exactly the traced sizes. No other set has a
+traced length, so a length that was baked in is noticed. Dimensions that a graph or a plan fixes or bounds restrict all
+of this.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from posexport.verify.reach import Reach, default_reach
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
 
 USUAL_POSITIONS = 2**16
-"""Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
+"""Cases whose positions all lie below this are within the usual range. Verdicts state their worst error separately."""
 
 REPEATED = 0.05
-"""The part of the tokens that repeat the one before."""
+"""The part of the tokens that repeat the token before."""
 
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One set of inputs by the graph's names, what it is for, and its sizes by dimension (posexport.spec.contract)."""
+    """One set of inputs by the graph's names, its name, and its sizes by dimension (posexport.spec.contract)."""
 
     name: str
     arrays: Arrays
@@ -47,21 +48,21 @@ class Case:
 
     @property
     def keys(self) -> int:
-        """How many keys the last query has, its own included, without those of an encoder."""
+        """How many keys the last query has, including its own, without those of an encoder."""
         before = self.arrays["write_indices"].max() if "write_indices" in self.arrays else self.sizes.get("past_seq", 0)
         return int(before) + self.sizes["seq"]
 
     @property
     def positions(self) -> Array | None:
-        """The positions of all new tokens, [batch, seq] or [batch, seq, axes]; None where the graph takes none."""
+        """The positions of all new tokens, [batch, seq] or [batch, seq, axes]; None if the graph takes none."""
         positions = self.arrays.get("position_ids")
         if positions is None or positions.ndim > 2 or positions.shape[1] == self.sizes["seq"]:
             return positions
-        return np.asarray(positions + np.arange(self.sizes["seq"]))  # consecutive ones, of which the first is given
+        return np.asarray(positions + np.arange(self.sizes["seq"]))  # consecutive: only the first is given
 
     @property
     def farthest(self) -> int:
-        """The largest position, or its distance from 0 where positions are negative; 0 without positions."""
+        """The position farthest from 0, as a distance; 0 without positions."""
         positions = self.positions
         return 0 if positions is None or not positions.size else max(int(positions.max()), -int(positions.min()))
 
@@ -73,8 +74,11 @@ class Case:
 
 @attrs.define
 class _Turns:
-    """What cases take turns in: ids of tokens, and the layer of a deep stack whose cached keys are loud; the heads
-    along whose directions tokens lie, and these; and the sizes and kinds of those that were `seen`."""
+    """What cases take turns in.
+
+    These are the ids of tokens, the layer of a deep stack whose cached keys are loud, and the heads along whose
+    `directions` tokens lie. `seen` has the sizes and kinds of the cases so far.
+    """
 
     token_ids: Iterator[int]
     loud_layers: Iterator[int]
@@ -95,14 +99,15 @@ def make_cases(
 ) -> list[Case]:
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
-    `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn. Hidden
+    `reach` says how long they are (default: default_reach of the spec), `more` how many further ones are drawn. Hidden
     states of some cases lie along the `directions` of weights.
-    `hidden_states`, cached keys and values are unit normal where their kind says nothing else and logits don't become
-    large in half precision (posexport.verify.values.usual_size), rounded to the graph's dtype; `input_ids` lie within
-    the vocabulary. A shared cache holds what an earlier sequence left behind what is written, but in the form contrib:
-    ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since it takes several tokens after
-    others for one row only, a chunk for a shared cache has batch 1 there. RequestError where the inputs don't fit into
-    memory.
+
+    `hidden_states`, cached keys and values are rounded to the graph's dtype. They are unit normal, unless their kind
+    says otherwise, or logits would become large in half precision (posexport.verify.values.usual_size). `input_ids` lie
+    within the vocabulary. The free slots of a shared cache hold what an earlier sequence left there. The form contrib
+    has zeros there, since ONNX Runtime's GroupQueryAttention leaves nothing else. It takes several tokens after cached
+    ones only for one row, so a chunk for a shared cache has batch 1 in that form. RequestError if the inputs don't fit
+    into memory.
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
@@ -118,7 +123,7 @@ def make_cases(
 
 
 def _check_memory(needed: int, reach: Reach) -> None:
-    """RequestError where inputs of this reach, with their logits, don't fit into memory."""
+    """RequestError if inputs of this reach, with their logits, don't fit into memory."""
     if needed > (free := available()):
         raise RequestError(
             f"inputs with {reach.seq} keys need about {size_text(needed)} of memory, logits included, and "
@@ -127,7 +132,7 @@ def _check_memory(needed: int, reach: Reach) -> None:
 
 
 def _named_apart(cases: list[Case]) -> list[Case]:
-    """The cases, those whose sizes became alike within bounds with a number behind their name."""
+    """The cases. Bounds may make several names the same: the later ones get a number after their name."""
     seen: Counter[str] = Counter()
     named = []
     for case in cases:
@@ -138,14 +143,14 @@ def _named_apart(cases: list[Case]) -> list[Case]:
 
 
 def _other_than(draft: Draft, dim: str, size: int) -> int:
-    """The size, or the next one where it is that of the trace and the draft is not there for it."""
+    """The size, or the next one if it is the traced size and the draft is not the traced one."""
     return size + (size == TRACED_SIZES[dim] and not draft.traced)
 
 
 def _case(
     draft: Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str, turns: _Turns
 ) -> Iterator[Case]:
-    """The case of a draft; none where bounds make its sizes and kinds those of a case that was seen before."""
+    """The case of a draft; none if bounds make its sizes and kinds those of an earlier case."""
     sizes, before = _sizes(draft, spec, rng, bounds, form)
     kinds = (draft.positions if isinstance(draft.positions, str) else draft.name, draft.padding, draft.values)
     if (key := (*sizes.items(), int(before.max()), *kinds)) in turns.seen:
@@ -176,9 +181,12 @@ def _case(
 
 @attrs.frozen(kw_only=True)
 class _Rows:
-    """The rows of a case: `before` [batch] says how many tokens each has in its cache, `mask` [batch, width] which keys
-    are no padding, `new_padding` bool [batch, seq] which new tokens are; `positions` are those of the new tokens, None
-    where the graph takes none."""
+    """The rows of a case.
+
+    `before` [batch] is the number of cached tokens of each row. `mask` [batch, width] is 1 for keys that are not
+    padding; `new_padding` bool [batch, seq] is true for new tokens that are padding. `positions` are those of the new
+    tokens, None if the graph takes none.
+    """
 
     before: Array
     mask: Array
@@ -195,9 +203,9 @@ def _rows(draft: Draft, spec: Spec, rng: np.random.Generator, sizes: Mapping[str
     slots = places = before[:, None] + np.arange(sizes["seq"])
     half = spec.dtype != "fp32" and not spec.cross
     if half and is_far_out(spec, draft.positions):
-        np.put_along_axis(mask, slots, 1, 1)  # so each query sees its own key
+        np.put_along_axis(mask, slots, 1, 1)  # so that each query sees its own key
     new_padding = np.zeros((sizes["batch"], sizes["seq"]), bool)
-    if not spec.cross:  # a token's place is counted as pipelines do, padding left out
+    if not spec.cross:  # the place of a token is counted as pipelines do, without padding
         new_padding = np.take_along_axis(mask, slots, 1) == 0
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), slots, 1)
     positions = None
@@ -214,7 +222,7 @@ def _rows(draft: Draft, spec: Spec, rng: np.random.Generator, sizes: Mapping[str
 
 
 def _loud_inputs(draft: Draft, spec: Spec, turns: _Turns) -> set[str]:
-    """The caches that may be louder than those of other layers: of a deep stack those of one layer."""
+    """The caches that may be louder than others: in a deep stack, those of one layer."""
     layers = range(spec.layers)
     if draft.values == "peaks" or (draft.values == "loud" and spec.layers > LOUD_LAYERS):
         layers = range(layer := next(turns.loud_layers), layer + 1)
@@ -247,14 +255,14 @@ def _unscaled(
 
 
 def _every(count: int, *seed: int) -> Iterator[int]:
-    """Numbers below `count` without end, each of them before one comes again."""
+    """Numbers below `count` without end; each number comes once before any comes again."""
     rng = np.random.default_rng(seed)
     while True:
         yield from rng.permutation(count).tolist()
 
 
 def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int, tokens: Iterator[int]) -> Array:
-    """The next tokens, a few of them twice in a row, and the first and the last of the vocabulary."""
+    """The next tokens, with a few repeated, and with the first and the last id of the vocabulary."""
     new = rng.random(math.prod(dims)) >= REPEATED
     new[:1] = True
     ids: Array = np.fromiter(itertools.islice(tokens, int(new.sum())), np.int64)[new.cumsum() - 1].reshape(dims)
@@ -266,10 +274,10 @@ def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int,
 def _sizes(
     draft: Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str
 ) -> tuple[dict[str, int], Array]:
-    """The sizes of a case, and how many tokens each row has in its cache."""
+    """The sizes of a case, and the number of cached tokens of each row."""
     batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0
     seq = _other_than(draft, "seq", draft.seq)
-    if spec.consecutive:  # all positions of a row are others
+    if spec.consecutive:  # all positions of a row differ
         seq = within(seq, (1, spec.token_limit()))
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
@@ -290,11 +298,11 @@ def _sizes(
         sizes["max_seq"] = within(_other_than(draft, "max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
         pasts = [past] * batch
-        if draft.positions not in ("alike", ALL_ROWS):  # some are almost as long as the longest, others anything below
+        if draft.positions not in ("alike", ALL_ROWS):  # some are almost as long as the longest, others any shorter
             pasts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
             pasts[1::2] = rng.integers(min(past, 1), past + 1, len(pasts[1::2])).tolist()
-            if batch > 1 and rng.random() < (ANEW if batch < 4 else ANEW_OF_MANY):  # one begins, others go on
+            if batch > 1 and rng.random() < (ANEW if batch < 4 else ANEW_OF_MANY):  # one row begins, others go on
                 pasts[1] = 0
-        # any row may be the longest: one that is read for all shows
+        # any row may be the longest: an artifact that uses one row's length for all rows is noticed
         before = rng.permutation(np.array([min(past, room) for past in pasts], np.int64))
     return sizes, before

@@ -1,5 +1,7 @@
-"""What sets of inputs show of a block's own numbers: windows, tables, distances and grids that they reach, or don't.
-And what outputs of them can't show."""
+"""States which of a block's own numbers the inputs reach: windows, tables, distances and grids.
+
+It also states what outputs can't show.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,31 @@ if TYPE_CHECKING:
     from posexport.verify.cases import Case
 
 GRID = 2_000
-"""Offsets of a grid up to which each is tried by two tokens of their own."""
+"""The most offsets of a grid that are each tried by two tokens of their own."""
 
 MOST_OF = 0.9
-"""Part of the reach from which on inputs count as having it."""
+"""The part of the reach that inputs must have at least to count as having it."""
 
 PAIR, MANY_ROWS = 2, 8
-"""Tokens of a prompt up to which its rows don't count as reached, since there is a row for every distance between two
-tokens; and the rows of a batch whose longest is stated."""
+"""Two numbers about batches.
+
+The most tokens of a prompt whose rows don't count as reached, since each distance between two tokens has such a row;
+and the rows of a batch that counts as one of many rows, whose longest is stated.
+"""
 
 ALIKE = 16
-"""Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
+"""Tokens of a row are alike if they differ by fewer floors of the tolerance than this."""
 
 OFFSETS, FEW_TOKENS = 2**22, 1_500
-"""Offsets of a grid up to which it is known which were tried, and tokens of a row in which they are looked for."""
+"""The most offsets of a grid for which the tried ones are counted, and the most tokens of a row that are looked at."""
 
 
 Lengths = tuple[str, list[int], float]
-"""A kind of length, those that were tried, and the largest that a graph's bounds allow."""
+"""A kind of length, the lengths that were tried, and the largest that a graph's bounds allow."""
 
 
 def reached(cases: Sequence[Case]) -> Shown | None:
-    """What these cases reach; None for none."""
+    """What these cases reach; None without cases."""
     if not cases:
         return None
     sizes = [(case.sizes["batch"], case.sizes["seq"], case.keys) for case in cases]
@@ -57,12 +62,12 @@ def reached(cases: Sequence[Case]) -> Shown | None:
 
 
 def not_shown(spec: Spec, cases: Sequence[Case], bounds: Bounds | None = None) -> tuple[str, ...]:
-    """What of a block's own numbers these cases, within a graph's bounds, did not reach, one clause each."""
+    """Which of a block's own numbers these cases did not reach within a graph's bounds, in one clause each."""
     return tuple(dict.fromkeys([*_windows(spec, cases, bounds or {}), *_tables(spec, cases)])) if cases else ()
 
 
 def too_costly(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> tuple[str, ...]:
-    """Which lengths end well before `reach` since longer ones cost much, though a graph's bounds allow them; in
+    """Which lengths end well before `reach` because longer ones cost much, though a graph's bounds allow them; in
     clauses."""
     slots = bounds.get("max_seq", (1, None))
     prompts = [case.sizes["seq"] for case in cases]
@@ -79,7 +84,7 @@ def too_costly(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) ->
 
 
 def _caches(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> Iterator[Lengths]:
-    """The cached tokens of one row or more, of several, and under several new tokens."""
+    """The cached tokens of one row or more, of several rows, and with several new tokens."""
     if not spec.kv_cache:
         return
     most = max(min(reach - 1, _most_cached(bounds)), 0)
@@ -152,7 +157,7 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _untried_offsets(positions: Sequence[Array], sides: Array) -> int:
-    """How many differences of two cells of a grid no row has; those of the first tokens are counted first."""
+    """How many differences between two cells of a grid are in no row. The first tokens of rows are looked at first."""
     count = int(np.prod(2 * sides - 1))
     if count > OFFSETS:
         return count
@@ -167,23 +172,25 @@ def _untried_offsets(positions: Sequence[Array], sides: Array) -> int:
 
 
 def _span(case: Case) -> int:
-    """The largest distance between two tokens of a row, cached ones included."""
+    """The largest distance between two tokens of a row, including cached ones."""
     positions = case.positions
-    if positions is None:  # consecutive ones
+    if positions is None:  # consecutive positions
         return case.keys - 1
     within = int((positions.max(1) - positions.min(1)).max()) if positions.size else 0
     return max(within, case.keys - 1 if case.keys > case.sizes["seq"] else 0)
 
 
 def grid_offsets(spec: Spec) -> Array | None:
-    """Two cells for every offset of a grid with a size and few cells, int64 [rows, 2, axes]: each cell is in one.
-    None where cells are not given, but those of the first tokens."""
+    """Two cells for every offset of a grid with a size and few cells, int64 [rows, 2, axes]; each cell is used.
+
+    None if the block takes only the position of the first token.
+    """
     sides, axes = spec.position_limits(), spec.position_axes
     if sides is None or axes < 2 or spec.consecutive or math.prod(2 * side - 1 for side in sides) > 2 * GRID:
         return None
     cells = np.array(list(product(*map(range, sides))), np.int64)
     offsets = np.array(list(product(*(range(1 - side, side) for side in sides))), np.int64)
-    offsets = offsets[len(offsets) // 2 :]  # the other half is the same pair the other way round
+    offsets = offsets[len(offsets) // 2 :]  # the other half has the same pairs in reverse order
     first = np.maximum(-offsets, 0)
     room = np.array(sides) - 1 - np.abs(offsets)
     first = first + np.arange(len(offsets))[:, None] % (room + 1)  # pairs begin all over the grid
@@ -194,10 +201,10 @@ def grid_offsets(spec: Spec) -> Array | None:
 
 
 def spread_cells(spec: Spec) -> Array | None:
-    """Cells of a larger grid that has a size, int64 [cells, axes], two of which are any offset apart.
+    """Cells of a larger grid with a size, int64 [cells, axes], such that any offset lies between two of them.
 
-    Along each axis they are the first ones, the last one and every k-th with k about the root of the side: any distance
-    is one between two of them. None where they are more than FEW_TOKENS, or not given.
+    Along each axis they are the first ones, the last one and every k-th one, with k about the root of the side: any
+    distance lies between two of these. None if there are more than FEW_TOKENS, or if positions are not given.
     """
     sides, axes = spec.position_limits(), spec.position_axes
     if sides is None or axes < 2 or spec.consecutive:
@@ -210,10 +217,10 @@ def spread_cells(spec: Spec) -> Array | None:
 
 
 def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
-    """Two positions for every distance up to the one from which on all are alike, int64 [rows, 2, 1], both ways round.
+    """Two positions for every distance up to the one from which on all are alike, int64 [rows, 2, 1].
 
-    Of more than `most` distances some are drawn, with those at both ends. None for a block without such a distance, and
-    where two tokens can't stand apart.
+    Without a causal mask, each pair comes in both orders. If there are more than `most`, some are drawn, with those at
+    both ends. None for a block without such a distance, and if two tokens can't be placed apart.
     """
     reach = max((layer.encoding.saturation_distance() or 0 for layer in spec.distinct_layers()), default=0)
     if not reach or spec.position_axes != 1 or spec.consecutive:
@@ -231,10 +238,11 @@ def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
 def lost_in_layers(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
     """What these float64 outputs of a block can't show, in clauses.
 
-    Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
-    layer did with positions is lost in rounding."""
+    Several layers of bare attention make tokens alike. Then it no longer matters how attention weighs them, and what a
+    layer did with positions is lost in rounding.
+    """
     outputs = [arrays["output"] for arrays in reference if arrays["output"].shape[1] > 1]
-    several = [values for values in outputs if np.isfinite(values).all()]  # others fail the comparison
+    several = [values for values in outputs if np.isfinite(values).all()]  # NaN and Inf fail the comparison
     if spec.layers == 1 or not several:
         return ()
     if not are_alike(several, spec.dtype):
@@ -247,16 +255,17 @@ def lost_in_layers(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
 
 
 def are_alike(outputs: Sequence[Array], dtype: str) -> bool:
-    """Whether the tokens of each row of finite outputs [B, S, hidden_size] are alike but for rounding in `dtype`."""
+    """Whether the tokens of each row of finite outputs [B, S, hidden_size] are alike, apart from rounding in
+    `dtype`."""
     most = ALIKE * TOLERANCES[dtype].floor
     return all(not _differ(values, most) and _apart(values) <= most for values in outputs)
 
 
 def _differ(values: Array, most: float) -> bool:
-    """Whether the first and the last token of a row tell already that a token is farther than `most` from the mean."""
+    """Whether the first and the last token of a row already show that a token is farther than `most` from the mean."""
     return float(abs(values[:, 0] - values[:, -1]).max()) > 2 * most * (root_mean_square(values) or 1.0)
 
 
 def _apart(values: Array) -> float:
-    """How far tokens are from the mean of their row, in units of the root mean square of all."""
+    """How far tokens are from the mean of their row, as a multiple of the root mean square of all values."""
     return float(abs(values - values.mean(1, keepdims=True)).max() / (root_mean_square(values) or 1.0))

@@ -1,4 +1,4 @@
-"""A set of inputs before it is drawn, how its sizes are drawn, and how large it may be: its cost, and its memory."""
+"""A set of inputs before it is drawn, how its sizes are drawn, and how large it may be: its cost and its memory."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
 
 WORK = 3e10
-"""Multiply-adds that a case may take: longer and larger ones become shorter."""
+"""The most multiply-adds of a case. Longer and larger cases become shorter."""
 
 ROWS_WORK = 1.2e9
-"""Multiply-adds that a batch of many rows may take: blocks whose hidden size is some 600 or more get fewer rows."""
+"""The most multiply-adds of a batch of many rows. Blocks with a hidden size of about 600 or more get fewer rows."""
 
 LEAST = 26
-"""Tokens that a case has whatever they cost."""
+"""The tokens that a case always may have, whatever they cost."""
 
 FEW_CACHED = 2**19
-"""Numbers in a small cache, of all rows together; each row has one token at least."""
+"""The most numbers in a small cache, of all rows together. Each row has at least one token."""
 
 ROWS = {"one": (1, 1), "several": (2, 5), "many": (6, 9), "dozen": (10, 16), "crowd": (17, 40)}
-"""Rows of a batch, from one number to another; fewer where each has many tokens."""
+"""The rows of a batch, from one number to another; fewer if each row has many tokens."""
 
 CROWD = ROWS["crowd"]
 
 CROWD_TOKENS = 900
-"""Tokens of all rows of the largest batches together."""
+"""The most tokens of the largest batches, of all rows together."""
 
 
 @attrs.frozen
 class Draft:
-    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
-    `encoder` tokens of an encoder, and kinds of draws.py and values.py. Fields that don't concern a spec play no part.
-    `traced` says that sizes are those of the trace, which others avoid.
+    """A case before bounds restrict it.
+
+    It has `past` tokens in a cache, `spare` places after the last one in a shared cache, `encoder` tokens of an
+    encoder, and kinds of draws.py and values.py. Fields that don't concern a spec have no effect. `traced` says that
+    the sizes are those of the trace, which other drafts avoid.
     """
 
     name: str
@@ -55,8 +57,8 @@ class Draft:
 
 
 def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
-    """About how many bytes the inputs of all drafts take together within `bounds`, and the largest logits in float64
-    beside them."""
+    """About how many bytes the inputs of all drafts take together within `bounds`, plus the largest logits in
+    float64."""
     inputs = logits = 0
     for draft in drafts:
         batch, seq = within(draft.batch, bounds["batch"]), within(draft.seq, bounds["seq"])
@@ -73,28 +75,30 @@ def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
 
 
 def per_token(spec: Spec) -> int:
-    """Numbers in a cache for each token."""
+    """The numbers in a cache for each token."""
     return 2 * spec.layers * spec.num_kv_heads * spec.head_dim
 
 
 def few_cached(spec: Spec, batch: int) -> int:
-    """The most tokens that each of so many rows has in a small cache."""
+    """The most tokens that each of `batch` rows has in a small cache."""
     return max(1, FEW_CACHED // (per_token(spec) * batch))
 
 
 def size_between(rng: np.random.Generator, low: int, high: int) -> int:
-    """A size from `low` to `high`, each as likely."""
+    """A size from `low` to `high`; all are equally likely."""
     return int(rng.integers(low, high + 1))
 
 
 def band_between(rng: np.random.Generator, low: int, high: int) -> int:
-    """A size from `low` to `high`, each doubling as likely."""
+    """A size from `low` to `high`; each doubling is equally likely."""
     return int(low * (high / low) ** rng.random())
 
 
 def each_size(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
-    """Sizes from `low` to `high` without end, in random orders of all of them; behind every second one comes a power of
-    two."""
+    """Sizes from `low` to `high` without end, in random orders of all of them.
+
+    A power of two follows every second size.
+    """
     sizes = list(range(low, high + 1))
     powers = itertools.cycle(size for size in sizes if size & (size - 1) == 0)
     while True:
@@ -105,8 +109,10 @@ def each_size(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
 
 
 def rows_of_batches(rng: np.random.Generator, reach: Reach) -> dict[str, Iterator[int]]:
-    """Numbers of rows by kind of batch, each of them in turn; every second of the largest is the reach that was asked
-    for."""
+    """Numbers of rows by kind of batch, without end.
+
+    Every second of the largest ones is the batch that the user asked for.
+    """
     rows = {who: each_size(rng, *bounds) for who, bounds in ROWS.items()}
     if reach.batch >= CROWD[0]:
         asked = itertools.repeat(reach.batch)
@@ -115,17 +121,17 @@ def rows_of_batches(rng: np.random.Generator, reach: Reach) -> dict[str, Iterato
 
 
 def shorter(spec: Spec, batch: int, seq: int) -> int:
-    """The tokens, or fewer, that each of so many rows may have within WORK; at least LEAST."""
+    """The number of tokens that each of `batch` rows may have within WORK: `seq` or fewer, but at least LEAST."""
     return shrunk(seq, lambda tokens: work(spec, {"batch": batch, "seq": tokens}), WORK)
 
 
 def fewer(spec: Spec, batch: int, seq: int, least: int) -> int:
-    """The rows, or fewer, that may have so many tokens each within ROWS_WORK; at least `least`."""
+    """The number of rows that may have `seq` tokens each within ROWS_WORK: `batch` or fewer, but at least `least`."""
     return min(batch, max(least, int(ROWS_WORK / work(spec, {"batch": 1, "seq": seq}))))
 
 
 def shrunk(size: int, cost: Callable[[int], float], most: float) -> int:
-    """The size, or a smaller one that costs no more than `most`; at least LEAST, or the size."""
+    """The size, or a smaller one that costs at most `most`; not below LEAST, unless the size is."""
     while size > LEAST and cost(size) > most:
         size = max(LEAST, int(size * 0.8))
     return size

@@ -1,9 +1,10 @@
 """What each set of inputs is for: its sizes, and kinds of positions, padding and values.
 
-Graphs go wrong in corners: from one length on, between two, for one row or for many, in steps over a cache, far out.
-So each power of two bounds a band of lengths, and every band meets one row, several rows, tokens without a cache, steps
-and chunks over one, as far as that costs little; positions, padding and values take turns over them. Beside them stand
-the block's own numbers: every row of its table, every offset of its grid, the lengths at which its encoding changes.
+Graphs go wrong in corners: from one length on, between two lengths, for one row or for many, in steps with a cache, or
+far out. So each power of two bounds a band of lengths. Every band has one row, several rows, tokens without a cache,
+and steps and chunks with a cache, as far as that costs little. Positions, padding and values take turns. In addition,
+there are the block's own numbers: every row of its table, every offset of its grid, the lengths at which its encoding
+changes.
 """
 
 from __future__ import annotations
@@ -44,43 +45,50 @@ from posexport.verify.plain import large_chunks, plain, wide_batches, wide_buffe
 from posexport.verify.reach import Reach
 
 SERVED = 2e9
-"""Multiply-adds of the batch of pictures that servers make, of more than 4,096 tokens: above, it is left out."""
+"""The most multiply-adds of the batch of pictures that servers make, of more than 4,096 tokens; above, it is left
+out."""
 
 LOGITS = 160_000_000
-"""Logits of the longest row, where no reach was asked for: each takes eight bytes, several times."""
+"""The most logits of the longest row, if no reach was asked for. Each takes eight bytes, several times."""
 
 MOST = 1_400
-"""Tokens that a further case may have, so that many of them can be asked for."""
+"""The most tokens of a further case, so that many further cases can be asked for."""
 
 MANY = 24
-"""Rows of a batch beyond which they get shorter."""
+"""The most rows of a batch that are not shortened."""
 
 SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
 
 FIRST_LENGTH, LENGTHS, LENGTH_WORK, LENGTH_GAP = 64, 4, 4.5e8, 1.5
-"""Tokens from which on each doubling has so many lengths of one row, multiply-adds that each may take, and the ratio of
-the longest row to the last of them from which on there is one more halfway, of twice as many."""
+"""Numbers for the lengths of one row.
+
+FIRST_LENGTH is the length from which on each doubling has LENGTHS lengths; each may take LENGTH_WORK multiply-adds. If
+the longest row has at least LENGTH_GAP times the last of these lengths, there is one more halfway, which may take twice
+as many.
+"""
 
 POWER_WORK = 5e9
-"""Multiply-adds that a long row of a power of two tokens may take."""
+"""The most multiply-adds of a long row whose number of tokens is a power of two."""
 
 TEXTS = ((130, 250), (260, 500), (520, 700))
-"""And of texts on several axes."""
+"""Further lengths, for texts on several axes."""
 
 FREE = 500
-"""Free slots of a shared cache whose first token is written; more than a hundred where those of several rows are."""
+"""The free slots of a shared cache whose first token is written. With several rows, some have more than a hundred."""
 
 FEW = 12
-"""Tokens below which both of the largest kinds of batch are tried with each length, since they cost little."""
+"""Below this many tokens, both of the largest kinds of batch are tried with each length, since they cost little."""
 
 ALIKE_WORK = 4e9
-"""Multiply-adds of a prompt whose tokens are nearly alike, up to which there is one for each band of lengths."""
+"""The most multiply-adds of a prompt whose tokens are nearly alike. If they suffice, each band of lengths has one."""
 
 
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
-    and single positions, which are tried whole all the same."""
+    """The drafts that every seed has, with sizes drawn from `rng`, within the reach that the user gave.
+
+    Tables and single positions are always tried whole.
+    """
     own = (_lengths, _between, over_keys, block_sizes, _hiding, _alone)
     groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in (*groups, wide_batches)):
@@ -99,8 +107,10 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Drafts without end: corners in no order, with other sizes and kinds; half of them with rows and tokens of any
-    number."""
+    """Drafts without end: corners in any order, with other sizes and kinds.
+
+    Half of them have any number of rows and tokens.
+    """
     drawn = {
         "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed", draws.ALL_ROWS),
         "padding": ("none", "left", "right", "both", "middle", "holes", "mixed", draws.ALL_ROWS),
@@ -121,13 +131,13 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 
 
 def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
-    """A size between each two edges, in their order."""
+    """A size between each two neighbouring edges, in their order."""
     wholes = itertools.pairwise(map(int, edges))
     return [size_between(rng, low, max(low, high - 1)) for low, high in wholes]
 
 
 def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Tokens without a cache, or few cached ones."""
+    """Tokens without a cache, or with few cached ones."""
     power, long = int(rng.choice((128, 256, 512))), _long(spec, reach)
     yield from _of_each_kind(spec, rng, reach)
     yield _traced()
@@ -141,7 +151,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 
 def _of_each_kind(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Few tokens with each kind of positions, and each kind of values that a fault may hide from."""
+    """Few tokens with each kind of positions, and each kind of values that may hide a fault."""
     size = partial(size_between, rng)
     negative = "negative" if spec.negative_positions else "near"
     # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
@@ -175,9 +185,9 @@ def _texts(spec: Spec, rng: np.random.Generator) -> Iterator[Draft]:
 
 
 def _long_row(spec: Spec, rng: np.random.Generator, reach: Reach, power: int) -> Iterator[Draft]:
-    """One row of each band of lengths, and of a `power` of two tokens."""
+    """One row of each band of lengths, and one of `power` tokens."""
     size = partial(size_between, rng)
-    # from the second number on a length belongs to another band, and is not tried where it costs too much
+    # from the second number on, a length is in another band; it is left out if a row of that length costs too much
     for draft, least in (
         (Draft("65 on", 1, band_between(rng, 65, 127), 0, 0, size(1025, 1700), "far", "long left"), 65),
         (
@@ -199,23 +209,26 @@ def _long_row(spec: Spec, rng: np.random.Generator, reach: Reach, power: int) ->
 
 
 def _long_powers(spec: Spec) -> list[int]:
-    """The powers of two beyond a thousand tokens that cost little."""
+    """The powers of two above a thousand tokens that cost little."""
     return [power for power in (1024, 2048) if work(spec, {"batch": 1, "seq": power}) <= POWER_WORK]
 
 
 def _traced() -> Draft:
-    """The sizes of the example that was traced, which no other draft has."""
+    """The sizes of the traced example, which no other draft has."""
     batch, seq, past, slots = (TRACED_SIZES[dim] for dim in ("batch", "seq", "past_seq", "max_seq"))
     encoder = TRACED_SIZES["encoder_seq"]
     return Draft("traced sizes", batch, seq, past, slots - past - seq, encoder, "offset", "left", traced=True)
 
 
 def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int) -> Iterator[Draft]:
-    """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
-    two, or lack one, and any length in between; where they cost much, three batches of them, of few rows."""
+    """Batches of more than a hundred tokens in each row.
+
+    Their lengths are one more or one less than a power of two, or any length in between. If they cost much, there are
+    three of these batches, with few rows.
+    """
     size = partial(size_between, rng)
     dozen, several = size(*ROWS["dozen"]), size(2, 3)
-    # draft, other lengths; where it costs much: those lengths, the fewest rows of the draft's and of those, if any
+    # draft, other lengths; if it costs much: those lengths, the fewest rows of the draft's and of those, if any
     for draft, (low, high), highest, least, least_other in (
         (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), (130, 254), 192, 6, 2),
         (
@@ -251,11 +264,11 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int)
 
 
 def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of 1 to 127 tokens of one row, of 2 to 9, and of 10 to 16 or 17 to 40."""
+    """Prompts of 1 to 127 tokens, with one row, with 2 to 9 rows, and with 10 to 16 or 17 to 40."""
     size = partial(size_between, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
-    # several rows differ, or have one kind for all, or count from their first token on that is no padding
+    # several rows differ, or have one kind for all, or count from their first token that is not padding
     counted = ("consecutive" if spec.padding_mask else "mixed", "left")
     mixed = ("mixed", "mixed")
     for_all = ("mixed", draws.ALL_ROWS), (draws.ALL_ROWS, "mixed")
@@ -278,7 +291,8 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
 
 
 def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of one row whose lengths lie close together, so that a band of lengths has one of them."""
+    """Prompts of one row whose lengths lie close together, so that a fault in a narrow band of lengths meets one of
+    them."""
     kinds = itertools.cycle(itertools.product(("near", "consecutive", "far"), ("left", "holes", "right", "both")))
     values = itertools.cycle(("normal", "quiet", "normal", "shifted", "normal", "zeros", "outlier"))
     last = max(_long(spec, reach), FIRST_LENGTH)
@@ -293,8 +307,10 @@ def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 
 def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of more than a hundred tokens, nearly alike but for those that masks hide; one of them, drawn, and no
-    batch, where they cost much."""
+    """Prompts of more than a hundred tokens that are nearly alike, except those that masks hide.
+
+    If they cost much, there is only one, which is drawn, and no batch.
+    """
     if not (spec.causal or spec.padding_mask or spec.window or spec.attention_chunk_size):
         return
     drafts = [
@@ -311,7 +327,7 @@ def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 
 
 def _alone(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Rows of a few tokens whose large query sees nothing but its own key: that logit may lie below those of a mask."""
+    """Rows of a few tokens whose large query sees only its own key: that logit may lie below the values of a mask."""
     if spec.causal:
         yield Draft("alone", 4, 4, 0, 2, 4, "near", "none", "massive")
     if spec.padding_mask:
@@ -319,7 +335,7 @@ def _alone(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
 
 
 def _long(spec: Spec, reach: Reach) -> int:
-    """Tokens of the longest row."""
+    """The tokens of the longest row."""
     if reach.given:
         return reach.seq
     seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))

@@ -1,7 +1,7 @@
 """Parts of the inputs that verify runs on, drawn at random: positions and padding.
 
-Each part is a table of named kinds; posexport.verify.values has that of magnitudes. posexport.verify.cases says which
-kinds meet in one set of inputs.
+Each part is a table of named kinds; posexport.verify.values has the table of magnitudes. posexport.verify.cases decides
+which kinds one set of inputs combines.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from posexport.spec.spec import Spec
 Array = np.ndarray[Any, Any]
 
 FAR, FAR_EXACT = 2**20, 2**24
-"""Positions go up to here where no table ends earlier: as far as models are made to reach today, and as far as
-`--angles exact` is exact."""
+"""The ends of positions if no table ends earlier: as far as models are made to reach today, and as far as `--angles
+exact` is exact."""
 
 FAR_ROUNDED, ROUGH = 2**16, 2.0**-4
-"""And up to here where the runtimes' angles differ by ROUGH and more beyond: nothing could be told from rounding."""
+"""The end of positions if, at FAR, the angles of runtimes differ by ROUGH or more: faults can't be told from rounding
+there."""
 
 NEAR, MIDDLE = 2_000, 64_000
-"""Bounds of the kinds "near" (positions below the first) and "middle" (positions between the two)."""
+"""Bounds of the kinds "near" (positions below the first bound) and "middle" (positions between the two)."""
 
 LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
 """Half precision aliases positions from 256 and 2048 on, 16 bits end at 65,535; the kind "far" has all of these."""
@@ -39,23 +40,26 @@ def position_end(spec: Spec) -> int:
 
 
 ANEW, ANEW_OF_MANY = 0.3, 0.5
-"""The part of batches of two or three rows, and of more, of which one begins with an empty cache beside others that go
-on."""
+"""How often one row begins with an empty cache while the others go on, in batches of two or three rows, and of more."""
 
 NEARBY, COMPANY = 0.3, 0.5
-"""The part of batches of the kind "mixed" whose rows have no far positions, and of those in which a row may have no key
-at all."""
+"""Two probabilities for batches of the kind "mixed".
+
+The first is how often no row has far positions; the second is how often a row may have no key at all.
+"""
 
 ALL_ROWS = "all rows"
-"""A kind of positions, and of padding, that is drawn once and that all rows of a batch have, as the beams of one prompt
-do. The positions don't count up."""
+"""A kind of positions, and of padding, that is drawn once for all rows of a batch, like the beams of one prompt.
+
+These positions don't count up.
+"""
 
 Positions = Callable[[np.random.Generator, Array, int], Array]
-"""(generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
+"""Maps (generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
 
 
 def _offset(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Consecutive from a start of its own in each row."""
+    """Consecutive, from another start in each row."""
     starts = 37 + 611 * np.arange(len(places)) + rng.integers(0, 300, len(places))
     room = max(0, limit - 1 - int(places.max()))
     return np.asarray((np.minimum(starts, room)[:, None] + places) % limit)
@@ -69,14 +73,14 @@ def _packed(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _scattered(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Gaps, and no order; repeats only where the table is shorter than the sequence."""
+    """With gaps, in no order. Positions repeat only if the table is shorter than the sequence."""
     batch, seq = places.shape
     reach = min(limit, 4 * seq + 8)
     return np.stack([rng.choice(reach, seq, replace=reach < seq) for _ in range(batch)])
 
 
 def _shuffled(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """The consecutive positions of each row in another order."""
+    """The consecutive positions of each row, shuffled."""
     return rng.permuted(places % limit, axis=1)
 
 
@@ -89,8 +93,11 @@ def _middle(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Anywhere up to the limit, each power of two as likely; in a row of more than a few tokens, and in every second
-    one of fewer, landmarks as there is room and the last position too. In no order."""
+    """Anywhere up to the limit; each power of two is equally likely, in no order.
+
+    Rows of more than a few tokens have as many landmarks as fit, and the last position. Of shorter rows, every second
+    one has them.
+    """
     seq = places.shape[1]
     positions = np.asarray(np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1)
     known = [place for place in LANDMARKS if place < limit][-seq:]
@@ -107,8 +114,10 @@ def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """On both sides of zero, and in every second row consecutive below it: by turns near the limit, and anywhere up to
-    it, each power of two as likely."""
+    """On both sides of zero; in every second row further below it.
+
+    These rows begin near the limit or anywhere up to it, in turn, where each power of two is equally likely.
+    """
     below = rng.integers(1, places.shape[1] + 40, (len(places), 1))
     below[1::4] = rng.integers(limit // 4, max(limit, 2), below[1::4].shape)
     below[3::4] = np.exp2(rng.uniform(7, np.log2(max(limit, 129)), below[3::4].shape)).astype(np.int64)
@@ -116,7 +125,7 @@ def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _still(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """The same for all tokens of a row, 0 in the first; in every second row for four at a time."""
+    """The same position for all tokens of a row, 0 in the first row; in every second row, for four tokens at a time."""
     starts = rng.integers(0, max(min(NEAR, limit) - places.shape[1], 1), (len(places), 1))
     starts[:1] = 0
     steps = (places - places[:, :1]) // 4
@@ -150,7 +159,7 @@ POSITIONS: Mapping[str, Positions] = {
     "alike": _alike,
     "every": _every,
 }
-"""Positions of tokens along one axis."""
+"""The kinds of positions of tokens along one axis."""
 
 MIXED = (
     "consecutive",
@@ -166,46 +175,50 @@ MIXED = (
     "near",
     "middle",
 )
-"""The kinds that the rows of one batch have by turns with the kind "mixed": of any two rows that follow each other, one
-has far positions or those between, but for a part of batches (NEARBY). In half precision none has: a bias of far keys
-overflows there, which matters where padding hides a token from itself; and where biases are steep, rows have those of
-CLOSE alone."""
+"""The kinds that the rows of one batch take in turn with the kind "mixed".
+
+Of any two neighbouring rows, one has far or middle positions, except in a part of the batches (NEARBY). In half
+precision, no row has them: a bias of far keys overflows there, which matters if padding hides a token from itself. If
+biases are steep, rows have only kinds of CLOSE.
+"""
 
 CLOSE = ("consecutive", "offset", "packed", "shuffled", "alike", "still")
 """Kinds with which the tokens of a row are near each other along an axis."""
 
 STEEP = 0.6
-"""From this slope per position on a bias is steep."""
+"""A bias is steep if it changes by more than this from one position to the next."""
 
 TEXTS = ("consecutive", "far", "offset", "middle", "consecutive", "far", "scattered")
-"""Kinds of the positions of a text, which stands as far along every axis."""
+"""Kinds of the positions of a text, whose position is the same along every axis."""
 
 TEXT = "text, "
-"""What stands before one of TEXTS as the kind of positions along several axes."""
+"""The prefix that makes one of TEXTS a kind of positions along several axes."""
 
 
 @attrs.frozen
 class At:
-    """Positions that are given: [rows, tokens, axes], repeated over the rows and tokens that there are."""
+    """Given positions: [rows, tokens, axes], repeated over the rows and tokens of a case."""
 
     positions: Array
 
 
 def is_far_out(spec: Spec, kind: object) -> bool:
-    """Whether tokens with positions of this kind are so far apart that half precision may have no number for biases."""
+    """Whether tokens with positions of this kind are so far apart that biases may overflow in half precision."""
     if spec.consecutive:
         return False
     return kind in ("far", "middle") or str(kind).startswith(TEXT) or (kind == "far row" and spec.position_axes > 1)
 
 
 def _close(spec: Spec) -> list[str]:
-    """Kinds with which the tokens of a row are no farther apart than there are places in it: where each axis begins at
-    an offset of its own, a text is not near a picture."""
+    """Kinds with which the tokens of a row are no farther apart than the row is long.
+
+    On several axes "offset" is left out: each axis begins at another offset there, so a text is not near a picture.
+    """
     return [kind for kind in CLOSE if kind != "offset" or spec.position_axes == 1]
 
 
 def steepness(spec: Spec) -> float:
-    """What a steep bias may change by from one position to the next; 0 where none is steep."""
+    """The most that a steep bias may change by from one position to the next; 0 if no bias is steep."""
     most = max(layer.encoding.steepness(layer) for layer in spec.distinct_layers())
     return most if most > STEEP else 0.0
 
@@ -213,8 +226,8 @@ def steepness(spec: Spec) -> float:
 def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: Spec) -> Array:
     """int64 [batch, seq], or [batch, seq, axes], for tokens with these places [batch, seq] in their rows.
 
-    Consecutive tokens on several axes stand on a grid that is wider than high; for other kinds each axis is drawn
-    apart, but for "alike", where tokens are as far along every axis, as those of a text are.
+    On several axes, consecutive tokens lie on a grid that is wider than high. For other kinds, each axis is drawn
+    independently; with "alike", the position of a token is the same along every axis, like that of a text.
     """
     if kind == ALL_ROWS:
         one = position_ids(str(rng.choice(("packed", "shuffled"))), rng, places[:1], spec)
@@ -244,13 +257,13 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(math.prod(limits), 2**62))
         columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
         made = np.stack([column % end for column, end in zip(columns, limits, strict=True)], -1)
-        if kind == "still":  # one axis after the other, as that of time in a picture
+        if kind == "still":  # along one axis, as time in a picture
             for row, tokens in enumerate(made):
                 tokens[:, row % axes] = rng.integers(min(NEAR, limits[row % axes]))
         elif known is None:
             made = _with_text(rng, made, index)
     else:
-        # single tokens differ along the axes by their end, several by where landmarks are
+        # single tokens differ along the axes by the axis' end, several tokens by the order of landmarks
         sized = known is not None or places.shape[1] > 1
         ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
         columns = [_along(kind, rng, places, end, mixed) for end in ends]
@@ -264,8 +277,10 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
 
 
 def _with_text(rng: np.random.Generator, made: Array, text: Array) -> Array:
-    """Positions [batch, seq, axes], of which some rows are `text` [batch, seq] along every axis, and some are so before
-    and behind a picture."""
+    """Positions [batch, seq, axes] with some text.
+
+    Some rows are `text` [batch, seq] along every axis; some are text before and after a picture.
+    """
     batch, seq = text.shape
     begin, way = rng.integers(0, seq, (batch, 1)), rng.integers(0, 3, (batch, 1))
     end = begin + rng.integers(1, seq + 1, (batch, 1))
@@ -293,7 +308,7 @@ def _left(rng: np.random.Generator, length: int, cached: int) -> Array:
 
 
 def _right(rng: np.random.Generator, length: int, cached: int) -> Array:
-    """At the end of what is cached, as where prompts were padded so, or of the row where nothing is."""
+    """At the end of the cached keys, as if prompts were padded on the right; without a cache, at the end of the row."""
     end, index = cached or length, np.arange(length)
     return (index < end - min(_run(rng, end), end - 1)) | (index >= end)
 
@@ -304,7 +319,7 @@ def _middle_run(rng: np.random.Generator, length: int, cached: int) -> Array:
 
 
 def _long_left(rng: np.random.Generator, length: int, cached: int) -> Array:
-    """More than half of a row, but for a few tokens."""
+    """Padding on the left: half of the row or more, but not all of it."""
     return np.arange(length) >= min(int(rng.integers(length // 2, max(length * 9 // 10, length // 2 + 1))), length - 1)
 
 
@@ -323,20 +338,22 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "anew": lambda rng, length, cached: np.arange(length) >= cached,
     "all": lambda rng, length, cached: np.zeros(length, bool),
 }
-"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. "anew" leaves none that is
-cached, as a row has it that begins beside others; "all" leaves no key to see."""
+"""Maps (generator, keys of a row, cached ones among them) to bool [keys], False for padding.
+
+"anew" hides all cached keys, as in a row that begins while others go on; "all" leaves no key to see.
+"""
 
 
 def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
-    """int64 [batch, width] for rows of `lengths` keys, `cached` ones among them.
+    """int64 [batch, width] for rows of `lengths` keys, of which `cached` are cached.
 
-    With "mixed", each row has another kind; with "last row", the last row has no key and the others have all; with
-    "all rows", all have the mask of the longest as far as they go.
+    With "mixed", each row has another kind. With "last row", the last row has no key and the others have all. With "all
+    rows", all rows have the mask of the longest row.
 
-    Slots of a shared cache behind the last key, which no query sees all the same, are marked in one of three ways.
+    No query sees slots of a shared cache after the last key. Their mask is all 0, all 1 or random.
     """
     mask = rng.integers(0, 2, (len(lengths), width))
-    ways = rng.integers(0, 3, len(lengths))  # none, all, or any
+    ways = rng.integers(0, 3, len(lengths))  # none, all, or random
     mask = np.where((ways < 2)[:, None], ways[:, None], mask)
     if kind == ALL_ROWS:
         longest = int(lengths.argmax())

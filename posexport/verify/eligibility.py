@@ -1,4 +1,4 @@
-"""Reasons to skip a runtime: unsupported, too slow, or out of memory; and options of the others' runs."""
+"""Reasons to skip a runtime: unsupported, too slow, or out of memory; and options of the other runtimes' runs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
     from posexport.spec.spec import Spec
 
 UNSUPPORTED = "unsupported"
-"""The runtime can't take the file, on any machine and on any day."""
+"""The code of a runtime that can't take the file, on any machine."""
 
 OTHER_BUILDER = "other-builder"
-"""A plan that another runtime built."""
+"""The code of a plan that another runtime built."""
 
 SLOW = "slow"
 OUT_OF_MEMORY = "out-of-memory"
 
-_WEIGHTS_DTYPE = "fp64"  # an engine holds 4 to 8 bytes for each weight: as many as one of this dtype has
-_MIXED = ("relative", "shaw", "deberta", "cope")  # encodings whose scores take a third product
+_WEIGHTS_DTYPE = "fp64"  # an engine needs 4 to 8 bytes for each weight: as many as this dtype has
+_MIXED = ("relative", "shaw", "deberta", "cope")  # encodings whose scores need a third product
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {TORCH: {"streamed": True}, ORT: {"spinning": False}}
-"""Options of runs by module: torch holds one layer at a time, and no engine keeps cores from the others."""
+"""Options of runs by module: torch loads one layer at a time, and ONNX Runtime doesn't spin on cores that others
+need."""
 
 WORK = {"onnx-reference": 4e9}
-"""Multiply-adds of the largest case that a slow runtime gets: about ten seconds."""
+"""The most multiply-adds of a case for a slow runtime: about ten seconds."""
 
 
 def unsupported_reason(artifact: Artifact, row: Runtime) -> Reason | None:
@@ -48,14 +49,14 @@ def unsupported_reason(artifact: Artifact, row: Runtime) -> Reason | None:
 
 
 def weight_bytes(artifact: LoadedArtifact, row: Runtime) -> int:
-    """About how many bytes of memory a runtime needs for an artifact's weights; torch streams them."""
+    """About how many bytes of memory a runtime needs for an artifact's weights; 0 for torch, which streams them."""
     from posexport.models.weights import bytes_of
 
     return 0 if row.module == TORCH or row.needs_gpu else bytes_of(artifact.spec, _WEIGHTS_DTYPE)
 
 
 def memory_shortfall(needed: int, promised: int = 0) -> Reason | None:
-    """Why so many bytes are not free here, or None; `promised` are those that runs under way may still take."""
+    """Why `needed` bytes are not free here, or None. `promised` bytes are those that runs under way may still take."""
     from posexport.machine import available, size_text
 
     free = available() - promised

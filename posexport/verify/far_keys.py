@@ -1,5 +1,8 @@
-"""Padding beside steep biases in half precision: what a token computes that padding hides is compared too, and where it
-sees nothing but far keys, half precision has too few digits for it. Such a token is then no padding."""
+"""Padding with steep biases in half precision.
+
+Outputs of hidden tokens are compared too. If such a token sees only far keys, half precision has too few digits for its
+output. Then the token is not padding.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from posexport.spec.spec import Spec
 from posexport.verify.draws import Array, steepness
 
 FAINT = 100.0
-"""The largest bias of the nearest key that a hidden token sees: fp16 has steps of 1/16 there, bf16 of a half."""
+"""The largest bias of the nearest key that a hidden token sees. There fp16 has steps of 1/16, bf16 steps of a half."""
 
 
 def shown_where_keys_are_far(spec: Spec, mask: Array, before: Array, positions: Array) -> Array:
-    """The mask [batch, width], with 1 for new tokens that padding hides and that would see none but far keys.
+    """The mask [batch, width], with 1 for hidden new tokens that would see only far keys.
 
-    `before` [batch] says how many tokens of each row are cached, `positions` [batch, seq] or [batch, seq, axes] are
-    those of the new ones.
+    `before` [batch] is the number of cached tokens of each row; `positions` [batch, seq] or [batch, seq, axes] are
+    those of the new tokens.
     """
     steep, (batch, seq) = steepness(spec), positions.shape[:2]
     if not steep:
@@ -30,8 +33,11 @@ def shown_where_keys_are_far(spec: Spec, mask: Array, before: Array, positions: 
 
 
 def _sees_far_keys(spec: Spec, seen: Array, first: int, places: Array, most: float) -> Array:
-    """bool [seq]: which new tokens of a row, behind `first` cached ones, are hidden and see keys, but none whose
-    position is at most so far away. `seen` [keys] is False for padding, `places` are [seq, axes]."""
+    """Which new tokens of a row are hidden and see keys, but only far ones, bool [seq].
+
+    The new tokens follow `first` cached ones. A key is far if its position differs by more than `most`. `seen` [keys]
+    is False for padding, `places` are [seq, axes].
+    """
     far = np.zeros(len(places), bool)
     queries, keys = first + np.flatnonzero(~seen[first:]), np.flatnonzero(seen)
     if not (len(queries) and len(keys)):
@@ -49,8 +55,11 @@ def _sees_far_keys(spec: Spec, seen: Array, first: int, places: Array, most: flo
 
 
 def _key_places(spec: Spec, seen: Array, first: int, places: Array) -> Array:
-    """The positions of all keys of a row, [keys, axes]: cached ones stand right before the first new token that is no
-    padding, which takes up no position (custom_ops.key_positions) but where positions are consecutive by promise."""
+    """The positions of all keys of a row, [keys, axes].
+
+    Cached keys come right before the first new token that is not padding. Padding takes up no position
+    (custom_ops.key_positions), unless positions are consecutive by promise.
+    """
     if spec.consecutive:
         return np.arange(len(seen))[:, None]
     count = np.cumsum(seen) - seen

@@ -1,6 +1,6 @@
-"""Sets of inputs of a few tokens, which cost little: all kinds of values and far positions meet in them.
+"""Sets of inputs of a few tokens, which cost little: they combine all kinds of values with far positions.
 
-Steps are what servers compute most, and a fault may lie in them alone: every magnitude is tried there, and batches of
+Servers compute mostly steps, and a fault may be only in steps. So every magnitude is tried in steps, and batches of
 every size have far positions.
 """
 
@@ -18,14 +18,14 @@ from posexport.verify.reach import Reach
 from posexport.verify.values import SIZES
 
 BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
-"""Rows of a batch, from one number to another, and the most tokens that each has."""
+"""Rows of a batch, from one number to another, and the most tokens that each row has."""
 
 MAGNITUDES = ("quiet", *SIZES, "aligned", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
-"""Kinds of values that meet steps, chunks and prompts of a few tokens."""
+"""The kinds of values that steps, chunks and prompts of a few tokens have."""
 
 
 def far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Batches at far positions and at those between, without a cache and over a small one."""
+    """Batches at far and at middle positions, without a cache and with a small one."""
     for low, high, most in BATCHES:
         for positions in ("middle", "far", "far row"):
             batch, seq = size_between(rng, low, high), size_between(rng, 1, most)
@@ -38,7 +38,7 @@ def far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 
 def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Every magnitude in a step and in a few tokens over a small cache, and in a short prompt."""
+    """Every magnitude in a step, in a few tokens with a small cache, and in a short prompt."""
     rows = itertools.cycle(rng.permutation([1, 2, 3, 5, 7]).tolist())
     positions = itertools.cycle(("near", "consecutive", "offset"))
     padding = itertools.cycle(("none", "left", "none", "holes"))
@@ -57,7 +57,7 @@ def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
 
 
 def along_weights(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Tokens along the weights whose positions are alike, so that no rotation turns them away from each other."""
+    """Tokens along the weights whose positions are alike, so that no rotation changes the angle between them."""
     size = partial(size_between, rng)
     yield Draft("token along weights", 4, 1, 0, 2, size(2, 9), "still", "none", "aligned")
     yield Draft("tokens along weights", 3, size(8, 29), 0, 2, size(8, 29), "still", "none", "aligned")
@@ -65,8 +65,8 @@ def along_weights(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterato
 
 
 def squares(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """As many tokens as cached ones or as rows, and as many rows as cached ones: axes that are mixed up show in no
-    shape there."""
+    """As many tokens as cached ones or as rows, and as many rows as cached tokens: no shape shows there that axes are
+    mixed up."""
     size = partial(size_between, rng)
     for low, high, rows in ((8, 15, 1), (16, 40, 2), (41, 300, 1)):
         if spec.kv_cache:

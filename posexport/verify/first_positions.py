@@ -1,7 +1,7 @@
-"""Where the positions of rows begin, for artifacts whose positions are consecutive by promise.
+"""The first positions of rows, for artifacts whose positions are consecutive by promise.
 
-A set of inputs has the kinds of posexport.verify.draws; what such an artifact takes of one is its first position, moved
-so that those of all new tokens lie within the limit.
+A set of inputs has the kinds of posexport.verify.draws. Such an artifact takes only the first position of each row. It
+is moved so that the positions of all new tokens lie within the limit.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ NOTE = "only consecutive positions were tried, as its spec promises"
 
 
 def first_positions(kind: str | At, rng: np.random.Generator, places: Array, new: Array, spec: Spec) -> Array:
-    """int64 [batch, 1], for new tokens with these places [batch, seq] in their rows; bool `new` [batch, seq] says which
-    of them are padding.
+    """int64 [batch, 1], for new tokens with these places [batch, seq] in their rows.
 
-    Of the kind "consecutive", every second row begins where its first token that is no padding has its place: below
-    zero, where the row begins with padding.
+    bool `new` [batch, seq] is false for new tokens that are padding. With the kind "consecutive", in every second row
+    the first token that is not padding has its own place as its position: if the row begins with padding, it begins
+    below zero.
     """
     first = position_ids(kind, rng, places, spec)[:, :1]
     if kind == "consecutive":
         padding = np.where(new.all(1), 0, new.argmin(1))
         first[::2, 0] -= padding[::2]
     seq, limit = places.shape[1], position_end(spec)
-    if spec.ordered and spec.dtype != "fp32":  # as position_ids has it
+    if spec.ordered and spec.dtype != "fp32":  # as in position_ids
         limit //= 3
     lowest = 1 - limit if spec.negative_positions else 0
     return np.clip(first, lowest, max(limit - seq, 0)).astype(np.int64)

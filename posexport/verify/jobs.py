@@ -1,4 +1,4 @@
-"""The job of one file under verification: posexport's own artifacts, and ONNX files that anyone else wrote."""
+"""The job of one file under verification: one of posexport's own artifacts, or any other ONNX file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class JobMaker:
-    """What was asked for, of all files (posexport.verify.verifier.verify)."""
+    """The options of a request, for all files (posexport.verify.verifier.verify)."""
 
     pool: Pool
     runtimes: Mapping[str, Runtime]
@@ -44,7 +44,7 @@ class JobMaker:
     trusted: Sequence[TrustedKey]
 
     def make(self, file: Path, settings: VerifyOverrides) -> ArtifactJob | GraphJob:
-        """The job of a file; RequestError where it can't be verified, MismatchError where it isn't what it must be."""
+        """The job of a file; RequestError if it can't be verified, MismatchError if it isn't what it must be."""
         if self.against is not None or self.module is not None:
             return self._of_graph(file, settings)
         try:
@@ -74,7 +74,8 @@ class JobMaker:
         )
 
     def _of_graph(self, file: Path, settings: VerifyOverrides) -> GraphJob:
-        # late: what reads any graph loads half a second long, and posexport's own artifacts need none of it
+        # imported late: modules that read any graph take half a second to load, and posexport's own artifacts don't
+        # need them
         from posexport.verify.graph.subject import read_file
         from posexport.verify.graph.submission import GraphRequest, make_graph_job
 

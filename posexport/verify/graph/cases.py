@@ -1,4 +1,4 @@
-"""Sets of inputs for a file that anyone wrote: drawn by role, or the user's own."""
+"""Sets of inputs for any ONNX file: drawn by role, or the user's own."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Array = np.ndarray[Any, Any]
 class GraphCase:
     """One set of inputs by the graph's names, and its sizes by meaning (posexport.graphs.axes).
 
-    `visible` bool [batch, size] says by the meaning of an axis which of its tokens are no padding; `farthest` is the
-    position farthest from 0, None where the graph takes none.
+    `visible` has, for an axis by its meaning, bool [batch, size]: True for tokens that are not padding. `farthest` is
+    the position farthest from 0, None if the graph takes none.
     """
 
     name: str
@@ -50,7 +50,7 @@ class GraphCase:
 
 
 def lay_on_disk(cases: list[GraphCase], folder: Path) -> None:
-    """Have the arrays of the cases lie in files without names: they take memory only while they are read."""
+    """Move the arrays of the cases into files without names: they take memory only while they are read."""
     path = folder / "case.tensors"
     for at, case in enumerate(cases):
         save_arrays(path, case.arrays)
@@ -67,8 +67,11 @@ def drawn_cases(
     own: Sequence[Corner] = (),
     longest: int | None = None,
 ) -> list[GraphCase]:
-    """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones, and `own` are
-    corners of this graph, whose rows have no more than `longest` tokens."""
+    """Cases drawn by role, the same for the same seed.
+
+    `reach` may ask for longer and larger ones. `own` are corners of this graph; their rows have at most `longest`
+    tokens.
+    """
     cases = []
     for drawn in cases_of(roles, seed, reach=reach or {}, more=more, own=own, longest=longest):
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
@@ -95,17 +98,17 @@ def drawn_cases(
 
 
 def _visible(drawn: DrawnInputs) -> dict[str, Array]:
-    """Which tokens are no padding, by meaning; places of a cache behind the last token say nothing."""
+    """Which tokens are not padding, by meaning."""
     tokens = drawn.tokens
     kept = {KEPT: tokens[:, -drawn.sizes[KEPT] :]} if KEPT in drawn.sizes else {}
     return {SEQ: tokens, TOTAL: drawn.keys, ENCODER: drawn.encoder_keys, SLOTS: drawn.slots, **kept}
 
 
 def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: Mapping[str, Role]) -> GraphCase:
-    """The case of the arrays in a .npz file of the user for a graph with these inputs.
+    """The case with the arrays of the user's .npz file, for a graph with these inputs.
 
     Names, ranks, fixed sizes and dtypes must be the graph's; only a bf16 graph takes float32, which is rounded.
-    RequestError for anything else, NaN included. `roles` are those that are known: they say what is padding.
+    RequestError for anything else, including NaN. `roles` are those that are known: they tell which tokens are padding.
     """
     ready: Arrays = {}
     named: dict[str, tuple[str, int]] = {}
@@ -159,7 +162,7 @@ def _sizes_of(arrays: Arrays, roles: Mapping[str, Role]) -> dict[str, int]:
 
 def _converted(name: str, array: Array, dtype: str) -> Array:
     want = NUMPY_DTYPES.get(dtype) or np.dtype(dtype)
-    if array.dtype == np.dtype("V2") and want == BF16:  # how numpy writes bfloat16
+    if array.dtype == np.dtype("V2") and want == BF16:  # numpy writes bfloat16 like this
         array = array.view(BF16)
     if array.dtype != want and not (want == BF16 and array.dtype == np.float32):
         raise RequestError(f"{shown(name)} is {array.dtype}, the graph takes {want}: convert it with astype.")
@@ -169,7 +172,7 @@ def _converted(name: str, array: Array, dtype: str) -> Array:
 
 
 def reached(cases: list[GraphCase]) -> Shown | None:
-    """What these cases reach; None for none, and where there are no tokens or their number is not known."""
+    """What these cases reach; None without cases, and if there are no tokens or their number is not known."""
     if not any(BATCH in case.sizes and case.keys for case in cases):
         return None
     return Shown(

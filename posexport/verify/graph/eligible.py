@@ -1,4 +1,4 @@
-"""Which runtimes can take a file that anyone wrote, with what options, and what their refusal says."""
+"""Which runtimes can take any ONNX file, with what options, and whether a refusal says something about the file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def unsupported_reason(subject: GraphSubject, row: Runtime) -> Reason | None:
 
 
 def is_excused(subject: GraphSubject, row: Runtime) -> bool:
-    """Whether a runtime that fails on a file says nothing of the file: onnx's evaluator, which lacks much, and
-    TensorRT, where the file has operators of another engine."""
+    """Whether a failure of a runtime says nothing about the file.
+
+    This holds for onnx's evaluator, which lacks much, and for TensorRT if the file has operators of another engine.
+    """
     return row.module == REFERENCE or (row.module in (TENSORRT, INTERPRETER) and bool(subject.foreign_domains))
 
 
@@ -47,7 +49,7 @@ def _tokens(case: GraphCase) -> int:
 
 
 def run_options(cases: Sequence[GraphCase], row: Runtime) -> Mapping[str, Any]:
-    """Options of a run: a plan that is built for it spans the shapes of the cases."""
+    """The options of a run: a plan that is built for the run covers the shapes of all cases."""
     if row.module != TENSORRT:
         return OPTIONS.get(row.module, {})
     requests = []

@@ -1,8 +1,8 @@
-"""What a file with exact angles is held against: the file that it was rewritten from, with its angles made exact too.
+"""What a file with exact angles is compared with: the file that it was rewritten from, with exact angles too.
 
-At far positions such a file is another function by intent, and nearer to float64. Its manifest names its source by
-sha256, and the attentions whose angles are exact. They are made so in the source anew, where every test must pass that
-posexport.rewrite.angles has: a manifest can't make any other change pass.
+At far positions such a file computes another function on purpose, which is nearer to float64. Its manifest names its
+source by sha256, and the attentions whose angles are exact. The source is rewritten again with these exact angles, and
+every test of posexport.rewrite.angles must pass. So a manifest can't make any other change pass.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
 def exact_source(
     subject: GraphSubject, source: GraphSubject, roles: Mapping[str, str], pool: Pool
 ) -> GraphSubject | None:
-    """`source` with exact angles, if `subject` is that with exact angles by its manifest; else None.
+    """`source` with exact angles, if the manifest of `subject` says that it is `source` with exact angles; else None.
 
-    RequestError where they can't be made exact.
+    RequestError if they can't be made exact.
     """
     record = _record(subject)
     if record.get("angles") != EXACT:
@@ -46,7 +46,7 @@ def exact_source(
 
 
 def _record(subject: GraphSubject) -> Mapping[str, Any]:
-    """What the manifest beside a file says of its rewriting; that it is the file's own manifest was checked before."""
+    """The record of the rewriting in the manifest beside a file; it was checked that the manifest is the file's own."""
     file = manifest_path(subject.path)
     data = parse_json(read_bytes(file, TEXT_LIMIT)) if file.is_file() else {}
     record = data.get("rewrite") if isinstance(data, Mapping) else None

@@ -1,10 +1,10 @@
-"""Whether a runtime makes the tokens that transformers makes in float64, one after the other, by the caches of a file.
+"""Whether a runtime makes the same tokens as transformers in float64, one after the other, with the caches of a file.
 
-Three prompts of different lengths, padded on the left, go on for 64 tokens, each the likeliest. transformers then reads
-each row alone, in one pass without a cache: at each place the token must be the likeliest in float64 too, behind the
-same tokens. Where float64 has another that is likelier by no more than the limit of an error of logits, either is
-right.
-Where it is not, but transformers makes the same token of padded rows, the model itself lets padding into its rows.
+Three prompts of different lengths, padded on the left, are continued by 64 tokens, each the likeliest. transformers
+then reads each row by itself, in one pass without a cache: each token must also be the likeliest in float64 after the
+same tokens. If another token is likelier in float64, but by at most the limit of an error of logits, either is right.
+
+If it is not, but transformers makes the same token from padded rows, the model itself lets padding affect its rows.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ READS_PADDING = (
     "transformers itself makes other tokens of a row that is padded on the left than of the row alone, and so does the "
     "file: give it rows of one length"
 )
-"""What is said of a model that lets padding into its rows."""
+"""What is stated about a model that lets padding affect its rows."""
 
 
 def is_decoder(subject: GraphSubject) -> bool:
-    """Whether a file of a whole model decodes tokens by itself: it has caches or positions, unlike an encoder."""
+    """Whether a file of a whole model decodes tokens by itself: unlike an encoder, it has caches or positions."""
     named = {*subject.inputs}
     needed = {"input_ids", "attention_mask"} <= named and "logits" in subject.outputs
     return needed and ("position_ids" in named or any(name.startswith("past_key_values.") for name in named))
@@ -66,8 +66,10 @@ def is_decoder(subject: GraphSubject) -> bool:
 
 @attrs.frozen(kw_only=True)
 class GreedyCheck:
-    """The check of a decoder's file against the `module`, a folder of a checkpoint; its model was trained for so many
-    positions, None where that is not known."""
+    """The check of a decoder's file against the `module`, the folder of a checkpoint.
+
+    `trained_length` is the number of positions that the model was trained for, None if that is not known.
+    """
 
     pool: Pool
     subject: GraphSubject
@@ -79,11 +81,11 @@ class GreedyCheck:
 
     @property
     def count(self) -> int:
-        """How many tokens are made of each row."""
+        """How many tokens are made for each row."""
         return max(min(TOKENS, (self.trained_length or TOKENS + max(LENGTHS)) - max(LENGTHS)), 1)
 
     def verdict(self, row: Runtime, parity: State) -> Verdict:
-        """That on one runtime, on which the outputs of the file had this verdict."""
+        """The verdict on the tokens of one runtime. `parity` is the state of its verdict on the outputs of the file."""
         path = str(self.subject.path)
         if row.module != ORT:
             reason = Reason(NO_LOOP, "tokens are made one after the other in ONNX Runtime only")
@@ -110,16 +112,17 @@ class GreedyCheck:
         return judge_tokens(str(self.subject.path), row.name, np.array(made), exact, own, self.tolerance_of_logits())
 
     def generated(self, row: Runtime, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> Generated:
-        """The tokens that the file makes behind these; raises what `generate_in_child` raises."""
+        """The tokens that the file makes after these prompts; raises what `generate_in_child` raises."""
         return generate_in_child(self.subject.path, row.options, prompts, options)
 
     def tolerance_of_logits(self) -> Tolerance:
-        """What an error of a logit may be."""
+        """The tolerance of errors of logits."""
         dtype = self.subject.outputs["logits"][1]
         return attrs.evolve(tolerance_of(dtype, self.subject.dtype), **self.tolerance)
 
     def evaluated(self, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> Evaluation:
-        """The module's logits [rows, count, vocabulary] at the places before these tokens, one pass for each row."""
+        """The module's logits [rows, count, vocabulary] at the places before these tokens, with one pass for each
+        row."""
         alone = [self._inputs([[*prompt, *tokens]]) for prompt, tokens in zip(prompts, made, strict=True)]
         reference = module_reference(self.pool, self.subject, alone, self.module)
         rows = [reference.evaluation(index) for index in range(len(alone))]
@@ -132,7 +135,7 @@ class GreedyCheck:
         return Evaluation(exact={"logits": exact}, own=[{"logits": own}])
 
     def padded(self, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> Evaluation:
-        """The same of one pass over all rows, shorter ones padded on the left."""
+        """The same, from one pass over all rows, with shorter rows padded on the left."""
         rows = [[*prompt, *tokens] for prompt, tokens in zip(prompts, made, strict=True)]
         evaluation = module_reference(self.pool, self.subject, [self._inputs(rows)], self.module).evaluation(0)
         if evaluation.failure is not None:
@@ -144,21 +147,21 @@ class GreedyCheck:
         return {"logits": np.asarray(arrays["logits"], np.float64)[:, -self.count - 1 : -1]}
 
     def prompts(self) -> list[list[int]]:
-        """Token ids of each row."""
+        """The token ids of each row."""
         width = self.subject.outputs["logits"][0][-1]
         rng = np.random.default_rng((self.seed, 3))
-        grouped = any(role.grouped for role in self.roles.values())  # which takes no padding on the left
+        grouped = any(role.grouped for role in self.roles.values())  # such a file takes no padding on the left
         lengths = [max(LENGTHS)] * len(LENGTHS) if grouped else LENGTHS
         return [rng.integers(0, width if isinstance(width, int) else 2, length).tolist() for length in lengths]
 
     def _inputs(self, rows: list[list[int]]) -> Arrays:
-        """Those of one pass over whole rows, by the file's names; caches are empty."""
+        """The inputs of one pass over whole rows, by the file's names; caches are empty."""
         ids, mask = left_padded(rows)
         places = np.maximum(mask.cumsum(1) - 1, 0)
         given = {"token_ids": ids, "attention_mask": mask, "position_ids": places}
         sizes = {BATCH: len(rows), SEQ: ids.shape[1], PAST: 0}
         drawn = draw_inputs(self.roles, sizes, np.random.default_rng(self.seed)).arrays
-        first = places[:, -1:] - ids.shape[1] + 1  # below 0 where a row begins with padding
+        first = places[:, -1:] - ids.shape[1] + 1  # below 0 if a row begins with padding
         arrays = {
             name: first if role.is_first_position else given.get(role.kind, drawn[name])
             for name, role in self.roles.items()

@@ -1,6 +1,6 @@
-"""Whether the two files of an encoder-decoder make the tokens that transformers makes in float64.
+"""Whether the two files of an encoder-decoder make the same tokens as transformers in float64.
 
-Three texts of different lengths, padded on the right, or three drawn sounds are read by the encoder beside the decoder.
+The encoder file reads three texts of different lengths, padded on the right, or three random sounds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ Array = np.ndarray[Any, Any]
 
 
 def reads_encoder(subject: GraphSubject) -> bool:
-    """Whether a file decodes tokens with keys and values that an encoder gives."""
+    """Whether a file decodes tokens with keys and values from an encoder."""
     return "logits" in subject.outputs and "past_key_values.0.encoder.key" in subject.inputs
 
 
 @attrs.frozen(kw_only=True)
 class TranslationCheck(GreedyCheck):
-    """The check of the decoder of an encoder-decoder, with the file of its `encoder`, None where there is none beside
-    it. Each row begins with the tokens `begin`."""
+    """The check of the decoder of an encoder-decoder.
+
+    `encoder` is the file of its encoder, None if it is missing. Each row begins with the tokens `begin`.
+    """
 
     encoder: GraphSubject | None
     begin: tuple[int, ...]
 
     def verdict(self, row: Runtime, parity: State) -> Verdict:
-        """That on one runtime, on which the decoder's outputs had this verdict; not run where the files beside it don't
-        say enough."""
+        """The verdict on the tokens of one runtime; "not run" if the files beside the decoder don't say enough.
+
+        `parity` is the state of the verdict on the decoder's outputs.
+        """
         path, missing = self.subject.path, None
         if self.encoder is None:
             missing = "the file of its encoder is not beside it: encoder_NAME.onnx of decoder_NAME.onnx"
@@ -59,12 +63,12 @@ class TranslationCheck(GreedyCheck):
 
     @property
     def count(self) -> int:
-        """How many tokens are made of each row."""
+        """How many tokens are made for each row."""
         begin = len(self.begin)
         return max(min(TOKENS, (self.trained_length or TOKENS + begin) - begin), 1)
 
     def prompts(self) -> list[list[int]]:
-        """Token ids of each row."""
+        """The token ids of each row."""
         return [[*self.begin]] * len(LENGTHS)
 
     def generated(self, row: Runtime, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> Generated:
@@ -82,7 +86,7 @@ class TranslationCheck(GreedyCheck):
 
     @cached_property
     def encoder_inputs(self) -> Arrays:
-        """What the encoder reads, by its names."""
+        """The inputs of the encoder, by name."""
         rng, width, roles = np.random.default_rng((self.seed, 6)), max(LENGTHS), self._encoder().roles()
         arrays = draw_inputs(roles, {BATCH: len(LENGTHS), SEQ: width, PAST: 0, ENCODER: width}, rng).arrays
         kinds = {role.kind: name for name, role in roles.items()}
@@ -94,7 +98,8 @@ class TranslationCheck(GreedyCheck):
         return arrays
 
     def evaluated(self, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> Evaluation:
-        """The module's logits [rows, count, vocabulary] at the places before these tokens, one pass for all rows."""
+        """The module's logits [rows, count, vocabulary] at the places before these tokens, with one pass for all
+        rows."""
         encoded = module_reference(self.pool, self._encoder(), [self.encoder_inputs], self.module).evaluation(0)
         if encoded.failure is not None:
             return encoded
@@ -102,14 +107,14 @@ class TranslationCheck(GreedyCheck):
         inputs = [self._decoder_inputs(rows, outputs) for outputs in (encoded.exact, encoded.own[0])]
         exact, own = (
             module_reference(self.pool, self.subject, [one], self.module).evaluation(0) for one in inputs
-        )  # the second rounds what the encoder gives too
+        )  # the second also rounds what the encoder gives
         failed = next((one for one in (exact, own) if one.failure is not None), None)
         if failed is not None:
             return failed
         return Evaluation(exact=self.before(exact.exact), own=[self.before(own.own[0])])
 
     def _decoder_inputs(self, rows: Array, encoded: Arrays) -> Arrays:
-        """Those of one pass over whole rows, by the file's names; its own caches are empty."""
+        """The inputs of one pass over whole rows, by the file's names; the decoder's own caches are empty."""
         sizes = {BATCH: len(rows), SEQ: rows.shape[1], PAST: 0, ENCODER: max(LENGTHS)}
         arrays = draw_inputs(self.roles, sizes, np.random.default_rng(self.seed)).arrays
         arrays["input_ids"] = rows.astype(arrays["input_ids"].dtype)

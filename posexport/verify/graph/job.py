@@ -1,4 +1,4 @@
-"""One file that anyone wrote under verification: its runs on every runtime, and the verdict on each."""
+"""The verification of one ONNX file that anyone wrote: its runs on every runtime, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from posexport.verify.rounding import is_near
 from posexport.verify.runs import OUT_OF_MEMORY, Run
 
 LISTED = 3
-"""Cases that a note names; it counts the others."""
+"""The cases that a note names; it counts the others."""
 
 
 @attrs.frozen
@@ -58,7 +58,7 @@ class _Outcome:
     passed_over: Mapping[int, Reason] = attrs.field(factory=dict)
 
     def reasons(self, out_of_memory: bool) -> list[str]:
-        """Why cases were passed over: for want of memory, or for other reasons."""
+        """Why cases were passed over: because memory ran out, or for other reasons."""
         return [str(each) for each in self.passed_over.values() if (each.code in OUT_OF_MEMORY) == out_of_memory]
 
 
@@ -66,12 +66,13 @@ class _Outcome:
 class GraphJob:
     """One file with its runs under way.
 
-    `against` is the file that is the truth, or `module` the user's torch module, None for the file itself; `mismatch`
-    says how their inputs and outputs differ: the file then fails everywhere without a run. `reference` names the truth
-    where that isn't the path of `against`. `given` says that the cases are the user's own inputs. `other_roles`
-    are those of a graph that takes the sizes alone that it was made for, one for each that they may be. `greedy` also
-    checks the tokens that a decoder makes. `trained` is what a checkpoint says of its model, in
-    which the inputs of `tables` are looked up; `lengths` are those of tables that are read by the number of tokens.
+    The truth is the file `against`, or `module`, the user's torch module; without both, it is the file itself.
+    `mismatch` says how the inputs and outputs of the two differ: then the file fails everywhere without a run.
+    `reference` names the truth if that isn't the path of `against`. `given` says that the cases are the user's own
+    inputs. `other_roles` are the roles for sizes that the graph may have been made for, if it takes no others. `greedy`
+    also checks the tokens that a decoder makes. `trained` is what a checkpoint says about its model; the inputs of
+    `tables` are looked up in tables of the model, and `lengths` are the rows of tables that are read by the number of
+    tokens.
     """
 
     subject: GraphSubject
@@ -106,7 +107,7 @@ class GraphJob:
         return 5 * sum(array.nbytes for case in self.cases for array in case.arrays.values())
 
     def weight_bytes(self, row: Runtime) -> int:
-        """About how many bytes of memory a runtime needs: the weights, and once more as it packs them."""
+        """About how many bytes of memory a runtime needs: the weights, and a second copy that it packs."""
         return 0 if row.needs_gpu else 2 * self.subject.weight_bytes
 
     def submit(self, missing: Mapping[str, Reason | None]) -> None:
@@ -170,8 +171,10 @@ class GraphJob:
         return [attrs.evolve(verdict, **known) for verdict in verdicts]
 
     def _try_other_sizes(self) -> None:
-        """Where the graph takes none of the sizes that were drawn, though its inputs say that they vary, the first of
-        those that it may have been made for."""
+        """Try sizes that the graph may have been made for; keep the first that work.
+
+        This is for graphs that take none of the drawn sizes, though their inputs may be declared with sizes that vary.
+        """
         if self.truth is None or self.given or self.truth.tried:
             return
         for roles in self.other_roles:
@@ -233,7 +236,7 @@ class GraphJob:
         return verdict
 
     def _unread(self, tried: Sequence[GraphCase]) -> tuple[list[str], list[str]]:
-        """Which rows of tables the cases did not read, and of which of them it is known that they are right."""
+        """Which rows of tables the cases did not read, and for which of them it is known that they are right."""
         left, known = list[str](), list[str]()
         for name, text in self.trained.unread(self.tables, tried).items():
             tensor = self._checkpoint_tables.get(name)
@@ -253,11 +256,11 @@ class GraphJob:
 
     @property
     def _other(self) -> str:
-        """What the file is held against, in a sentence."""
+        """What the file is compared with, in a sentence."""
         return "the other file" if self.module is None else "the module"
 
     def _taken_alone(self, truth: Truth) -> Iterator[str]:
-        """That what the file is held against doesn't take all inputs that the file takes."""
+        """A clause if the other file or the module doesn't take all inputs that the file takes."""
         if truth.taken_alone:
             index = next(iter(truth.taken_alone))
             yield (
@@ -268,7 +271,7 @@ class GraphJob:
     def _judged(
         self, row: Runtime, comparisons: list[Comparison], tolerances: Mapping[str, Tolerance], fields: dict[str, Any]
     ) -> Verdict:
-        """The verdict on comparisons; one that failed with the first node that departs."""
+        """The verdict on comparisons; a failed one names the first node that departs."""
         path, name = str(self.path), row.name
         if not any(each.max_error is not None or each.state == FAILED for each in comparisons):
             text = "no output has a value that could be compared: give other inputs with --inputs"
@@ -287,8 +290,10 @@ class GraphJob:
         return Verdict.of(path, name, FAILED, reason, where=where, **fields)
 
     def _other_function(self, index: int) -> str | None:
-        """That the file is another function than the module, whose nodes can't be compared with its own, and from which
-        layer on."""
+        """A clause if the file and the module are different functions, and the layer from which on they differ.
+
+        Their nodes can't be compared.
+        """
         difference = None if self.module is None or self.truth is None else self.truth.difference
         if difference is None or difference.of_rounding <= 1:
             return None
@@ -301,8 +306,8 @@ class GraphJob:
     def _outputs(self, row: Runtime) -> _Outcome:
         """A runtime's outputs on the cases that float64 can evaluate.
 
-        Where the run of all failed, each case is run alone: one that the graph itself can't take may be the cause, and
-        a failure must name its inputs. A case on which a failure says nothing of the file is passed over.
+        If the run of all cases failed, each case is run by itself: one that the graph can't take may be the cause, and
+        a failure must name its inputs. A case on which a failure says nothing about the file is passed over.
         """
         run, truth = self.runs[row.name], self.truth
         tried = [index for index in run.indices if truth is not None and index in truth.tried]
@@ -327,13 +332,15 @@ class GraphJob:
         return _Outcome(found, None if found else next(iter(passed_over.values()), None), passed_over)
 
     def _comparisons(self, truth: Truth, outputs: Mapping[int, Arrays]) -> tuple[list[Comparison], list[str]]:
-        """Comparisons of all cases, and what they leave open; errors of the honest evaluation are taken again where a
-        runtime is near the limit."""
+        """The comparisons of all cases, and what they leave open.
+
+        If a runtime is near the limit, more draws of the honest evaluation's errors are taken.
+        """
         comparisons, left = list[Comparison](), list[str]()
         for index, arrays in outputs.items():
             case = self.cases[index]
             found, clauses = compare(case.name, self._expected(truth, index), arrays, case.far_out)
-            # a value that rounds to the next whole number changes all that is made of it
+            # a value that rounds to another whole number changes everything that depends on it
             if any(is_near(one) or (self.subject.is_quantised and one.state == FAILED) for one in found):
                 truth.draw_again(index)
                 found, clauses = compare(case.name, self._expected(truth, index), arrays, case.far_out)
@@ -379,7 +386,7 @@ def _some(clauses: Sequence[str]) -> list[str]:
 
 
 def _unexplained(truth: Truth) -> Iterator[str]:
-    """That two files differ in float64 by more than rounding, though by less than a runtime may."""
+    """A clause if two files differ in float64 by more than rounding, though by less than a runtime may."""
     if truth.difference is not None and truth.difference.of_rounding > 1:
         times = f"{truth.difference.of_rounding:.2g} times as much as the rounding of constants explains"
         yield f"the files differ in float64 {times}, so they may be different functions"
@@ -393,7 +400,7 @@ def _zeros(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _not_compared(comparisons: Sequence[Comparison]) -> list[str]:
-    """The outputs of which no value could be compared on any inputs, as those that are NaN everywhere."""
+    """The outputs without any comparable value on any inputs, for example because all values are NaN."""
     compared = {each.output for each in comparisons if each.max_error is not None or each.state == FAILED}
     names = dict.fromkeys(each.output for each in comparisons)
     return [f"no value of output {name!r} is finite in float64" for name in names if name not in compared]

@@ -1,4 +1,4 @@
-"""The verdict on tokens by the logits of float64: each must be the likeliest, or within the limit of an error of it."""
+"""The verdict on tokens by the logits of float64: each must be the likeliest, or be so within the limit of an error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from posexport.verify.result import FAILED, GENERATION, OTHER_TOKENS, PASSED, To
 Array = np.ndarray[Any, Any]
 
 LISTED = 3
-"""Places that a note names; it counts the others."""
+"""The places that a note names; it counts the others."""
 
 
 def judge_tokens(
     path: str, runtime: str, made: Array, exact: Array, own: Array, tolerance: Tolerance, known: Array | None = None
 ) -> Verdict:
-    """The verdict on tokens [rows, count] by the logits [rows, count, vocabulary] at the places before them, of float64
-    and of an honest evaluation in the file's dtypes; bool `known` [rows, count] says which places those logits are for,
-    None for all of them."""
+    """The verdict on tokens [rows, count] by the logits [rows, count, vocabulary] at the places before them.
+
+    `exact` are the logits of float64, `own` those of an honest evaluation in the file's dtypes. bool `known` [rows,
+    count] says for which tokens these logits are right, None for all of them.
+    """
     counted = np.ones(made.shape, bool) if known is None else known
     limit = tolerance.limit(float(np.abs(own - exact).max()), root_mean_square(exact))
     ranked = np.sort(exact, -1)

@@ -1,7 +1,7 @@
-"""Which layer of a whole model a file departs from, where it is another function than the checkpoint's.
+"""Which layer of a whole model departs, if the file is another function than the checkpoint.
 
-A file has no names of layers, but it computes what they return: each of these hidden states is looked for among all
-values of the file, in float64. Behind the last one that is there, the file departs.
+A file has no names of layers, but it computes what they return. Each of these hidden states is looked for among all
+values of the file, in float64. The file departs after the last one that is found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def departure(job: GraphJob, index: int) -> str | None:
-    """A clause on the first layer that departs on the case of this number; None where it isn't known."""
+    """A clause on the first layer that departs, on the case with this number; None if it isn't known."""
     if checkpoint_of(job.module) is None or job.subject.weight_bytes > LARGEST:
         return None
     names = [str(value.name) for node in model_at(job.path).graph for value in node.outputs if value.name]
@@ -50,7 +50,7 @@ def departure(job: GraphJob, index: int) -> str | None:
 
 
 def _evaluated(job: GraphJob, index: int, options: dict[str, Any]) -> Arrays:
-    """The values that are asked for; none where they can't be had."""
+    """The requested values; none if they can't be evaluated."""
     answer = result(evaluate(job.pool, job.path, [job.cases[index].arrays], options))
     return {} if answer.failure is not None else answer.outputs[0]
 
@@ -63,7 +63,7 @@ def _expected(job: GraphJob, index: int, exact: Any, own: Any) -> Expected:
 
 
 def _is_there(state: Expected, values: Arrays) -> bool:
-    """Whether one of the values is this state, but for rounding."""
+    """Whether one of the values is this state, apart from rounding."""
     size, most = np.size(state.exact), max(LUCK * own_error_share(state), state.tolerance.floor)
     return any(
         own_error_share(attrs.evolve(state, own=[value.reshape(state.exact.shape)])) <= most

@@ -1,8 +1,9 @@
-"""Where a file departs: the first node, in topological order, whose output the runtime computes otherwise.
+"""Where a file departs: the first node, in topological order, whose output the runtime computes differently.
 
-Every value of the file, functions inlined, is made an output; the failing runtime runs it on the failing inputs, and
-each value is held against float64 with the error of an honest evaluation as its yardstick. A runtime may fuse nodes,
-and does not where values in between are asked for: where none departs then, single values are asked for, by halves.
+Functions are inlined, and every value of the file is made an output. The failing runtime runs the file on the failing
+inputs, and each value is compared with float64; the yardstick is the error of an honest evaluation. A runtime may fuse
+nodes, but not if the values between them are outputs. So if no value departs, single values are made outputs, and the
+first wrong one is found by bisection.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 LARGEST = 1_000_000_000
-"""Bytes of weights above which a graph isn't written out again to look inside it."""
+"""The most bytes of weights of a graph that is written again to look inside it."""
 
 LOOSE = 4.0
-"""Values inside a graph may have so many times the error of outputs: many of them are looked at."""
+"""How many times the error of outputs the values inside a graph may have, since many of them are looked at."""
 
 COARSE = 64.0
-"""Floors of the tolerance that a value may be off by where the file is held against another one."""
+"""How many floors of the tolerance a value may be off by if the file is compared with another one."""
 
 SAME = 1e-9
-"""Part of a value by which two files may differ in float64 and still compute the same."""
+"""The part of a value by which two files may differ in float64 and still count as the same."""
 
 
 def departure(job: GraphJob, row: Runtime, index: int) -> str:
-    """Where a runtime departs on the case of this number, as far as that can be found; never raises."""
+    """Where a runtime departs on the case with this number, as far as that can be found; never raises."""
     try:
         if job.subject.weight_bytes > LARGEST:
             return "the weights are too large to look inside the graph"
@@ -69,7 +70,7 @@ class _Search:
         self._written = 0
 
     def between_files(self) -> str | None:
-        """The first node of the file whose output differs in float64 from the value of the same name in the other."""
+        """The first node of the file whose output differs in float64 from the same value in the other file."""
         other = self._job.against
         assert other is not None
         theirs = model_at(other.path)
@@ -88,7 +89,7 @@ class _Search:
         return None
 
     def within(self) -> str:
-        """The first node whose output the runtime computes otherwise than float64."""
+        """The first node whose output differs between the runtime and float64."""
         self._model = model_at(self._job.path)
         nodes = list(self._model.graph)
         names = [str(value.name) for node in nodes for value in node.outputs if value.name]
@@ -108,8 +109,10 @@ class _Search:
         )
 
     def _halving(self, nodes: list[ir.Node], exact: Arrays, own: Arrays) -> str | None:
-        """The first node that departs when its value alone is asked for beside the outputs, so that others are fused;
-        by halves, as what follows a fault departs too."""
+        """The first node that departs if only its outputs are added to the graph's, so that other nodes are fused.
+
+        It is found by bisection, since what follows a fault departs too.
+        """
         low, high, found = 0, len(nodes) - 1, None
         while low <= high:
             middle = (low + high) // 2
@@ -127,7 +130,7 @@ class _Search:
         return found
 
     def _departs(self, node: ir.Node, have: Arrays, exact: Arrays, own: Arrays) -> str | None:
-        """How the outputs of a node depart, in one clause; None where they don't."""
+        """How the outputs of a node depart, in one clause; None if they don't."""
         main = self._job.subject.dtype
         for value in node.outputs:
             name = str(value.name)
@@ -135,7 +138,7 @@ class _Search:
                 continue
             tolerance = tolerance_of("" if value.dtype is None else dtype_name(value.dtype), main)
             axes = token_axes(name, [self._case], [exact[name].shape])
-            if self._job.against is not None:  # whose digits count: what a cast to half precision loses is a fault
+            if self._job.against is not None:  # its digits count: what a cast to half precision loses is a fault
                 tolerance = attrs.evolve(tolerance, floor=COARSE * tolerance.floor)
             expected = Expected(
                 name=name,
@@ -157,7 +160,7 @@ class _Search:
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 
     def _run(self, names: list[str]) -> Arrays | str:
-        """The values of these names in the failing runtime, or why there are none."""
+        """The values with these names in the failing runtime, or why there are none."""
         self._written += 1
         path = self._folder / f"exposed{self._written}.onnx"
         proto = ir.to_proto(self._model)
@@ -176,7 +179,7 @@ class _Search:
 
 
 def _output(name: str) -> onnx.ValueInfoProto:
-    """An output without a type, which runtimes infer."""
+    """An output without a type; runtimes infer it."""
     return onnx.ValueInfoProto(name=name)
 
 
@@ -193,7 +196,7 @@ def _widened_errors(exact: Array, own: Array) -> Array:
 
 
 def _differs(mine: Array, exact: Array) -> str | None:
-    """How a value of one file differs from that of another, both in float64; None where they are the same."""
+    """How a value of one file differs from that of another, both in float64; None if they are the same."""
     if mine.shape != exact.shape:
         return f"shape {list(mine.shape)}, not {list(exact.shape)}"
     if mine.dtype.kind in "biu" or exact.dtype.kind in "biu":

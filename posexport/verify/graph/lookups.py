@@ -1,8 +1,8 @@
-"""Rows of tables that no case reads, but that are a checkpoint's own: a large vocabulary can't be read token by token.
+"""Rows of tables that no case reads, but that are equal to a checkpoint's: a large vocabulary can't be read whole.
 
-An input whose numbers nothing reads but lookups of rows in constant tables makes no other difference: where all rows of
-such a table are those of one tensor of the checkpoint, in the dtype of the file, those that were read speak for the
-others.
+If only lookups of rows in constant tables read the numbers of an input, these numbers have no other effect. If all rows
+of such a table equal those of one tensor of the checkpoint, in the dtype of the file, then the unread rows are right
+like those that were read.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from posexport.models.checkpoints.tensors import Tensors
 from posexport.runtimes.tensors import to_torch
 
 ROWS = 4096
-"""Rows that are compared at a time."""
+"""The number of rows that are compared at a time."""
 
 _MOVED = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
-"""Operators that pass whole numbers on as they are; shapes say nothing of them."""
+"""Operators that pass whole numbers on unchanged, whatever they do to the shape."""
 
 
 def checkpoint_tables(model: ir.Model, inputs: Iterable[str], folder: Path) -> Mapping[str, str]:
-    """Of the inputs of a graph, functions inlined, those whose tables are tensors of the checkpoint in `folder`: its
-    names, where several, in one text."""
+    """The inputs of a graph whose tables are tensors of the checkpoint in `folder`, with the names of these tensors.
+
+    Functions of the graph are inlined. Several names are joined into one text.
+    """
     values = {value.name: value for value in model.graph.inputs}
     tensors, found = Tensors(folder), dict[str, str]()
     for name in inputs:
@@ -37,7 +39,7 @@ def checkpoint_tables(model: ir.Model, inputs: Iterable[str], folder: Path) -> M
 
 
 def _tables(value: ir.Value) -> list[ir.TensorProtocol]:
-    """The constant tables in which rows are looked up by a value; none where anything else reads its numbers."""
+    """The constant tables in which a value looks up rows; none if anything else reads its numbers."""
     tables: list[ir.TensorProtocol] = []
     pending, seen = [value], {value}
     while pending:
@@ -59,7 +61,7 @@ def _tables(value: ir.Value) -> list[ir.TensorProtocol]:
 
 
 def _equal_tensor(table: ir.TensorProtocol, tensors: Tensors) -> str | None:
-    """The first tensor of a checkpoint that has the values of a table; None where there is none."""
+    """The first tensor of a checkpoint that has the values of a table; None if there is none."""
     array = to_torch(table.numpy())
     for name in tensors.of_shape(tuple(array.shape)):
         parts = tensors.parts(name, ROWS)

@@ -1,7 +1,7 @@
-"""Which values of an output mean something: those of tokens that are no padding.
+"""Which values of an output mean something: those of tokens that are not padding.
 
-Padding may see nothing at all; what it then gives is zero in one runtime and a mean in another, and no user reads it.
-An axis of tokens is told by its size, which is that of the tokens in every case.
+Padding may see nothing at all; then its output is zero in one runtime and a mean in another, and no user reads it. An
+axis of tokens is recognised by its size, which is the number of tokens in every case.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from posexport.verify.graph.cases import GraphCase
 Array = np.ndarray[Any, Any]
 
 TokenAxes = tuple[int, int, str]
-"""The axis of rows, that of tokens, and its meaning."""
+"""The axis of rows, the axis of tokens, and the meaning of the latter."""
 
 _MEANINGS = (SEQ, TOTAL, SLOTS, ENCODER, KEPT)
 
 
 def token_axes(name: str, cases: Sequence[GraphCase], shapes: Sequence[tuple[int, ...]]) -> TokenAxes | None:
-    """The axes of rows and tokens of an output with these shapes on these cases; None where it has none."""
+    """The axes of rows and tokens of an output with these shapes on these cases; None if it has none."""
     if is_state(name):
         return None
     known = [(case, shape) for case, shape in zip(cases, shapes, strict=True) if case.visible]
@@ -42,13 +42,13 @@ def token_axes(name: str, cases: Sequence[GraphCase], shapes: Sequence[tuple[int
     for meaning in (*_MEANINGS[1:], SEQ) if cached else _MEANINGS:
         tokens = [at for at in places(meaning) if at != rows[0]]
         if tokens and all(meaning in case.visible for case, _ in known):
-            # of caches [batch, heads, tokens, size] the axis of heads may be as long
+            # in caches [batch, heads, tokens, size] the axis of heads may be as long
             return rows[0], tokens[-1] if cached and len(tokens) > 1 and tokens[0] == 1 else tokens[0], meaning
     return None
 
 
 def selected(case: GraphCase, axes: TokenAxes | None, shape: tuple[int, ...]) -> Array | None:
-    """bool of an output's shape, True for tokens that are no padding; None where all are."""
+    """A bool array with an output's shape, True for tokens that are not padding; None if no token is padding."""
     if axes is None or not case.visible:
         return None
     rows, tokens, meaning = axes

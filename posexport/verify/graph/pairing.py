@@ -13,15 +13,15 @@ from posexport.spec.contract import Shape, Values
 from posexport.verify.graph.subject import GraphSubject
 
 INTERFACE = "interface"
-"""The code of a file whose inputs or outputs are not those of the file that it is held against."""
+"""The code of a file whose inputs or outputs are not those of the file that it is compared with."""
 
 _KINDS = {"fp32": "f", "fp16": "f", "bf16": "f", "fp64": "f", "bool": "b", "": ""}
 
 
 def mismatch(subject: GraphSubject, other: GraphSubject) -> Reason | None:
-    """The first way in which inputs or outputs differ, in one clause; None where they pair.
+    """The first way in which inputs or outputs differ, in one clause; None if they match.
 
-    Floats may have another dtype, whole numbers another width, and dimensions that one file fixes may vary in the
+    Floats may have another dtype, and whole numbers another width. Dimensions that one file fixes may vary in the
     other.
     """
     for kind, mine, theirs in (("input", subject.inputs, other.inputs), ("output", subject.outputs, other.outputs)):
@@ -32,7 +32,7 @@ def mismatch(subject: GraphSubject, other: GraphSubject) -> Reason | None:
 
 
 def cache_mismatch(roles: Mapping[str, Role], others: Mapping[str, Role], name: str) -> Reason | None:
-    """That the caches of one file grow and those of the other, `name`, are buffers; None where both are alike."""
+    """Why two files can't be compared: the cache of one grows and that of the other, `name`, is a buffer; else None."""
     for cache, role in roles.items():
         mine, theirs = (SLOTS in one.axes for one in (role, others[cache]))
         if role.kind == "past" and mine != theirs:
@@ -66,8 +66,10 @@ def _fit(shape: Shape, other: Shape) -> bool:
 
 
 def shared_roles(roles: Mapping[str, Role], others: Mapping[str, Role]) -> dict[str, Role]:
-    """The roles of the first file with what the other one demands too, sizes that it fixes, and the rows of its tables:
-    tokens and positions that it has are tried even where the tables of the first have fewer."""
+    """The roles of the first file, with the demands of the other: the sizes that it fixes, and the rows of its tables.
+
+    Tokens and positions of the other file's tables are tried even if the first file's tables have fewer rows.
+    """
     shared = {}
     for name, role in roles.items():
         other = others[name]

@@ -2,13 +2,13 @@
 
     max |got - float64|  <=  min(multiple * own error + floor * scale, ceiling * scale)
 
-`own error` is that of the file evaluated by torch in the file's own dtypes (the largest of several, where more were
-needed), `scale` the root mean square of the float64 values, or where that is more, 1 for outputs of a sigmoid and the
-largest for those of a softmax: runtimes compute those to so many digits of it. Whole numbers and truth values are
-equal, but for those that differ between float64 and the own dtypes already. Values of ordinary size are judged apart
-where others are far larger (posexport.verify.ordinary). Only values of tokens that are no padding
-count. What is infinite or no number in float64 must be so in the runtime; what the own dtypes can't compute shows
-nothing.
+`own error` is the error of torch's evaluation in the file's own dtypes (the largest of several, if more were needed).
+`scale` is the root mean square of the float64 values. For outputs of a sigmoid it is at least 1, and for those of a
+softmax at least the largest value: runtimes compute these to a certain number of digits of that. Whole numbers and
+truth values must be equal, unless they already differ between float64 and the own dtypes. If some values are far larger
+than others, values of ordinary size are judged separately (posexport.verify.ordinary). Only values of tokens that are
+not padding count. A value that is infinite or NaN in float64 must be so in the runtime. A value that the own dtypes
+can't compute shows nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from posexport.verify.result import (
 Array = np.ndarray[Any, Any]
 
 HUGE = 1e30
-"""Numbers from here on stand for infinity: masks hold them. They have no part in the scale."""
+"""Numbers from here on count as infinity: masks have such numbers. They don't count in the scale."""
 
 UNDECIDED = 0.25
-"""The part of whole numbers that may differ between float64 and the own dtypes: more, and nothing was compared."""
+"""The largest part of whole numbers that may differ between float64 and the own dtypes. Above it, none are compared."""
 
 _ORDER = ("fp64", "fp32", "fp16", "bf16")
 
@@ -50,20 +50,24 @@ FP64 = Tolerance(multiple=8.0, floor=2.0**-40, ceiling=0.06)
 
 
 def tolerance_of(dtype: str, main: str) -> Tolerance:
-    """The tolerance of an output of this dtype in a file whose weights are `main`: that of the coarser one."""
+    """The tolerance of an output of this dtype in a file with weights of the dtype `main`: that of the coarser
+    dtype."""
     return TOLERANCES.get(coarser(dtype, main), FP64)
 
 
 def coarser(first: str, second: str) -> str:
-    """The dtype of fewer digits; the first where they are the same."""
+    """The dtype with fewer digits; the first if they are the same."""
     return max((first, second), key=lambda name: _ORDER.index(name) if name in _ORDER else 0)
 
 
 @attrs.frozen(kw_only=True)
 class Expected:
-    """What is known of one output on one case: the float64 values, those of honest evaluations in the own dtypes, which
-    values mean something (None: all), the declared dtype, the least scale of its errors, and which columns these are of
-    an output that has more (None: all)."""
+    """What is known about one output on one case.
+
+    `exact` has the float64 values, `own` those of honest evaluations in the own dtypes. `select` says which values mean
+    something (None: all). `dtype` is the declared dtype, `least_scale` the least scale of its errors. `columns` are the
+    columns of the output that were kept (None: all).
+    """
 
     name: str
     exact: Array
@@ -75,14 +79,14 @@ class Expected:
     columns: Array | None = None
 
     def place(self, index: tuple[int, ...]) -> tuple[int, ...]:
-        """Where a value is in the whole output."""
+        """The index of a value in the whole output."""
         return index if self.columns is None else (*index[:-1], int(self.columns[index[-1]]))
 
 
 def compare(
     case: str, expected: Sequence[Expected], outputs: Arrays, far_out: bool = False
 ) -> tuple[list[Comparison], list[str]]:
-    """Compare every output by name; also what they leave open, in clauses."""
+    """Compare every output by name. Also returns what the comparisons leave open, in clauses."""
     comparisons, open_questions = [], []
     reason: Reason | None
     for each in expected:
@@ -103,7 +107,7 @@ def compare(
 
 
 def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, Any], str | None]:
-    """Why an output fails, None where it passes; the fields of its Comparison; what is left open."""
+    """Why an output fails, None if it passes; the fields of its Comparison; what is left open."""
     name, exact = each.name, np.asarray(each.exact)
     if output.shape != exact.shape:
         text = f"output {name!r} has shape {list(output.shape)}, it must be {list(exact.shape)}"
@@ -145,7 +149,7 @@ def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, An
 
 
 def _alike(values: Array, other: Array) -> Array:
-    """Where both are no number, or infinite or huge with the same sign."""
+    """Where both are NaN, or both are infinite or huge with the same sign."""
     both_nan = np.isnan(values) & np.isnan(other)
     with np.errstate(invalid="ignore"):
         # half precision ends at 65,504
@@ -154,7 +158,7 @@ def _alike(values: Array, other: Array) -> Array:
 
 
 def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[str, Any], str | None]:
-    """Whole numbers and truth values, equal but where float64 and the own dtypes decide otherwise."""
+    """Compare whole numbers and truth values: they must be equal, unless float64 and the own dtypes already differ."""
     select = np.ones(each.exact.shape, bool) if each.select is None else each.select
     undecided = np.zeros(each.exact.shape, bool)
     for array in each.own:
@@ -190,7 +194,7 @@ def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[s
 
 
 def own_error_share(each: Expected) -> float:
-    """The error of the honest evaluation as a part of the scale, infinite where it is no number and float64 is one."""
+    """The error of the honest evaluation as a part of the scale; infinite if it is NaN and float64 is not."""
     exact = np.asarray(each.exact)
     if exact.dtype.kind in "biu" or not each.own or each.own[0].shape != exact.shape:
         return 0.0

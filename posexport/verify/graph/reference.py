@@ -1,8 +1,9 @@
 """The float64 evaluation of a file on each case, and its honest evaluation in the file's own dtypes, in a worker.
 
-A case that float64 can't evaluate is none for this graph: it says what fixed sizes or tables it has inside. A case on
-which the own dtypes are far off is evaluated again in float64 with the whole numbers and truth values that the own
-dtypes compute from floats: a bucket of distances that float64 counts otherwise is not a runtime's fault.
+A case that float64 can't evaluate doesn't fit the graph: the error tells which fixed sizes or tables the graph
+contains. If the own dtypes are far off on a case, it is evaluated again in float64, with the whole numbers and truth
+values that the own dtypes compute from floats. For example, if float64 puts a distance in another bucket, that is not a
+fault of the runtime.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from posexport.verify.rounding import DRAWS, last_bits_changed
 def evaluate(
     pool: Pool, path: Path, arrays: Sequence[Arrays], options: Mapping[str, Any], wide: Mapping[str, int] | None = None
 ) -> Future[Answer]:
-    """Evaluate a file in the worker that has loaded torch already, or the user's `module` in one of its own."""
+    """Evaluate a file in the worker that already has torch loaded, or the user's `module` in a worker of its own."""
     if "module" in options:
         return pool.submit(MODULE, path, arrays, options, wide=wide)
     return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER, wide=wide)
 
 
 GROUP, GROUP_BYTES = 16, 2**26
-"""Cases that are evaluated at a time where weights are large, and the bytes of their inputs, of which a case may have
-more alone: weights are then read and converted once for all."""
+"""How many cases with large weights are evaluated at a time, and the most bytes of their inputs.
+
+A single case may have more bytes. The weights are then read and converted once for all of these cases.
+"""
 
 
 def starts_of(sizes: Sequence[int], most: int) -> list[int]:
-    """Where groups of cases begin, whose inputs have these bytes: each has `most` cases at most."""
+    """Where groups of cases begin, if the inputs of cases have these bytes. Each group has at most `most` cases."""
     starts, held = [0], 0
     for index, size in enumerate(sizes):
         if index > starts[-1] and (index - starts[-1] == most or held + size > GROUP_BYTES):
@@ -51,7 +54,7 @@ def starts_of(sizes: Sequence[int], most: int) -> list[int]:
 
 @attrs.define
 class Evaluation:
-    """The evaluations of one file on one case: `exact` in float64, `own` in its dtypes, `failure` where one failed."""
+    """The evaluations of one file on one case: `exact` in float64, `own` in its dtypes, and `failure` if one failed."""
 
     exact: Arrays = attrs.field(factory=dict)
     own: list[Arrays] = attrs.field(factory=list)
@@ -60,9 +63,11 @@ class Evaluation:
 
 
 class Reference:
-    """The evaluations of the file at `path`, or of a `module` of which it is the export, under way from the start; the
-    inputs of each case are `arrays`. `dtype` is that of a module's honest evaluation, by default the module's own. Few
-    columns are kept of `wide` outputs, and `large` says that weights are."""
+    """The evaluations of the file at `path`, or of the `module` that it was exported from, started at once.
+
+    `arrays` are the inputs of each case. `dtype` is that of a module's honest evaluation, by default the module's own.
+    Only a few columns of `wide` outputs are kept. `large` says that the weights are large.
+    """
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class Reference:
         return evaluate(self._pool, self._path, arrays, {**self._options, **options}, self._wide)
 
     def _answered(self, groups: Sequence[Future[Answer]], index: int, options: Mapping[str, Any]) -> Answer:
-        """The answer for one case; of a group that failed, that of the case alone."""
+        """The answer for one case. If the group of the case failed, the case is evaluated by itself."""
         number = bisect_right(self._starts, index) - 1
         start, end = [*self._starts, len(self._arrays)][number : number + 2]
         answer = result(groups[number])
@@ -122,18 +127,18 @@ class Reference:
         return self._known[index]
 
     def decide(self, index: int) -> Evaluation | None:
-        """The evaluation with the decisions of the own dtypes; None where it fails."""
+        """The evaluation with the decisions of the own dtypes; None if it fails."""
         answer = result(self._submit([self._arrays[index]], {"decisions": True}))
         if answer.failure is not None:
             return None
         return attrs.evolve(self.evaluation(index), exact=answer.outputs[0], decided=True)
 
     def replace(self, index: int, evaluation: Evaluation) -> None:
-        """Take another evaluation for a case."""
+        """Use another evaluation for a case."""
         self._known[index] = evaluation
 
     def draw_again(self, index: int) -> None:
-        """Evaluate copies of a case, whose inputs and weights differ in their last bits, in the own dtypes too."""
+        """Also evaluate copies of a case in the own dtypes, whose inputs and weights differ in their last bits."""
         known = self.evaluation(index)
         if len(known.own) < 2:
             known.own += self.draws(index)

@@ -1,4 +1,4 @@
-"""One ONNX file that anyone wrote, with what verify needs of it: inputs by role, dtypes, operators, size of weights."""
+"""One ONNX file that anyone wrote, with what verify needs: inputs by role, dtypes, operators, size of weights."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from posexport.spec.contract import Values
 _FLOATS = {1: ("fp32", 4), 10: ("fp16", 2), 16: ("bf16", 2), 11: ("fp64", 8)}
 
 LARGE = 256 * 2**20
-"""Bytes of weights from which on one process at a time has a file open, and cases are evaluated together."""
+"""From this many bytes of weights on, one process at a time has a file open, and cases are evaluated together."""
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
-"""Operator domains that every runtime has."""
+"""The operator domains that every runtime has."""
 
 
 @attrs.frozen(kw_only=True)
 class GraphSubject:
-    """A file, read and checked. `dtype` is that of most of its weights, `weight_count` how many numbers they have.
+    """A file, read and checked.
 
-    `is_quantised` where features are rounded to whole numbers, `is_routed` where tokens may go to experts.
-    `foreign_domains` are operator domains that are neither the standard's nor defined by functions of the file.
-    `bounded` are outputs that an operator such as Sigmoid or Softmax makes, with its type: runtimes compute those to so
-    many digits of 1, or of the largest share.
+    `dtype` is that of most of its weights, `weight_count` the number of their values. `is_quantised` is true if
+    features are rounded to whole numbers, `is_routed` if tokens may go to experts. `foreign_domains` are operator
+    domains that are neither standard nor defined by functions of the file. `bounded` has the outputs of operators such
+    as Sigmoid or Softmax, with the type of the operator: runtimes compute these to a certain number of digits of 1, or
+    of the largest value.
     """
 
     graph: GraphFile
@@ -64,17 +65,19 @@ class GraphSubject:
 
     @property
     def is_large(self) -> bool:
-        """Whether its weights take much memory, and long to be read."""
+        """Whether its weights take much memory and are slow to read."""
         return self.weight_bytes > LARGE
 
     @property
     def wide(self) -> dict[str, int]:
-        """The columns of outputs of which few are compared where there are many tokens; shares of a softmax need all,
-        as the largest is their scale."""
+        """The columns of outputs of which only a few are compared if there are many tokens.
+
+        Outputs of a softmax need all columns, since their largest value is their scale.
+        """
         return {name: width for name, width in widths(self.outputs).items() if name not in self.bounded}
 
     def roles(self, given: Mapping[str, str] | None = None) -> dict[str, Role]:
-        """The roles of its inputs; RequestError for one that can't be guessed."""
+        """The roles of its inputs; RequestError for an input whose role can't be guessed."""
         try:
             return roles_of(self.graph, given)
         except RequestError as error:
@@ -82,8 +85,11 @@ class GraphSubject:
 
 
 def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphSubject:
-    """What verify needs of a file; RequestError where the manifest beside it can't be used, MismatchError where that
-    describes another file, or where none of the `trusted` keys signed it."""
+    """What verify needs of a file.
+
+    RequestError if the manifest beside it can't be used. MismatchError if the manifest describes another file, or if
+    none of the `trusted` keys signed it.
+    """
     manifest = check_manifest(graph, trusted)
     model = ir_of(graph)
     tensors = list(_tensors(graph.model))
@@ -106,8 +112,10 @@ def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphS
 
 
 def read_file(path: Path, trusted: Sequence[TrustedKey] = ()) -> GraphFile:
-    """An ONNX file; RequestError for any other, and MismatchError, before it is parsed, where none of the `trusted`
-    keys signed its manifest."""
+    """An ONNX file; RequestError for any other file.
+
+    MismatchError, before the file is parsed, if none of the `trusted` keys signed its manifest.
+    """
     if path.suffix != ".onnx":
         raise RequestError(f"{str(path)!r} is no .onnx: give an ONNX file.")
     if trusted:
@@ -116,7 +124,7 @@ def read_file(path: Path, trusted: Sequence[TrustedKey] = ()) -> GraphFile:
 
 
 def main_dtype(model: onnx.ModelProto, inputs: Values) -> str:
-    """The dtype of most weights, of floating-point inputs where there are none, else fp32."""
+    """The dtype of most weights; without weights, that of the first floating-point input, else fp32."""
     counts: Counter[int] = Counter()
     for tensor in _tensors(model):
         if tensor.data_type in _FLOATS and len(tensor.dims) > 1:
@@ -128,7 +136,7 @@ def main_dtype(model: onnx.ModelProto, inputs: Values) -> str:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The weights that nodes of a graph read, and what its Constant nodes hold."""
+    """The weights that nodes of a graph read, and the values of its Constant nodes."""
     read = set(_names_read(model.graph))
     yield from (tensor for tensor in model.graph.initializer if tensor.name in read)
     for node in model.graph.node:
@@ -136,7 +144,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """The names that nodes of a graph and of the graphs in it read, and those of its outputs."""
+    """The names that nodes of a graph and of its subgraphs read, and the names of its outputs."""
     yield from (value.name for value in graph.output)
     for node in graph.node:
         yield from node.input
@@ -150,14 +158,17 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 _CHOICES = {"TopK", "ArgMax", "ArgMin"}
-"""Operators that choose the largest of numbers, as routers do."""
+"""Operators that choose the largest of several numbers, as routers do."""
 
 _BOUNDED = ("Sigmoid", "Softmax", "Tanh", "HardSigmoid", "Erf", "Softsign")
 _CARRIED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Slice", "Gather", "Concat")
 
 
 def _bounded_by(value: ir.Value) -> str:
-    """The type of the operator whose results, parts of 1, a value is, moved about at most; empty where it is none."""
+    """The type of the operator of _BOUNDED that a value comes from; empty if there is none.
+
+    The value may be cast or moved after it.
+    """
     for _ in range(16):
         node = value.producer()
         if node is None or not node.inputs or node.inputs[0] is None:

@@ -1,4 +1,4 @@
-"""A file that anyone wrote, read and made ready: its cases, and the file that it is held against."""
+"""Reads a file that anyone wrote and prepares it: its cases, and the file that it is compared with."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ from posexport.verify.result import VerifyOverrides
 
 @attrs.frozen(kw_only=True)
 class GraphRequest:
-    """What was asked for of files that anyone wrote: `against` another one or the user's torch `module`, `roles` of
-    inputs by name, the user's own `inputs` with their `arrays`, or cases from `seed` with a `reach` and so many `more`.
+    """A request for files that anyone wrote.
+
+    `against` is another file, or `module` the user's torch module. `roles` are those of inputs by name. `inputs` is the
+    user's own file with its `arrays`; without it, cases are drawn from `seed` with a `reach`, and `more` further ones.
     """
 
     against: Path | None = None
@@ -58,7 +60,7 @@ def make_graph_job(
     overrides: VerifyOverrides,
     trusted: Sequence[TrustedKey] = (),
 ) -> GraphJob:
-    """The job of a file; RequestError where it can't be verified, such as for an input whose role can't be guessed."""
+    """The job of a file; RequestError if it can't be verified, for example if the role of an input can't be guessed."""
     subject = read_subject(graph, trusted)
     other = None if request.against is None else read_subject(read_file(request.against))
     roles, differs = _paired_roles(subject, other, request)
@@ -106,7 +108,7 @@ def make_graph_job(
 def _cases(
     subject: GraphSubject, request: GraphRequest, roles: Mapping[str, Role], own: Trained, lengths: Iterable[int]
 ) -> list[GraphCase]:
-    """The user's own inputs, or drawn ones that reach the sizes which the model is known to have."""
+    """The user's own inputs, or drawn ones that reach the known sizes of the model."""
     weights, seed = subject.weight_count, request.seed
     if checkpoint_of(request.module) is not None:
         corners, roles = [*own.corners(roles, weights, seed)], own.roles(roles)
@@ -124,7 +126,7 @@ def _cases(
 def _greedy_check(
     *, subject: GraphSubject, roles: Mapping[str, Role], module: str, trusted: Sequence[TrustedKey], **given: Any
 ) -> GreedyCheck | None:
-    """The check of a decoder's tokens, None for a file that makes none; the encoder beside it must be signed too."""
+    """The check of a decoder's tokens, None for a file without tokens. The encoder beside it must be signed too."""
     given |= {"subject": subject, "roles": roles, "module": module}
     if roles and is_decoder(subject):
         return GreedyCheck(**given)
@@ -144,7 +146,10 @@ def _other_roles(graph: GraphFile, roles: Mapping[str, Role]) -> Iterator[dict[s
 def _paired_roles(
     subject: GraphSubject, other: GraphSubject | None, request: GraphRequest
 ) -> tuple[dict[str, Role], Reason | None]:
-    """The roles of inputs, of which the user's own need none, and how the file differs from the `other`: none then."""
+    """The roles of inputs, and how the file differs from `other`: there are no roles then.
+
+    The user's own inputs don't need roles.
+    """
     if other is not None and (differs := mismatch(subject, other)) is not None:
         return {}, differs
     if request.inputs is not None:
@@ -158,14 +163,14 @@ def _paired_roles(
 
 
 def _check_opens(pool: Pool, subject: GraphSubject, checkpoint: Path) -> None:
-    """RequestError where the checkpoint can't be opened, or is not that of the file, before any case is evaluated."""
+    """RequestError if the checkpoint can't be opened, or is not that of the file, before any case is evaluated."""
     failure = result(evaluate(pool, subject.path, [], {"module": str(checkpoint)})).failure
     if failure is not None:
         raise RequestError(f"{failure.text.rstrip('.')}.")
 
 
 def _known_roles(subject: GraphSubject, given: Mapping[str, str]) -> dict[str, Role]:
-    """Roles by name; none where one can't be guessed, since the user's own inputs need none."""
+    """Roles by name; none if one can't be guessed, since the user's own inputs don't need them."""
     try:
         return subject.roles(given)
     except RequestError:

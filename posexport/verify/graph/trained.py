@@ -1,6 +1,6 @@
-"""What a checkpoint's configuration says of its model's sizes, and sets of inputs that reach them.
+"""What a checkpoint's configuration says about its model's sizes, and sets of inputs that reach them.
 
-A file of a whole model may have a table of fewer rows, or have lost a window, and be right on a few tokens.
+A file of a whole model may have a table with fewer rows, or have lost a window, and still be right on a few tokens.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ from posexport.spec.contract import Values
 from posexport.verify.graph.cases import GraphCase
 
 WORK = 6e10
-"""Multiply-adds of a set of inputs: fewer tokens where a model has more than 100 million weights."""
+"""The most multiply-adds of a set of inputs. Models with more than 100 million weights get fewer tokens."""
 
 LONG, USUAL = 600, 131
-"""Tokens of the longest prompt, and of one that is tried whatever it costs."""
+"""The tokens of the longest prompt, and of a prompt that is tried whatever it costs."""
 
 TABLE = 4096
-"""Rows of tables that are read whole, if that costs no more than WORK."""
+"""The most rows of a table that is read whole, if that costs no more than WORK."""
 
 CACHED = 2**26
-"""Numbers in a cache that reaches behind a window."""
+"""The most numbers in a cache that is longer than a window."""
 
 ROW = 64
-"""Tokens of each row of the sets that read tables."""
+"""The tokens of each row in the sets that read tables."""
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
-"""Settings of how many keys a query sees, in layers that are not full."""
+"""Settings of how many keys a query sees, in layers without full attention."""
 
 TABLES = {"token_ids": "token ids", "encoder_token_ids": "token ids of the encoder", "position_ids": "positions"}
-"""Roles of inputs that are looked up in tables."""
+"""The roles of inputs that are looked up in tables."""
 
 
 @attrs.frozen(kw_only=True)
 class Trained:
-    """The rows of a model's table of tokens, the positions that it was trained for, its windows, and the length from
-    which on its angles are others; None where the configuration doesn't say them."""
+    """What the configuration says about a model; None if it doesn't.
+
+    `vocabulary` is the number of rows of its table of tokens, `length` the number of positions that it was trained for,
+    `other_angles` the length from which on its angles change. `windows` are its windows.
+    """
 
     vocabulary: int | None = None
     length: int | None = None
@@ -57,24 +60,31 @@ class Trained:
 
     @property
     def decodes(self) -> int | None:
-        """How many tokens a row may have that is decoded step by step: beyond `other_angles`, keys that are cached keep
-        the angles of a short row, and one pass over the whole row gives them those of a long one."""
+        """How many tokens a row may have that is decoded step by step.
+
+        Beyond `other_angles`, cached keys keep the angles of a short row, but one pass over the whole row gives them
+        those of a long row.
+        """
         return min(filter(None, (self.length, self.other_angles)), default=None)
 
     def roles(self, roles: Mapping[str, Role]) -> dict[str, Role]:
-        """The roles with tokens of the model's vocabulary and positions that it was trained for, even where the tables
-        of the file have fewer."""
+        """The roles with tokens of the model's vocabulary and positions that it was trained for.
+
+        The tables of the file may have fewer rows.
+        """
         rows = {"token_ids": self.vocabulary, "encoder_token_ids": self.vocabulary, "position_ids": self.length}
         return {name: attrs.evolve(role, rows=rows.get(role.kind) or role.rows) for name, role in roles.items()}
 
     def tables(self, roles: Mapping[str, Role]) -> dict[str, Role]:
-        """The roles, of those that a file has itself, whose numbers are looked up in tables; with the model's rows."""
+        """The given roles of a file whose numbers are looked up in tables, with the model's numbers of rows."""
         own = self.roles(roles)
         return {name: own[name] for name, role in roles.items() if role.kind in TABLES and role.rows is not None}
 
     def corners(self, roles: Mapping[str, Role], weight_count: int, seed: int) -> Iterator[Corner]:
-        """A long prompt, keys on both sides of each window, and every row of tables that are not large, for the roles
-        that a file has itself."""
+        """A long prompt, keys on both sides of each window, and every row of small tables.
+
+        `roles` are those of the file itself.
+        """
         affordable = _affordable(weight_count)
         most = min(self.length or LONG, LONG, max(int(affordable), USUAL))
         rng = np.random.default_rng((seed, 4))
@@ -89,8 +99,10 @@ class Trained:
         yield from self.table_corners(roles, weight_count)
 
     def length_corners(self, lengths: Iterable[int], weight_count: int) -> Iterator[Corner]:
-        """As many tokens as tables have rows that are read by the number of tokens, and two less: some begin with the
-        third row."""
+        """As many tokens as a table has rows that is read by the number of tokens, and two fewer.
+
+        Some of these tables begin with the third row.
+        """
         most = min(self.length or TABLE, TABLE, max(int(_affordable(weight_count)), USUAL))
         for length in sorted({size for rows in lengths for size in (rows - 2, rows) if 0 < size <= most}):
             yield Corner(label="whole table", batch=1, seq=length)
@@ -106,8 +118,10 @@ class Trained:
             yield Corner(label="whole tables", batch=-(-max(rows) // seq), seq=seq, kinds=Kinds(positions="every"))
 
     def cost(self, roles: Mapping[str, Role], weight_count: int, outputs: Values) -> Cost:
-        """What sets of inputs of many sizes may take: the work of a few long prompts, and outputs and caches that are
-        held in memory."""
+        """The most that sets of inputs of many sizes may cost.
+
+        That is the work of a few long prompts, and outputs and caches that fit in memory.
+        """
         per_token = max(
             (math.prod(dim for dim in shape if isinstance(dim, int)) for shape, _ in outputs.values()), default=1
         )
@@ -129,7 +143,7 @@ class Trained:
         return found
 
     def lengths_not_shown(self, lengths: Iterable[int], cases: Sequence[GraphCase]) -> Iterator[str]:
-        """Which tables that are read by the number of tokens these cases did not read whole."""
+        """Which tables that are read by the number of tokens were not read whole by these cases."""
         keys = max((max(case.keys, case.sizes.get(ENCODER, 0)) for case in cases), default=0)
         yield from (
             f"a table of {rows} rows is read by the number of tokens, and inputs had at most {keys}"
@@ -160,7 +174,7 @@ def _affordable(weight_count: int) -> float:
 
 
 def _windows(config: Mapping[str, Any]) -> Iterator[int]:
-    """Of a configuration whose layers are not all full."""
+    """The windows of a configuration; none if all of its layers have full attention."""
     layers = config.get("layer_types")
     full = isinstance(layers, list) and not {*map(str, layers)} - {"full_attention"}
     if config.get("use_sliding_window") is False or full:
@@ -169,7 +183,7 @@ def _windows(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _per_token(role: Role) -> int:
-    """Numbers in a cache for each token of a row."""
+    """The numbers in a cache for each token of a row."""
     if role.kind != "past" or not {PAST, SLOTS} & {*role.axes}:
         return 0
     return math.prod(dim for dim in role.shape if isinstance(dim, int))

@@ -1,8 +1,8 @@
-"""What the outputs of a file must be: the float64 evaluation of the file itself, or of what it is held against, another
-file or a torch module.
+"""What the outputs of a file must be.
 
-The yardstick is the rounding error of an honest evaluation in the dtypes of the file that is the truth. A file of a
-coarser dtype that is held against another may have its own rounding error as well, never an error of another kind.
+That is the float64 evaluation of the file itself, or of what it is compared with: another file or a torch module. The
+yardstick is the rounding error of an honest evaluation in the dtypes of the file that is the truth. If a file of a
+coarser dtype is compared with another file, its own rounding error is allowed too, but no other kind of error.
 """
 
 from __future__ import annotations
@@ -35,22 +35,28 @@ Array = np.ndarray[Any, Any]
 
 
 def converted(arrays: Arrays, subject: GraphSubject) -> Arrays:
-    """Inputs in the dtypes of another file; those that have them are the same arrays."""
+    """Inputs in the dtypes of another file; arrays that already have its dtype are not copied."""
     dtypes = {name: NUMPY_DTYPES.get(dtype) or np.dtype(dtype) for name, (_, dtype) in subject.inputs.items()}
     return {name: array.astype(dtypes[name], copy=False) for name, array in arrays.items()}
 
 
 ROUNDING = 2.0
-"""Two files that store or compute their constants otherwise may differ in float64 by so many rounding errors."""
+"""How many rounding errors two files may differ by in float64 if they store or compute constants in different ways."""
 
 LUCK = 4.0
-"""One draw of rounding errors may be so many times smaller than others: differences up to this are held to several."""
+"""How many times smaller one draw of rounding errors may be than others.
+
+Differences up to this are compared with several draws.
+"""
 
 
 @attrs.frozen
 class Difference:
-    """How far two files are from each other in float64: as a part of the root mean square, and of what the rounding of
-    constants explains, in this output on this case."""
+    """How far two files are from each other in float64.
+
+    `share` is the difference as a part of the root mean square, `of_rounding` as a multiple of what the rounding of
+    constants explains, in this output on this case.
+    """
 
     share: float = 0.0
     of_rounding: float = 0.0
@@ -69,14 +75,17 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 def module_reference(
     pool: Pool, subject: GraphSubject, arrays: Sequence[Arrays], module: str, wide: Mapping[str, int] | None = None
 ) -> Reference:
-    """The evaluations of a module; that of a checkpoint rounds as the file does, whose dtype may be another."""
+    """The evaluations of a module. A checkpoint is rounded to the dtype of the file, which may be another than its
+    own."""
     dtype = None if checkpoint_of(module) is None else subject.dtype
     return Reference(pool, subject.path, arrays, module=module, dtype=dtype, wide=wide, large=subject.is_large)
 
 
 class Truth:
-    """The evaluations of a file, or of the file or `module` that it is held `against`, on all cases, under way from the
-    start."""
+    """The evaluations of a file, or of the file `against` or the `module` that it is compared with, on all cases.
+
+    They are started at once.
+    """
 
     def __init__(
         self,
@@ -103,7 +112,7 @@ class Truth:
 
     @cached_property
     def untried(self) -> dict[int, Reason]:
-        """The cases that could not be evaluated, by their number, with the reason; waits for all evaluations."""
+        """The cases that could not be evaluated, by number, with the reason; waits for all evaluations."""
         failures: dict[int, Reason] = {}
         for index in range(len(self.cases)):
             for reference in filter(None, (self._reference, self._itself)):
@@ -114,19 +123,21 @@ class Truth:
 
     @cached_property
     def refused(self) -> dict[int, Reason]:
-        """The cases that the other file or the module takes and this one doesn't, by their number, with the reason;
-        none where this file can't be evaluated at all, which says nothing of the inputs."""
+        """The cases that the other file or the module takes and this file doesn't, by number, with the reason.
+
+        Empty if this file can't be evaluated at all, which says nothing about the inputs.
+        """
         if self._itself is None or not self.tried:
             return {}
         return self._failures_of(self._itself, self._reference)
 
     @cached_property
     def taken_alone(self) -> dict[int, Reason]:
-        """The cases that this file takes and the other file or the module doesn't, by their number, with the reason."""
+        """The cases that this file takes and the other file or the module doesn't, by number, with the reason."""
         return {} if self._itself is None else self._failures_of(self._reference, self._itself)
 
     def _failures_of(self, one: Reference, other: Reference) -> dict[int, Reason]:
-        """Why the first fails on cases on which the other doesn't."""
+        """Why `one` fails, on the cases on which `other` doesn't."""
         failures = {index: one.evaluation(index).failure for index in range(len(self.cases))}
         return {
             index: failure
@@ -136,8 +147,11 @@ class Truth:
 
     @cached_property
     def tried(self) -> list[int]:
-        """The numbers of the other cases. Where the own dtypes are far from float64, but near it once it has their
-        whole numbers and truth values, those count."""
+        """The numbers of the cases that could be evaluated.
+
+        If the own dtypes are far from float64, but near it once float64 uses their whole numbers and truth values, then
+        these count.
+        """
         tried = [index for index in range(len(self.cases)) if index not in self.untried]
         for index in tried:
             if self._share(index) * UNCLEAR <= self._ceiling:
@@ -154,7 +168,7 @@ class Truth:
 
     @property
     def agrees(self) -> bool:
-        """Whether all cases can be evaluated, and axes of outputs have the sizes that the graph says."""
+        """Whether all cases can be evaluated, and the axes of outputs have the sizes that the graph declares."""
         given, made = self.subject.inputs, self.subject.outputs
         return not self.untried and all(
             agree(given, made, _shapes(case.arrays), _shapes(self._reference.evaluation(index).exact))
@@ -202,8 +216,11 @@ class Truth:
         return found
 
     def _least_scale(self, name: str, exact: Array) -> float:
-        """The least scale of an output's errors: 1 of parts of 1, and the largest value of those of a softmax and of
-        states, whose heads decay in their own ways and differ in size by orders of magnitude."""
+        """The least scale of an output's errors.
+
+        It is 1 for bounded outputs, and the largest value for outputs of a softmax and for states. The heads of states
+        decay in different ways, so their values differ by orders of magnitude.
+        """
         kind = self.subject.bounded.get(name, "")
         if kind == "Softmax" or is_state(name):
             return float(np.abs(exact).max(initial=0.0))
@@ -216,13 +233,13 @@ class Truth:
         return tolerance_of(dtype, mains)
 
     def draw_again(self, index: int) -> None:
-        """Take the errors of the honest evaluation on copies of a case too."""
+        """Also evaluate copies of a case honestly, for more draws of rounding errors."""
         self._reference.draw_again(index)
         if self._itself is not None and self._coarser:
             self._itself.draw_again(index)
 
     def left_out(self) -> Iterator[str]:
-        """Of which outputs some columns alone were compared."""
+        """The outputs of which only some columns were compared."""
         for name, width in self.subject.wide.items():
             arrays = [self._reference.evaluation(index).exact.get(name) for index in self.tried]
             columns = [array.shape[-1] for array in arrays if array is not None]
@@ -239,9 +256,9 @@ class Truth:
 
     @cached_property
     def difference(self) -> Difference | None:
-        """How far the file is from the one it is held against, both in float64; None without such a file.
+        """How far the file is from the one that it is compared with, both in float64; None without such a file.
 
-        Where that is more than the rounding of constants explains, the one that is worst by this measure counts.
+        If several outputs differ, the one that differs most, compared with the rounding of constants, is returned.
         """
         if self._itself is None:
             return None
@@ -249,8 +266,10 @@ class Truth:
 
     @property
     def first_layer(self) -> int | None:
-        """Of a whole model that is another function than the module: the first layer whose cache differs in float64;
-        None where no cache does."""
+        """The first layer whose cache differs in float64 from that of the other file; None if no cache does.
+
+        Only differences beyond rounding count.
+        """
         differ = {one.output for one in self._differences if one.of_rounding > 1}
         found = filter(None, map(split_layer, differ))
         return min((layer for before, layer, kind in found if before == "present" and kind), default=None)
@@ -274,13 +293,13 @@ class Truth:
         return found
 
     def _largest_own_share(self, index: int, each: Expected) -> float:
-        """The largest of several draws of rounding errors, which no comparison with a runtime sees."""
+        """The largest of several draws of rounding errors. They are not used for comparisons with a runtime."""
         draws = (outputs.get(each.name) for outputs in self._reference.draws(index))
         return max((own_error_share(attrs.evolve(each, own=[one])) for one in draws if one is not None), default=0.0)
 
 
 def _rounded(name: str, exact: Array, itself: Evaluation | None) -> list[Array]:
-    """The exact values with the rounding errors that the file itself has."""
+    """The exact values with the rounding errors of the file itself."""
     if itself is None or name not in itself.exact or itself.exact[name].shape != exact.shape:
         return []
     if exact.dtype.kind in "biu":

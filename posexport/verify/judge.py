@@ -1,4 +1,4 @@
-"""One artifact under verification: its runs on every runtime, the verdict on each, and what their inputs can't show."""
+"""The verification of one artifact: its runs on every runtime, the verdict on each, and what the inputs can't show."""
 
 from __future__ import annotations
 
@@ -66,13 +66,15 @@ if TYPE_CHECKING:
     from posexport.verify.locate import Graphs
 
 NO_REFERENCE = (*LOST, CRASHED, EXITED)
-"""Failures of the reference that say nothing about the artifact: no runtime is judged then. How its process ended, by
-whatever cause, is one: an ordinary error on a file that was read is none."""
+"""Failures of the reference that say nothing about the artifact: then no runtime is judged.
+
+A process that ended, for whatever cause, is one of them. An ordinary error on a file that was read is not.
+"""
 
 TORCH_EAGER = "torch eager"
 
 MOVES = 2
-"""Copies of a case on which it is seen how far the reference moves."""
+"""The number of copies of a case that are used to see how far the reference moves."""
 
 COPIES_BYTES = 2**30
 """About how many bytes copies of a case, and the outputs on them, may take at once."""
@@ -82,13 +84,12 @@ COPIES_BYTES = 2**30
 class ArtifactJob:
     """One artifact with its runs under way.
 
-    `given` says that the cases are the user's own inputs.
-    `original` is what the file was found to be an export of: the references have its weights. `run_torch`,
-    `run_reference`, `reference` and `by_torch` are None where the graph breaks its contract: it then fails everywhere
-    without a run. `torch_again` has torch's outputs on the cases where its error was taken again
-    (posexport.verify.rounding), `moved` the reference there; `no_copies` says, by runtime and case, why a runtime has
-    no outputs on copies of it. `too_costly` says what the cases don't reach, `memory` is about how many bytes all
-    `runs` may take.
+    `given` says that the cases are the user's own inputs. `original` is what the file was exported from, if that is
+    known: the references have its weights. `run_torch`, `run_reference`, `reference` and `by_torch` are None if the
+    graph breaks its contract: then it fails everywhere without a run. `torch_again` has torch's outputs on copies of
+    cases for which more draws of its error were needed (posexport.verify.rounding), `moved` has the reference on
+    copies. `no_copies` says, by runtime and case, why a runtime has no outputs on copies of the case. `too_costly` says
+    what the cases don't reach. `memory` is about how many bytes all `runs` may take.
     """
 
     artifact: LoadedArtifact
@@ -111,7 +112,7 @@ class ArtifactJob:
     runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
     memory: int = 0
-    graphs: Graphs | str | None = None  # the artifact's and a fresh export's, once they are needed
+    graphs: Graphs | str | None = None  # those of the artifact and of a fresh export, once they are needed
 
     @property
     def path(self) -> Path:
@@ -120,11 +121,11 @@ class ArtifactJob:
 
     @property
     def held(self) -> int:
-        """About how many bytes inputs and outputs take: a cache is one of both, in float64 and twice in the dtype."""
+        """About how many bytes inputs and outputs take: a cache is both, in float64 and twice in the dtype."""
         return 5 * sum(array.nbytes for case in self.cases for array in case.arrays.values())
 
     def verdicts(self, step: Progress = silent) -> list[Verdict]:
-        """Wait for the runs, and judge them; RequestError where the artifact can't be read."""
+        """Wait for the runs, and judge them; RequestError if the artifact can't be read."""
         artifact = self.artifact
         failing = artifact.contract_violation is not None
         verdicts = []
@@ -210,7 +211,7 @@ class ArtifactJob:
     def _comparisons(
         self, row: Runtime, indices: list[int], reference: Answer, by_torch: TorchOutputs, answer: Answer
     ) -> list[Comparison] | Reason:
-        """The comparisons of these cases; why torch failed, where it did on one that it was needed for."""
+        """The comparisons of these cases; or why torch failed, if it failed on a case that needed it."""
         outputs = dict(zip(indices, answer.outputs, strict=True))
 
         def compared(index: int, own: Arrays) -> list[Comparison]:
@@ -241,9 +242,11 @@ class ArtifactJob:
     def _compared_again(
         self, row: Runtime, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, first: list[Comparison]
     ) -> list[Comparison]:
-        """Comparisons of a case against the largest of several of torch's errors, where they are near the limit. Where
-        torch is then near its ceiling, the runtime is run on the copies too, and the median error of each token is
-        judged."""
+        """Comparisons of a case with the largest of several of torch's errors, if the first ones are near the limit.
+
+        If torch is then near its ceiling, the runtime is run on the copies too, and the median error of each token is
+        judged.
+        """
         draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
         near = [each.output for each in first if is_near(each)]
         farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))
@@ -254,7 +257,7 @@ class ArtifactJob:
         return comparisons if copies is None else medians(comparisons, reference, [outputs, *copies], draws, tolerance)
 
     def _undecided(self, row: Runtime, comparisons: Sequence[Comparison]) -> Reason | None:
-        """Why comparisons that failed say nothing, where each may have failed for want of the copies of its case."""
+        """Why failed comparisons say nothing, if each may have failed only because copies of its case are missing."""
         missing = [self._missing(row, each) for each in comparisons if each.state == FAILED]
         return without_copies(missing[0]) if missing and missing[0] is not None and None not in missing else None
 
@@ -262,15 +265,18 @@ class ArtifactJob:
         return next(index for index, case in enumerate(self.cases) if case.name == each.case)
 
     def _missing(self, row: Runtime, each: Comparison) -> Reason | None:
-        """Why copies are missing on which a comparison is judged again."""
+        """Why copies are missing that a comparison is judged again with."""
         index = self._index_of(each)
         if is_unclear(each, self._tolerances[each.case]) and (row.name, index) in self.no_copies:
             return self.no_copies[row.name, index]
         return self.torch_again[index].failure if is_near(each) and index in self.torch_again else None
 
     def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
-        """Why comparisons that failed say nothing, where that is true of each of them: the runtime is within its share
-        of torch's error, and the exact result moves as far once inputs and weights differ in their last bits."""
+        """Why failed comparisons say nothing, if rounding errors hide the result in each of them.
+
+        Then the runtime is within its share of torch's error, and the exact result moves as far if inputs and weights
+        differ in their last bits.
+        """
         failed, moved = [each for each in comparisons if each.state == FAILED], dict[str, float]()
         if not failed or not all(is_unclear(each, self._tolerances[each.case]) for each in failed):
             return None
@@ -299,9 +305,9 @@ class ArtifactJob:
         return self.moved[index], exact
 
     def _on_copies(self, row: Runtime, index: int) -> list[Arrays] | None:
-        """A runtime's outputs on copies of a case that differ in their last bits; None where it fails on one.
+        """A runtime's outputs on copies of a case that differ in their last bits; None if it fails on one.
 
-        As many copies go into one request as memory has room for, since TensorRT builds an engine for each.
+        One request has as many copies as memory has room for, since TensorRT builds an engine for each request.
         """
         run, arrays = self.runs[row.name], self.cases[index].arrays
         together = max(1, COPIES_BYTES // (2 * sum(array.nbytes for array in arrays.values())))
@@ -342,19 +348,20 @@ class ArtifactJob:
     def _not_computed(
         self, indices: list[int], reference: Answer, by_torch: TorchOutputs, answer: Answer
     ) -> Iterator[str]:
-        """What of the outputs on the user's inputs torch can't compute in the artifact's dtype."""
+        """What torch can't compute in the artifact's dtype, among the outputs on the user's inputs."""
         for index, outputs in zip(indices if self.given else (), answer.outputs, strict=False):
             case, dtype = self.cases[index], self.artifact.spec.dtype
             expected = (reference.outputs[index], by_torch.known()[index])
             yield from not_computed(case.name, *expected, outputs, dtype, self._tolerances[case.name])
 
     @property
-    def _dtypes(self) -> dict[str, str]:  # that the graph declares, by output
+    def _dtypes(self) -> dict[str, str]:  # the dtypes that the graph declares, by output
         return {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
 
     @cached_property
     def _tolerances(self) -> dict[str, Tolerance]:
-        """By case that of the dtype, wider where runtimes round terms of the encoding in different ways."""
+        """The tolerance of each case: that of the dtype, or wider if runtimes round terms of the encoding in different
+        ways."""
         outputs = () if self.reference is None else result(self.reference).outputs
         found = tolerances_of(self.artifact.spec, self.cases, outputs)
         return {name: attrs.evolve(tolerance, **self.overrides.tolerance) for name, tolerance in found.items()}
@@ -362,7 +369,7 @@ class ArtifactJob:
     def _located(
         self, verdict: Verdict, row: Runtime, case: Case | None = None, inconclusive: str | None = None
     ) -> Verdict:
-        """A failed verdict with where the graph departs, as far as that can be found; never raises.
+        """A failed verdict with the place where the graph departs, as far as that can be found; never raises.
 
         `inconclusive` is why the case says nothing about the runtime: then values say nothing either.
         """
@@ -376,7 +383,7 @@ class ArtifactJob:
             departure, otherwise = locate.structure(self.graphs), ""
             clauses = [departure, inconclusive]
             if case is not None and inconclusive is None:
-                # a plan, and torch, run no graph with other outputs: onnx's evaluator runs it in their place
+                # a plan, and torch, can't run a graph with other outputs: onnx's evaluator runs it instead
                 runs_graphs = row.name != TORCH_WORKER and self.artifact.plan is None
                 evaluator = RUNTIMES["onnx-reference"]
                 runs = [

@@ -1,6 +1,6 @@
-"""Verdicts as JUnit XML for a CI.
+"""Verdicts as JUnit XML for CI systems.
 
-"Not run" is a state of its own: JUnit has it as skipped with its reason, never among the passed.
+"Not run" is a separate state: in JUnit it is "skipped", with its reason, and never counts as passed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from posexport.verify.result import INCONCLUSIVE_STATE, NOT_RUN, Report, Verdict
 
 
 def to_junit(report: Report) -> bytes:
-    """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
+    """JUnit XML: a suite per run, a test per artifact and runtime, and an error per artifact that can't be read."""
     counts, unreadable = report.counts(), len(report.unreadable)
     suite = ElementTree.Element("testsuite", name="posexport verify", tests=str(len(report.verdicts) + unreadable))
     failures = sum(map(report.fails, report.verdicts))

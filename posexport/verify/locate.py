@@ -1,11 +1,11 @@
-"""Where a graph departs: the first node, in topological order, that a fresh export of the same block has otherwise.
+"""Where a graph departs: the first node, in topological order, that differs from a fresh export of the same block.
 
-Export is deterministic, so a fresh export of the artifact's spec, form, opset and weights has the same nodes under the
-same names. Two questions are asked, functions inlined in both graphs:
+Export is deterministic, so a fresh export of the artifact's spec, form, opset and weights has the same nodes with the
+same names. Functions are inlined in both graphs. There are two comparisons:
 
 - structure: the first node whose operator, attributes, inputs or constants differ;
-- values: with every value made an output, the first node whose output differs, both graphs run by the failing
-  runtime; and where none differs, the first that departs from onnx's reference evaluator, which puts it on the runtime.
+- values: every value is made an output, and the failing runtime runs both graphs: the first node whose output differs.
+  If none differs, the first node that departs from onnx's reference evaluator: then the fault is the runtime's.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 
 LARGEST = 1_000_000_000
-"""Bytes of weights above which a graph isn't written out again to look inside it."""
+"""The most bytes of weights of a graph that is written again to look inside it."""
 
-_REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
+_REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # as a part of a value's largest magnitude
 
 Run = Callable[[Path], "Arrays | str"]
-"""A model file to the outputs on the failing inputs, or one sentence why there are none."""
+"""Maps a model file to its outputs on the failing inputs, or to one sentence that says why there are none."""
 
 
 @attrs.frozen(kw_only=True)
 class Graphs:
-    """The artifact's graph and a fresh export's, both inlined."""
+    """The graphs of the artifact and of a fresh export, both inlined."""
 
     mine: onnx.ModelProto
     fresh: onnx.ModelProto
@@ -51,7 +51,7 @@ class Graphs:
 
 
 def load_graphs(artifact: Artifact) -> Graphs | str:
-    """Both graphs with their weights, or one sentence why they can't be looked at."""
+    """Both graphs with their weights, or one sentence that says why they can't be looked at."""
     weights = artifact.weights().shapes
     if bytes_of(artifact.spec) > LARGEST:
         return "the weights are too large to look inside the graph"
@@ -60,7 +60,7 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
     mine = onnx_file.load(artifact.path)
     if mine.functions:
-        with without_warnings():  # by onnx_ir: it is Python, so no damaged graph ends this process
+        with without_warnings():  # by onnx_ir: it is Python, so a damaged graph can't end this process
             mine = ir.to_proto(inlined(ir.from_proto(mine)))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
@@ -70,7 +70,7 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
 
 @functools.lru_cache(maxsize=8)
 def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[str, int], ...]) -> onnx.ModelProto:
-    """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
+    """A fresh export without its weights: its graph doesn't depend on them. Cached, since many files may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
     model = onnx_file.skeleton(inlined(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed))))
@@ -81,7 +81,7 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
 
 
 def structure(graphs: Graphs) -> str | None:
-    """The first node that a fresh export has otherwise, in one clause; None where the graphs are the same."""
+    """The first node that differs from a fresh export, in one clause; None if the graphs are the same."""
     mine, fresh = ({tensor.name: tensor for tensor in g.graph.initializer} for g in (graphs.mine, graphs.fresh))
     for index, (node, other) in enumerate(zip_longest(graphs.mine.graph.node, graphs.fresh.graph.node)):
         if node is None:
@@ -153,7 +153,7 @@ def _called(node: onnx.NodeProto) -> str:
 
 
 def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
-    """How a node differs from its counterpart, its constants left out."""
+    """How a node differs from its counterpart, without its constants."""
     if (node.domain, node.op_type) != (other.domain, other.op_type):
         return f"stands where a fresh export has {_called(other)}"
     for verb, ours, fresh in (("reads", node.input, other.input), ("writes", node.output, other.output)):
@@ -168,7 +168,7 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
 
 
 def _value(attribute: onnx.AttributeProto) -> object:
-    """What an attribute says, however it is written: a tensor may hold its numbers in one of several fields."""
+    """The value of an attribute, however it is stored: a tensor may have its numbers in one of several fields."""
     if attribute.type != onnx.AttributeProto.TENSOR:
         return attribute.SerializeToString(deterministic=True)
     array = onnx.numpy_helper.to_array(attribute.t)
@@ -186,7 +186,7 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
 def _constant_difference(
     node: onnx.NodeProto, mine: dict[str, onnx.TensorProto], fresh: dict[str, onnx.TensorProto], weights: frozenset[str]
 ) -> str | None:
-    """How an initializer that the node reads differs; weights are the artifact's own in both."""
+    """How an initializer that the node reads differs. Weights are not compared: both graphs have the artifact's own."""
     for name in node.input:
         if name in weights or (name not in mine and name not in fresh):
             continue

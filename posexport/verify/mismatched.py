@@ -17,7 +17,7 @@ from posexport.verify.result import FAILED, Verdict
 
 @attrs.frozen(kw_only=True)
 class MismatchedJob:
-    """Such an artifact among those that are verified."""
+    """Such an artifact, as a job of verify."""
 
     path: Path
     runtimes: Mapping[str, Runtime]
@@ -26,8 +26,11 @@ class MismatchedJob:
     held: int = 0
 
     def verdicts(self, step: Progress = silent) -> list[Verdict]:
-        """One for each runtime that was asked for; where all were, of a plan for its builder alone, or for those that
-        could be it."""
+        """One verdict for each runtime that was asked for.
+
+        If all runtimes were asked for, a plan gets one only for its builder, or for each runtime that may be its
+        builder.
+        """
         error = self.error
         names = list(self.runtimes)
         if len(names) == len(RUNTIMES) and self.path.suffix == ".plan":

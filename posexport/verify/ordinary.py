@@ -1,5 +1,8 @@
-"""Values of ordinary size beside far larger ones, which are judged apart: one feature of hundreds, as trained models
-have it, is rounded to steps that are larger than anything a block adds to the other features in half precision."""
+"""Values of ordinary size in outputs that also have far larger ones; they are judged separately.
+
+One feature may be in the hundreds, as in trained models. In half precision, it is rounded to steps that are larger than
+anything a block adds to the other features.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from posexport.verify.draws import Array
 from posexport.verify.result import Tolerance
 
 APART = 32.0
-"""How many times the median a value may be and be of ordinary size; of normal numbers, none is eight times as large."""
+"""How many times the median a value of ordinary size may be. Among normal numbers, none is eight times as large."""
 
 AMONG = " among values of ordinary size, where others are far larger"
-"""Which values an error is of, behind the sentence that says how large it is."""
+"""Which values an error is of; comes after the sentence that says how large it is."""
 
 
 def ordinary(exact: Array, counted: Array | None = None) -> Array | None:
-    """Which values that count (None: all) are of ordinary size, bool of their shape; None where all of them are."""
+    """Which values that count (None: all) are of ordinary size, bool of their shape; None if all of them are."""
     if counted is not None:
         exact = np.where(counted, exact, 0.0)
     if not exact.size or _surely_ordinary(exact):
@@ -32,8 +35,10 @@ def ordinary(exact: Array, counted: Array | None = None) -> Array | None:
 
 
 def _surely_ordinary(exact: Array) -> bool:
-    """Whether more than half of the values that are not zero reach the largest, divided by APART: then so does the
-    median, which takes far longer to find."""
+    """Whether more than half of the values that are not zero are at least the largest divided by APART.
+
+    Then the median is at least as large, too; it takes far longer to find.
+    """
     least = max(exact.max(), -exact.min()) / APART
     reached = sum(int(np.count_nonzero(np.abs(part) >= least)) for (part,) in in_blocks(exact))
     return bool(2 * reached > np.count_nonzero(exact))
@@ -47,10 +52,10 @@ def judged_apart(
     smallest: float,
     counted: Array | None = None,
 ) -> dict[str, Any] | None:
-    """The numbers of a comparison that fails for values of ordinary size alone; None where they pass.
+    """The numbers of a comparison that fails only for values of ordinary size; None if they pass.
 
-    `errors` are those of the runtime, `own` the results of honest evaluations. Where rounding errors come near their
-    ceiling, as where values are small because large ones cancel out, nothing is said.
+    `errors` are those of the runtime, `own` the results of honest evaluations. Returns None if rounding errors come
+    near their ceiling, for example if values are small because large ones cancel out.
     """
     usual = ordinary(exact, counted)
     if usual is None:

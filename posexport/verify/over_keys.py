@@ -1,7 +1,8 @@
-"""Sets of inputs over keys that are there before: steps, chunks and prompts over a cache, or over an encoder.
+"""Sets of inputs with keys that exist before the new tokens: steps, chunks and prompts with a cache or an encoder.
 
-Caches of wide blocks have many numbers, so they share a budget and most of them get shorter there. Those in which
-faults hide from one number of keys on have a budget of their own, so that they keep their length.
+Caches of wide blocks have many numbers, so they share a budget, and most of them get shorter in such blocks. Some
+faults begin at a certain number of keys. The drafts that find them have a separate budget, so that they keep their
+length.
 """
 
 from __future__ import annotations
@@ -30,48 +31,61 @@ from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
 
 ENCODED, MANY_ENCODED = 5e9, 1.2e10
-"""Multiply-adds that the tokens of an encoder under a step or a chunk may take, since there are many such cases, and
-under the few in which several rows have many keys."""
+"""The most multiply-adds for the tokens of an encoder.
+
+The first is for those of a step or a chunk, since there are many such cases; the second is for the few cases in which
+several rows have many keys.
+"""
 
 LONG = 600
-"""Keys that the longest cache has whatever they cost."""
+"""The keys that the longest cache has, whatever they cost."""
 
 CACHED, BANDS_CACHED, ROWS_CACHED, ALL_CACHED = 2**27, 100_000_000, 40_000_000, 100_000_000
-"""Numbers in the longest cache, in those that keep their length together, in those of many rows with many keys, and in
-all others together, where no reach was asked for: each takes eight bytes, several times."""
+"""The most numbers in caches, if no reach was asked for.
+
+They are for the longest cache, for all caches that keep their length, for all caches of many rows with many keys, and
+for all other caches. Each number takes eight bytes, several times.
+"""
 
 MANY_CACHED = 2**24
-"""Numbers in the late cache of ten rows and more, which has fewer of them in wide blocks."""
+"""The most numbers in the late cache of ten or more rows; wide blocks get fewer rows there."""
 
 USUAL_CACHED = 2**23
-"""Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
+"""The most numbers in a cache, of all rows together, except in the few cases that go to the end of the reach."""
 
 POWERS, FEW_ROWS = {128: 2, 256: 1, 512: 2, 1024: 1, 2048: 2}, 2
-"""Numbers of keys at which buffers end or wrap, each tried by single tokens of so many rows, and of one row with one
-key less and one more; and the rows that other drafts keep whose cache is too large otherwise."""
+"""Numbers of keys at which buffers end or wrap, and rows that are kept.
+
+POWERS maps each such number of keys to the rows of single tokens that try it. One row also tries one key fewer and one
+key more. Other drafts keep FEW_ROWS rows if their cache is too large otherwise.
+"""
 
 BEFORE_END = (20, 120)
-"""Keys that the latest steps but one are before the end of the longest cache."""
+"""The keys between the last steps but one and the end of the longest cache."""
 
 BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281, 500, 889, 1580)
-"""Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
+"""Cached tokens, for chunks that cost much and for all others. From four on, they vary by a third."""
 
 MOST = {"one": (180, 1580), "several": (140, 1580), "many": (100, 1580), "dozen": (40, 889), "crowd": (7, 889)}
-"""New tokens and cached ones that each row has at most, by kind of batch."""
+"""The most new tokens and cached tokens of each row, by kind of batch."""
 
 TOKENS = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
 """New tokens, from one number to another."""
 
 LONG_BUFFER, MANY_ROWS, LEAST_FREE = 4_000, 4, 1_000
-"""Free slots of a shared cache in which few tokens are; rows from which on they share them; and the fewest that each
-then has, give or take a half."""
+"""Free slots of a shared cache with few tokens, the rows from which on they are shared, and the fewest for each row.
+
+The last number varies by a half.
+"""
 
 PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
-"""Kinds of positions that steps and chunks of one row have by turns."""
+"""The kinds of positions that steps and chunks of one row take in turn."""
 
 ROWS_PATTERN = (*[("mixed", "mixed")] * 5, ("mixed", ALL_ROWS), *[("mixed", "mixed")] * 5, (ALL_ROWS, "mixed"))
-"""Kinds of positions and of padding that batches over a cache have by turns. Most of their rows differ: one that is
-read for another shows there alone."""
+"""The kinds of positions and of padding that batches with a cache take in turn.
+
+Most of their rows differ: only then is it noticed if a graph reads one row for another.
+"""
 
 LATE_STEP = "late step"
 """The draft with the longest cache, which no budget makes shorter."""
@@ -83,11 +97,13 @@ MANY_KEYS = (
     ((17, 40), (1, 1), (130, 250)),
     ((1, 1), (8, 60), (600, 1600)),
 )
-"""Rows, new tokens and keys before them, from one number to another, that blocks of any size get; the fewest of these
-rows where more would have too many numbers."""
+"""Rows, new tokens and keys before them, from one number to another, for blocks of any size.
+
+If more rows would have too many numbers, there are as few as these numbers allow.
+"""
 
 OVER_MANY = "many keys of many rows"
-"""The drafts of MANY_KEYS."""
+"""The name of the drafts of MANY_KEYS."""
 
 KEPT = (
     *("step near the end", "chunk near the end", *(f"{power} keys" for power in POWERS), "step of one"),
@@ -97,11 +113,11 @@ KEPT = (
 """Drafts that keep their length, the most important first."""
 
 BUDGETS = ((KEPT, BANDS_CACHED), (("wide late chunk", OVER_MANY), ROWS_CACHED))
-"""Drafts that keep their length, and the numbers that their caches may have together."""
+"""Drafts that keep their length, and the most numbers in all of their caches together."""
 
 
 def over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Steps, chunks and prompts over keys that are there before: those of a cache, or of an encoder."""
+    """Steps, chunks and prompts with keys that exist before: those of a cache, or of an encoder."""
     if spec.kv_cache:
         drafts = _cached(spec, rng, reach)
         yield from drafts if reach.given else _within_budget(spec, list(drafts))
@@ -117,8 +133,10 @@ def _encoder_work(spec: Spec, batch: int, keys: int) -> float:
 
 
 def _within_budget(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
-    """The drafts, with fewer cached tokens and free slots in the largest of them where all but those that keep their
-    length together would have more than ALL_CACHED numbers in their caches."""
+    """The drafts, the largest with fewer cached tokens and free slots if needed.
+
+    All drafts, except those that keep their length, have at most ALL_CACHED numbers in their caches together.
+    """
     kept = _kept(spec, drafts)
     others = [_cached_numbers(spec, draft) for number, draft in enumerate(drafts) if number not in kept]
     most = ALL_CACHED
@@ -131,7 +149,7 @@ def _within_budget(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
 
 
 def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
-    """The drafts that keep their length, by their index; with fewer rows where budgets ask for it."""
+    """The drafts that keep their length, by index; with fewer rows if budgets require it."""
     kept = {number: draft for number, draft in enumerate(drafts) if draft.name == LATE_STEP}
     for names, budget in BUDGETS:
         left = budget
@@ -144,8 +162,10 @@ def _kept(spec: Spec, drafts: list[Draft]) -> dict[int, Draft]:
 
 
 def _with_rows_that_fit(spec: Spec, draft: Draft, left: int) -> Draft | None:
-    """A draft with all of its rows, else with a few, whose cache has at most `left` numbers; None where none fits. One
-    of many rows keeps two."""
+    """A draft with all of its rows, or with a few, whose cache has at most `left` numbers; None if none fits.
+
+    A draft with many rows keeps at least two.
+    """
     for rows in (draft.batch, *range(min(draft.batch - 1, FEW_ROWS), 0, -1)):
         fewer_rows = attrs.evolve(draft, batch=rows)
         if _cached_numbers(spec, fewer_rows) <= left and (rows > 1 or draft.batch <= FEW_ROWS):
@@ -154,13 +174,13 @@ def _with_rows_that_fit(spec: Spec, draft: Draft, left: int) -> Draft | None:
 
 
 def _cached_numbers(spec: Spec, draft: Draft) -> int:
-    """Numbers in the cache of a draft."""
+    """The numbers in the cache of a draft."""
     slots = draft.past + draft.spare * (spec.kv_cache == "shared")
     return draft.batch * slots * per_token(spec)
 
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """The same where all keys are those of a cache."""
+    """The same drafts, with all keys in a cache."""
     size, late = partial(size_between, rng), longest_cache(spec, reach)
     rows = rows_of_batches(rng, reach)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
@@ -171,7 +191,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, band_between(rng, 33, 127), 5, 9, "alike")
-    # as prompts are that were padded to one length, and as beams of one that was padded
+    # prompts that were padded to one length, and beams of one padded prompt
     alike = [("steps", 1), ("chunks", 30)], rng.permutation(["left", ALL_ROWS]).tolist()
     for (name, largest), padding in zip(*alike, strict=True):
         batch, seq, past = size(4, 9), size(min(largest, 2), largest), band_between(rng, 20, 300)
@@ -184,7 +204,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 def _of_each_length(
     spec: Spec, rng: np.random.Generator, reach: Reach, rows: Mapping[str, Iterator[int]]
 ) -> Iterator[Draft]:
-    """Steps and chunks of each kind of rows over caches of each length, as far as they cost little."""
+    """Steps and chunks of each kind of rows with caches of each length, as far as they cost little."""
     size, late = partial(size_between, rng), longest_cache(spec, reach)
     patterns = itertools.cycle(ROWS_PATTERN)
     positions = itertools.cycle(PATTERN)
@@ -204,7 +224,7 @@ def _of_each_length(
 
 
 def _in_long_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Few tokens in a shared cache of many slots."""
+    """Few tokens in a shared cache with many slots."""
     size = partial(size_between, rng)
     free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
     for batch, seq, past in (
@@ -221,8 +241,10 @@ def _in_long_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iter
 
 
 def _over_many(spec: Spec, rng: np.random.Generator, late: int) -> Iterator[Draft]:
-    """Steps and chunks of which several rows, or more, have many keys each: a row that is read for another, or a mask
-    that ends, shows in no smaller batch."""
+    """Steps and chunks in which several or many rows have many keys each.
+
+    Smaller batches don't show a row that is read for another, or a mask that ends too early.
+    """
     for rows, tokens, pasts in MANY_KEYS:
         past = max(min(size_between(rng, *pasts), late - 1), 1)
         fit = MANY_ENCODED // _encoder_work(spec, 1, past) if spec.cross else USUAL_CACHED // (past * per_token(spec))
@@ -231,7 +253,7 @@ def _over_many(spec: Spec, rng: np.random.Generator, late: int) -> Iterator[Draf
 
 
 def _around_powers(late: int, new: int) -> Iterator[Draft]:
-    """Single tokens with as many keys as POWERS says, `new` of them their own, and with one less or more."""
+    """Single tokens with as many keys as POWERS says, of which `new` are their own, and with one key fewer or more."""
     for power, count in POWERS.items():
         if power <= late:
             yield Draft(f"{power} keys", count, 1, power - new, 0, 1, "near")
@@ -241,7 +263,7 @@ def _around_powers(late: int, new: int) -> Iterator[Draft]:
 
 
 def _near_the_end(spec: Spec, rng: np.random.Generator, late: int) -> Iterator[Draft]:
-    """Steps, chunks and a prompt over the longest cache or one that is little shorter."""
+    """Steps, chunks and a prompt with the longest cache or one that is a little shorter."""
     size = partial(size_between, rng)
     for name, count in (("step", 1), ("steps", size(2, 3)), ("steps", size(4, 9))):
         before = max(late - size(*BEFORE_END) - 1, 1)
@@ -259,5 +281,5 @@ def _near_the_end(spec: Spec, rng: np.random.Generator, late: int) -> Iterator[D
 
 
 def longest_cache(spec: Spec, reach: Reach) -> int:
-    """Keys of the longest cache."""
+    """The keys of the longest cache."""
     return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token(spec)))

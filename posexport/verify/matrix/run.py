@@ -1,6 +1,6 @@
-"""Measuring the matrix: child processes side by side, each with a batch of entries; finished cells are saved at once.
+"""Measures the matrix: child processes run in parallel, each with a batch of entries; finished cells are saved at once.
 
-Everything that may crash runs in `matrix.worker`, so a crash fails the cells that it concerns and no others.
+Everything that may crash runs in `matrix.worker`, so a crash fails only the cells that it concerns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TIME_LIMIT = 300.0
 """Seconds for one export, for one build, and for one entry on one runtime."""
 
 BATCH = 12
-"""Entries that one call of verify gets: its runtimes start once for all of them."""
+"""The entries of one call of verify, whose runtimes start once for all of them."""
 
 LIMITED_BATCH = 2
-"""The same where time is limited: what has begun when it is over is still finished."""
+"""The same if time is limited: a batch that has begun when the time is over is still finished."""
 
 OUT_OF_TIME = "out of time, so run the same again"
 
@@ -43,16 +43,16 @@ _STEP = 0.25  # seconds between two looks at what is done, and for Ctrl-C
 
 Batch = list[tuple[Entry, list[str]]]
 Advance = Callable[[str, int], object]
-"""Called with what was done last, and how many steps that was, of `steps` in all."""
+"""Called with what was done last, and how many of all `steps` that was."""
 
 
 def default_jobs() -> int:
-    """As many jobs as there are cores, and memory for."""
+    """As many jobs as there are cores, and as memory allows."""
     return max(1, min(usable(), available() // _MEMORY))
 
 
 def steps(todo: Todo) -> int:
-    """Steps of all that is to do: two for each entry, to make it and to verify it."""
+    """The steps of everything that is to do: two for each entry, to export it and to verify it."""
     return 2 * len(todo)
 
 
@@ -66,10 +66,10 @@ def measure(
     advance: Advance = lambda what, number: None,
     minutes: float | None = None,
 ) -> None:
-    """Measure what is to do, into `matrix`. `save` is called after each batch, which an interrupt then keeps.
+    """Measure what is to do, into `matrix`. `save` is called after each batch, so an interrupt keeps finished batches.
 
-    After `minutes` nothing more is begun: what is left is "not run". Entries then go in an order that is drawn, so that
-    those which were measured are a sample of all.
+    After `minutes` no more batches are started: the rest is "not run". The order of entries is then random, so that the
+    measured entries are a sample of all.
     """
     done_steps: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     cpu = cpu_facts()
@@ -102,14 +102,16 @@ def measure(
             if done:
                 save(matrix)
     finally:
-        for worker in workers:  # first: a thread that waits then gets its answer
+        for worker in workers:  # first, so that a thread that waits gets its answer
             worker.close()
         executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _batches(todo: Todo, jobs: int, drawn: bool) -> list[Batch]:
-    """Neighbours together, as few that every job gets some; or small ones in an order that is `drawn`, the same each
-    time."""
+    """Batches of neighbouring entries, small enough that every job gets some; or, if `drawn`, small random batches.
+
+    The random order is the same each time.
+    """
     items = random.Random(0).sample(list(todo.items()), len(todo)) if drawn else list(todo.items())
     size = max(1, min(LIMITED_BATCH if drawn else BATCH, -(-len(items) // jobs)))
     return [items[at : at + size] for at in range(0, len(items), size)]
@@ -146,7 +148,7 @@ class _Job:
         return cells
 
     def leave(self, batch: Batch) -> list[Cell]:
-        """The cells of a batch that time did not reach."""
+        """The cells of a batch that was not started in time."""
         self.tell(f"left {batch[-1][0].name}", 2 * len(batch))
         return [
             self._cell(entry, column, NOT_RUN, OUT_OF_TIME, lasting=False)
@@ -165,7 +167,7 @@ class _Job:
         files = {str(self._path(entry)): entry for entry in entries}
         limit = TIME_LIMIT * (1 + len(files)) * len(names)
         answer = self._ask("verify", limit, paths=list(files), runtimes=names, time_limit=TIME_LIMIT)
-        if isinstance(answer, str) and len(entries) > 1:  # one of them ended the process: each alone shows which
+        if isinstance(answer, str) and len(entries) > 1:  # one of them ended the process: each by itself shows which
             return [cell for entry in entries for cell in self._verify([entry], names)]
         if isinstance(answer, str):
             return [self._cell(entries[0], name, FAILED, answer) for name in names]
@@ -183,7 +185,7 @@ class _Job:
     def _cell(
         self, entry: Entry, column: str, state: State, reason: str | None = None, lasting: bool = True, **numbers: Any
     ) -> Cell:
-        """`lasting` is false where the reason may have passed when the matrix is next measured."""
+        """The cell of an entry. `lasting` is false if the reason may be gone when the matrix is next measured."""
         reason = None if reason is None else reason.replace(f"{self.folder}{os.sep}", "")
         version = self.here[column].version if lasting else None
         return Cell(
@@ -191,7 +193,7 @@ class _Job:
         )
 
     def _ask(self, what: str, limit: float = TIME_LIMIT, **request: Any) -> dict[str, Any] | str:
-        """The worker's answer; or why it failed, cut short, since engines write errors of any length."""
+        """The worker's answer; or why it failed, shortened, since engines write errors of any length."""
         answer = self.worker.ask({"do": what, **request}, limit)
         reason = failure_of(answer)
         return answer if reason is None else reason.text[:350].rstrip(".")

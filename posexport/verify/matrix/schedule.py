@@ -1,4 +1,4 @@
-"""Which cells of the support matrix are to be measured, and which are known from an earlier run."""
+"""Which cells of the support matrix must be measured, and which are known from an earlier run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posexport.verify.result import FAILED, NOT_RUN
 
 @attrs.frozen(kw_only=True)
 class Column:
-    """What judges in one column here: its `version`, or why it is `missing`."""
+    """What judges in one column on this machine: its `version`, or why it is `missing`."""
 
     version: str | None = None
     missing: str | None = None
@@ -49,7 +49,7 @@ def columns_here() -> dict[str, Column]:
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """The cells that a run is for: names of each axis, all of them where none is given."""
+    """The cells that a run is for: names of each axis, or all of them if none are given."""
 
     encoding: Sequence[str] = ()
     form: Sequence[str] = ()
@@ -77,15 +77,16 @@ class Selection:
 
 
 Todo = dict[Entry, list[str]]
-"""Columns in which entries are to be measured."""
+"""The columns in which entries must be measured."""
 
 
 def settle(old: Matrix | None, selection: Selection, here: Mapping[str, Column], target: str) -> tuple[Matrix, Todo]:
-    """A matrix of all that need not be measured, from `old` or because nothing can be, and what is still to do.
+    """A matrix with the cells that need no measurement, and what is still to do.
 
-    Cells of `old` outside of the selection stay if they are current. What failed is measured again, and what could not
-    run for a reason that may have passed. A verdict from elsewhere stays where a runtime isn't here, since "not run"
-    would say less. Raises RequestError where cells would be lost that aren't asked for.
+    Cells need no measurement if `old` has them, or if they can't be measured. Cells of `old` outside the selection stay
+    if they are current. Cells that failed are measured again, and so are cells that could not run for a reason that may
+    be gone. If a runtime is missing here, a verdict from elsewhere stays, since "not run" would say less. RequestError
+    if cells would be lost that aren't asked for.
     """
     matrix, todo, asked = Matrix(target=target), Todo(), dict.fromkeys(selection.cells())
     kept = {} if old is None else old.cells
@@ -125,7 +126,7 @@ def settle(old: Matrix | None, selection: Selection, here: Mapping[str, Column],
 
 
 def spec_hash(entry: Entry) -> str | None:
-    """A hash of the block of an entry; None where there is no such block."""
+    """A hash of the block of an entry; None if there is no such block."""
     try:
         return hashlib.sha256(entry.spec().to_json().encode()).hexdigest()[:12]
     except RequestError:

@@ -1,10 +1,10 @@
 """The matrix: what works where, as data. Every encoding, form, dtype and mode is an entry; on a runtime, it is a cell.
 
-A cell passed or failed as `posexport.verify` judges it. It is refused where the form can't carry the block for the
-target, and not run where a runtime isn't there or can't take the file by its nature; both with the reason. Beside the
-runtimes there is one more column, `build`: the plan that TensorRT builds from the file, its kernels, and whether
-attention is one of them. Of the machine only the CPU is kept, and nothing of the time, and errors have two digits, so
-that measuring again gives the same file but for a digit of an error. Imports no engine.
+A cell is passed or failed as `posexport.verify` judges it. It is refused if the form can't express the block for the
+target. It is not run if a runtime is missing or can't take such a file. Both have a reason. In addition to the runtimes
+there is one more column, `build`: the plan that TensorRT builds from the file, its kernels, and whether attention is
+one of them. Of the machine, only the CPU is recorded, no times are recorded, and errors have two digits. So measuring
+again gives the same file, except for a digit of an error. This module imports no engine.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ REFUSED: Final = "refused"
 STATES = (PASSED, FAILED, REFUSED, NOT_RUN)
 State = Literal["passed", "failed", "refused", "not run"]
 SIZES = {"hidden_size": 256, "num_heads": 4}
-"""The sizes of every block: four heads of 64 features."""
+"""The sizes of every block: four heads with 64 features each."""
 
 BUILD = "build"
 COLUMNS = (*RUNTIMES, BUILD)
-_MAKERS = ("torch", "onnx", "onnxscript", "onnx-ir")  # what a file's bytes depend on, beside posexport
+_MAKERS = ("torch", "onnx", "onnxscript", "onnx-ir")  # what a file's bytes depend on, in addition to posexport
 
 
 @attrs.frozen(kw_only=True)
 class Mode:
-    """One way of using a block: fields of its spec, beside sizes, encoding and dtype."""
+    """One way of using a block: fields of its spec, in addition to sizes, encoding and dtype."""
 
     summary: str
     fields: Mapping[str, Any]
 
     def fields_for(self, encoding: str) -> dict[str, Any]:
-        """`fields`, and causality: positions on several axes have no order without a cache, as those of images."""
+        """`fields`, with causality: without a cache, positions on several axes, as those of images, have no order."""
         return {**self.fields, "causal": "kv_cache" in self.fields or ENCODINGS[encoding].axes < 2}
 
 
@@ -71,7 +71,7 @@ MODES = {
 """All ways of use, by name."""
 
 AXES = {"mode": [*MODES], "encoding": [*ENCODINGS], "form": [*FORMS], "dtype": [*DTYPES], "column": [*COLUMNS]}
-"""What cells are sorted by, the outermost first, with the names along each axis."""
+"""The axes that cells are sorted by, the outermost first, with the names along each axis."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +89,7 @@ class Entry:
         return f"{self.encoding}-{self.form}-{self.dtype}-{self.mode}"
 
     def spec(self) -> Spec:
-        """Its block; raises RequestError where the encoding and the mode contradict each other."""
+        """Its block; raises RequestError if the encoding and the mode contradict each other."""
         fields = MODES[self.mode].fields_for(self.encoding)
         return read_spec({"encoding": {"name": self.encoding}, "dtype": self.dtype, **SIZES, **fields})
 
@@ -107,11 +107,12 @@ _NOT_NEGATIVE = attrs.validators.optional(attrs.validators.ge(0))
 
 @attrs.frozen(kw_only=True)
 class Cell:
-    """An entry in one column: a state, and for any state but "passed" its reason.
+    """An entry in one column: a state, and a reason unless the state is "passed".
 
-    `error` is the largest error of the comparison that came nearest to its limit, `eager` the torch error there and
-    `ratio` their quotient; `kernels` and `fused` are a plan's. `spec` is a hash of the block and `version` that of the
-    runtime which judged: a cell is kept as long as both are the same. Without a version nothing was judged for good.
+    `error` is the largest error of the comparison that came nearest to its limit, `eager` the torch error there, and
+    `ratio` their quotient. `kernels` and `fused` are those of a plan. `spec` is a hash of the block and `version` that
+    of the runtime that judged: a cell is kept as long as both are the same. Without a version, the cell has no lasting
+    verdict.
     """
 
     entry: Entry
@@ -128,7 +129,7 @@ class Cell:
     version: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, what is not known left out."""
+        """Plain data, without unknown fields."""
         values = {key: value for key, value in attrs.asdict(self).items() if key != "entry" and value is not None}
         return {**attrs.asdict(self.entry), **values}
 
@@ -142,7 +143,9 @@ class Matrix:
 
     target: str = "portable"
     made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
-    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)  # that cells were measured on, as `cpu_facts` has them
+    cpus: list[Mapping[str, Any]] = attrs.field(
+        factory=list
+    )  # the CPUs of the measurements, as `cpu_facts` returns them
     cells: dict[Key, Cell] = attrs.field(factory=dict)
 
     def put(self, cells: Iterable[Cell]) -> None:
@@ -177,18 +180,19 @@ class Matrix:
         return {**self.header(), "cells": [cell.to_dict() for cell in self.ordered()]}
 
     def to_bytes(self) -> bytes:
-        """`to_dict` as JSON with a line per cell, so that a change of one shows as a change of one line."""
+        """`to_dict` as JSON with a line per cell: so a change of one cell changes one line."""
         head = json.dumps(self.header(), indent=2).removesuffix("\n}")
         cells = ",\n".join(f"    {json.dumps(cell.to_dict(), ensure_ascii=False)}" for cell in self.ordered())
         return f'{head},\n  "cells": [\n{cells}\n  ]\n}}\n'.encode()
 
     def write(self, path: Path) -> None:
-        """Write it whole or not at all; RequestError where the folder can't be written."""
+        """Write it as a whole or not at all; RequestError if the folder can't be written."""
         with staged() as files:
             files.write(path, lambda file: file.write(self.to_bytes()))
 
     def same_makers(self, other: Matrix) -> bool:
-        """Whether cells of `other` may stand among these: what made their files is the same."""
+        """Whether cells of `other` may be put in this matrix: their files were made with the same versions, for the
+        same target."""
         return (self.target, dict(self.made_by)) == (other.target, dict(other.made_by))
 
 
@@ -223,7 +227,7 @@ TOTALS = ("runtime", *STATES, "worst to torch error", "fused")
 
 
 def totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """A row of text per column of the matrix in which anything ran, under `TOTALS`."""
+    """A row of text per column of the matrix in which anything ran, with the columns `TOTALS`."""
     table = []
     for name in judged(cells):
         column = [cell for cell in cells if cell.column == name]
@@ -235,8 +239,11 @@ def totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
 
 
 def read(path: Path, advice: str = "give another folder, or --no-resume to write it anew") -> Matrix:
-    """The matrix in a file; cells of unknown names are left out, and characters that no text of ours has replaced.
-    RequestError where it holds none, which ends with `advice`."""
+    """The matrix in a file, without cells of unknown names.
+
+    Characters that posexport's own texts never have are replaced. RequestError if the file has no matrix; the message
+    ends with `advice`.
+    """
     try:
         return matrix_from(clean(read_json(path)))
     except OSError as error:
@@ -254,7 +261,7 @@ class _Cpu(TypedDict, total=False):
 
 
 def _known_target(instance: object, field: attrs.Attribute[str], value: str) -> None:
-    """A target's name, which becomes part of a file's."""
+    """A target's name, which becomes part of a file's name."""
     if value not in TARGETS:
         raise ValueError(f"has the target {shown(value, 40)}, not one of {', '.join(TARGETS)}")
 
@@ -268,7 +275,7 @@ class _File:
 
 
 def matrix_from(data: Any) -> Matrix:
-    """The matrix that `to_dict` made plain data of, without cells of unknown names; DataError for anything else."""
+    """The matrix from the plain data of `to_dict`, without cells of unknown names; DataError for anything else."""
     rows = data.get("cells") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError("it has no list of cells")
@@ -280,20 +287,20 @@ def matrix_from(data: Any) -> Matrix:
 
 
 def _is_known(row: Mapping[str, Any], axis: str) -> bool:
-    """Whether a name is one of its axis; a missing one, or one that is no text, is left to the class to refuse."""
+    """Whether a name belongs to its axis. The class refuses names that are missing or not text, so they pass here."""
     return not isinstance(row.get(axis), str) or row[axis] in AXES[axis]
 
 
 def cpu_facts() -> dict[str, Any]:
-    """The CPU of this machine: model, vendor, cores, instruction sets and architecture; None where not known."""
+    """The CPU of this machine: model, vendor, cores, instruction sets and architecture; None if not known."""
     facts = machine()
     return {name: facts[name] for name in ("cpu", "vendor", "cores", "instruction_sets", "architecture")}
 
 
 def makers() -> dict[str, str]:
-    """The versions of posexport and of what it exports with."""
+    """The versions of posexport and of the packages that it exports with."""
     return {"posexport": __version__, **{name: public_version(metadata.version(name)) for name in _MAKERS}}
 
 
 def public_version(version: str) -> str:
-    return version.partition("+")[0]  # torch names the CUDA of its wheel behind it
+    return version.partition("+")[0]  # torch adds the CUDA of its wheel after it

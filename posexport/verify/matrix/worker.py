@@ -1,11 +1,15 @@
 """The child process that measures entries of the matrix: `python -m posexport.verify.matrix.worker`.
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
+
     export  {spec, form, target, path}     -> {}                                     writes the file, seeded weights
     build   {path, builder}                -> {cell: {...}}                           builds a plan in memory
     verify  {paths, runtimes, time_limit}  -> {cells: [[path, runtime, {...}], ...], unreadable: [[path, reason], ...]}
-A cell is a table of `_Job._cell`'s arguments (posexport.verify.matrix.run).
-Each engine, here and in the children of `verify`, gets one thread: others measure beside it, and sums keep their order.
+
+A cell has the arguments of `_Job._cell` (posexport.verify.matrix.run).
+
+Each engine, here and in the children of `verify`, gets one thread: other workers measure at the same time, and sums
+keep their order.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there, and for every child of this process
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for every child of this process
 
 from posexport.errors import RuntimeMissingError
 from posexport.models import read_spec
@@ -38,7 +42,7 @@ def export(spec: dict[str, Any], form: str, target: str, path: str) -> dict[str,
 
 
 def build(path: str, builder: str) -> dict[str, Any]:
-    """Build a plan with the profiles that `posexport compile` takes of itself, and count its kernels."""
+    """Build a plan with the default profiles of `posexport compile`, and count its kernels."""
     from posexport.artifact.onnx_artifact import read_onnx
     from posexport.runtimes.tensorrt.builder import build as build_plan
     from posexport.runtimes.tensorrt.options import BuildOptions
@@ -56,7 +60,7 @@ def build(path: str, builder: str) -> dict[str, Any]:
 
 
 REACH = {"seq": 600}
-"""Keys that inputs reach: a table of thousands of cells can't take longer ones."""
+"""The number of keys that inputs reach. Longer inputs would take too long for a table of thousands of cells."""
 
 
 def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str, Any]:
@@ -93,7 +97,7 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"export": export, "build": 
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what a request names. What it raises makes the cell a failed one, with the reason."""
+    """Do what a request names. An exception makes the cell a failed one, with the reason."""
     return ACTIONS[request.pop("do")](**request)
 
 

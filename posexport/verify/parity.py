@@ -1,14 +1,15 @@
 """When two functions are equal: a runtime's outputs against the float64 reference, with a limit from torch's error.
 
-The reference is the torch block in float64 with the same rounded weights and inputs. Outputs pair one to one by name;
-shapes and dtypes are equal (nothing is broadcast or converted); every value is finite (but for what torch can't compute
-on the user's own inputs); and then
+The reference is the torch block in float64 with the same rounded weights and inputs. Outputs are paired by name. Shapes
+and dtypes must be equal (nothing is broadcast or converted). Every value must be finite, except those that torch can't
+compute on the user's own inputs. Then the limit is
 
     max |got - reference|  <=  min(multiple * torch error + floor * rms(reference), ceiling * rms(reference))
 
-or is no more than the smallest number of the dtype; and so where values are far larger than others, of those others
-alone (posexport.verify.ordinary). The torch error is max |torch - reference| of torch eager in the artifact's dtype.
-The ceiling keeps a wrong torch result from excusing everything. Every verdict states all of these numbers.
+or the smallest number of the dtype, if that is larger. If some values are far larger than others, the others must also
+be within the limit by themselves (posexport.verify.ordinary). The torch error is max |torch - reference| of torch eager
+in the artifact's dtype. The ceiling keeps a wrong torch result from excusing everything. Every verdict states all of
+these numbers.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from posexport.verify.result import (
     Verdict,
 )
 
-# Measured over every encoding, hidden 64 to 768, 1 to 3 layers, three seeds, on ONNX Runtime and onnx's reference:
-# the error is at most 4.7 (fp32), 4.2 (fp16) and 3.6 (bf16) times the torch error, which lies between 2e-7 and 2e-3
-# (fp32, with sharp softmax in several layers), 7e-4 and 6e-3 (fp16), 6e-3 and 5e-2 (bf16) of the reference's rms. The
-# floor is about one unit in the last place (8 in fp32, where torch is exact more often); the ceiling is ten times the
-# largest torch error.
+# Measured with every encoding, hidden sizes 64 to 768, 1 to 3 layers and three seeds, on ONNX Runtime and onnx's
+# reference: the error is at most 4.7 (fp32), 4.2 (fp16) and 3.6 (bf16) times the torch error. The torch error lies
+# between 2e-7 and 2e-3 (fp32, with sharp softmax in several layers), 7e-4 and 6e-3 (fp16), 6e-3 and 5e-2 (bf16) of the
+# reference's rms. The floor is about one unit in the last place (8 in fp32, since torch is exact more often there). The
+# ceiling is ten times the largest torch error.
 TOLERANCES = {
     "fp32": Tolerance(multiple=8.0, floor=2.0**-20, ceiling=0.06),
     "fp16": Tolerance(multiple=8.0, floor=2.0**-10, ceiling=0.06),
@@ -55,23 +56,28 @@ TOLERANCES = {
 
 
 SMALLEST = {"fp32": 2.0**-126, "fp16": 2.0**-24, "bf16": 2.0**-126, "fp64": 0.0}
-"""What a runtime may take for zero: below it, fp32 and bf16 have no normal numbers, and fp16 has none at all."""
+"""The size below which a number may be zero in a runtime: below it, fp32 and bf16 have no normal numbers, and fp16 has
+no numbers at all."""
 
 
 JUMP = 8
-"""The largest error over the root mean square of all: about 4 where every value is off by rounding or a fault, and 8
-and more where one token of seven or more is."""
+"""The largest error as a multiple of the root mean square of all errors, above which only few values are off.
+
+It is about 4 if every value is off by rounding or a fault, and 8 or more if one token of seven or more is.
+"""
 
 UNCLEAR = 4
-"""No more than this part of the comparisons of an output may be set aside for rounding errors; and where they are less
-than this part of the ceiling, they hide nothing."""
+"""At most one in so many comparisons of an output may be set aside because of rounding errors.
+
+Rounding errors that are smaller than the ceiling divided by this hide nothing.
+"""
 
 
 def tolerance_at(dtype: str, rounding: float = 0.0) -> Tolerance:
-    """The tolerance in `dtype` where terms of the encoding may differ by `rounding` from one runtime to another.
+    """The tolerance in `dtype` if terms of the encoding may differ by `rounding` from one runtime to another.
 
-    The floor grows by it, since torch may be exact by chance, the ceiling to sixteen times of it, since values are
-    several times their root mean square.
+    The floor grows by it, since torch may be exact by chance. The ceiling grows to sixteen times of it, since values
+    are several times their root mean square.
     """
     tolerance = TOLERANCES[dtype]
     return attrs.evolve(tolerance, floor=tolerance.floor + rounding, ceiling=max(tolerance.ceiling, 16 * rounding))
@@ -90,9 +96,9 @@ def compare(
 ) -> list[Comparison]:
     """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares.
 
-    `given`: the inputs are the user's, so they may be larger than torch can compute in the artifact's dtype. Where the
-    reference is finite and torch is not, the runtime may give no number either, or the right one. `again` has another
-    result of torch.
+    `given`: the inputs are the user's, so they may be larger than torch can compute in the artifact's dtype. If the
+    reference is finite and torch is not, the runtime may give NaN or infinity too, or the right value. `again` has
+    another result of torch.
     """
     comparisons = []
     for name in dict.fromkeys((*reference, *outputs)):
@@ -121,7 +127,7 @@ def _compare(
     tolerance: Tolerance,
     given: bool,
 ) -> tuple[Reason | None, dict[str, Any]]:
-    """Why an output fails, None where it passes; and the fields of its Comparison that could be computed."""
+    """Why an output fails, None if it passes; and the fields of its Comparison that could be computed."""
     if output.shape != reference.shape:
         text = f"output {name!r} has shape {list(output.shape)}, it must be {list(reference.shape)}"
         return Reason(WRONG_SHAPE, text), {}
@@ -169,11 +175,13 @@ def measured(
     smallest: float,
     least_scale: float = 0.0,
 ) -> tuple[dict[str, Any], str]:
-    """The numbers of a comparison, and of which values they are, as the end of a sentence: of all that are `counted`
-    (bool, at least one; None: all), or of those of ordinary size, where only these are over their limit.
+    """The numbers of a comparison, and the values that they are about, as the end of a sentence.
 
-    `errors` are those of the runtime, zero elsewhere; `own` has honest evaluations in the dtypes at hand, `smallest` is
-    the least limit, `least_scale` the least size that errors are measured by.
+    They are about all values that are `counted` (bool, at least one; None: all). If only those of ordinary size are
+    over their limit, the numbers are about these.
+
+    `errors` are those of the runtime, zero for values that aren't counted. `own` has honest evaluations in the dtypes
+    at hand, `smallest` is the least limit, `least_scale` the least scale of errors.
     """
     values, kept_errors, *kept = (each if counted is None else each[counted] for each in (exact, errors, *own))
     rms, index = root_mean_square(values), first_index(errors)
@@ -196,7 +204,7 @@ def measured(
 
 
 def largest_error(array: Array, exact: Array) -> float:
-    """The largest error of an honest evaluation; what it can't compute has none."""
+    """The largest error of an honest evaluation. Values that it can't compute have no error."""
     largest = 0.0
     for part, of_exact in in_blocks(array, exact):
         errors = np.abs(part - of_exact)
@@ -206,15 +214,15 @@ def largest_error(array: Array, exact: Array) -> float:
 
 
 def over_limit(name: str, error: float, index: Sequence[int], limit: float) -> str:
-    """That an output is off, where, and what its limit is."""
+    """A sentence that an output is off, where, and what its limit is."""
     return f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
 
 
 def _beyond(reference: Array, torch_output: Array, output: Array, tolerance: Tolerance) -> Array:
-    """The values that no runtime need compute, bool of their shape: numbers in float64, and none in torch.
+    """The values that a runtime doesn't have to compute, bool of their shape: finite in float64, and not in torch.
 
-    So are those that are none in the runtime, of tokens (rows of the last axis) in which torch is off by more than the
-    ceiling: where sums overflow, some kernels give NaN, and some a number that means nothing.
+    In a token (a row of the last axis) in which torch is off by more than the ceiling, these are also the values that
+    are not finite in the runtime. If sums overflow, some kernels give NaN, and others a number that means nothing.
     """
     finite, computed = np.isfinite(reference), np.isfinite(torch_output)
     exact, by_torch = (np.where(finite & computed, array, 0.0) for array in (reference, torch_output))
@@ -226,7 +234,8 @@ def _beyond(reference: Array, torch_output: Array, output: Array, tolerance: Tol
 def not_computed(
     case: str, reference: Arrays, torch_outputs: Arrays, outputs: Arrays, dtype: str, tolerance: Tolerance
 ) -> Iterator[str]:
-    """What of the outputs on the user's inputs was not compared, as torch can't compute it in `dtype`, in clauses."""
+    """What was not compared in the outputs on the user's inputs, since torch can't compute it in `dtype`; in
+    clauses."""
     for name in reference:
         arrays = [np.asarray(each[name]) for each in (reference, torch_outputs, outputs) if name in each]
         if len({array.shape for array in arrays}) == 1 and len(arrays) == 3:
@@ -242,10 +251,10 @@ def not_computed(
 def judge(
     artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, given: bool = False, **fields: Any
 ) -> Verdict:
-    """The verdict on comparisons: passed only where every one of at least one passed.
+    """The verdict on comparisons: passed only if there is at least one and all of them passed.
 
-    An output that is zero, or not computed, for all inputs shows nothing. Where the inputs are `given` by the user,
-    that is no fault of the artifact: nothing was compared then, or the verdict is inconclusive.
+    An output that is zero, or not computed, for all inputs shows nothing. If the inputs are `given` by the user, that
+    is not a fault of the artifact: then nothing was compared, or the verdict is inconclusive.
     """
     if not comparisons:
         return Verdict.of(artifact, runtime, FAILED, Reason(NOTHING_COMPARED, "nothing was compared"), **fields)
@@ -277,8 +286,10 @@ def judge(
 
 
 def inconclusive_reason(worst: Comparison, tolerance: Tolerance) -> str | None:
-    """Why a failed comparison says nothing about the runtime: torch itself is beyond the ceiling, and the runtime is
-    within its limit but for the ceiling. None where that isn't so."""
+    """Why a failed comparison says nothing about the runtime; None if it does.
+
+    Torch itself is beyond the ceiling, and without the ceiling the runtime would be within its limit.
+    """
     if worst.torch_error is None or worst.reference_rms is None or worst.max_error is None:
         return None
     ceiling = tolerance.ceiling * worst.reference_rms
@@ -296,10 +307,10 @@ def set_aside(
 ) -> tuple[list[Comparison], tuple[str, ...]]:
     """The comparisons that say something, and what the others leave open, in clauses; `tolerances` are by case.
 
-    Where the ceiling is less than a runtime's share of torch's own error, rounding errors grow that much on these
-    inputs, and a runtime that is above the ceiling but within its share need not be wrong. Where they do so and
-    `is_routed`, a few values of any output may be far off while most are not: rounding sends a token to another expert.
-    Such comparisons count as failures all the same where they are many: then it may be torch that is wrong.
+    If the ceiling is less than a runtime's share of torch's own error, rounding errors grow that much on these inputs.
+    A runtime above the ceiling but within its share may then be right. If there are such outputs and `is_routed`, a few
+    values of any output may be far off: rounding sends a token to another expert. If there are many such comparisons,
+    they count as failures all the same: then torch may be wrong.
     """
     failed = [each for each in comparisons if each.state == FAILED]
     unclear = [each for each in failed if is_unclear(each, tolerances[each.case])]
@@ -326,23 +337,27 @@ def set_aside(
 
 
 def _is_of_few_values(each: Comparison) -> bool:
-    """Whether an output is over its limit in a few values: the largest error is many times that of all of them."""
+    """Whether an output is over its limit in only a few values: the largest error is many times the mean of all."""
     if each.reason_code != OVER_LIMIT or each.max_error is None or each.rms_error is None:
         return False
     return each.max_error >= JUMP * each.rms_error
 
 
 def is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
-    """Whether an output that is over its limit is so by the ceiling alone: rounding errors, of which torch has a share
-    as well, may be as large."""
+    """Whether an output is over its limit only because of the ceiling.
+
+    Rounding errors may be as large as that, since torch has such errors too.
+    """
     if each.torch_error is None or each.reference_rms is None or each.max_error is None:
         return False
     return each.max_error <= tolerance.uncapped(each.torch_error, each.reference_rms)
 
 
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:
-    """The comparison that fails most, of those on which torch itself is within the limit where there are such, since
-    others may say nothing; or the one that comes nearest to its limit."""
+    """The comparison that fails most, or that comes nearest to its limit.
+
+    Failed comparisons on which torch itself is within the limit come first, since others may say nothing.
+    """
 
     def rank(each: Comparison) -> tuple[bool, bool, float]:
         beyond = each.torch_error is not None and each.limit is not None and each.torch_error > each.limit

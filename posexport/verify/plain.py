@@ -1,7 +1,7 @@
 """Sets of inputs as most services make them: no padding, rows alike, positions that count from the first token.
 
-Graphs have fast ways for them, chosen by a mask of ones, by default positions or by rows of one length, and a fault may
-lie in those alone. So every kind of rows has prompts, steps and chunks of this kind in each band of lengths.
+Graphs have fast paths for them, chosen by a mask of ones, by default positions or by rows of one length. A fault may be
+only in such a path. So every kind of batch has prompts, steps and chunks of this kind in each band of lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from posexport.verify.eligibility import work
 from posexport.verify.reach import MOST, Reach
 
 ROWS = {"one row": (1, 1), "few rows": (2, 5), "many rows": (6, 16), "crowd": (17, 40)}
-"""Rows of a batch, from one number to another."""
+"""The rows of a batch, from one number to another."""
 
 PROMPTS = {
     "one row": ((4, 15), (16, 63), (64, 180), (181, 500), (501, 1400)),
@@ -38,24 +38,26 @@ PROMPTS = {
     "many rows": ((4, 15), (16, 100)),
     "crowd": ((2, 7), (8, 22)),
 }
-"""Tokens of a prompt."""
+"""The tokens of a prompt."""
 
 PASTS = ((1, 12), (13, 48), (49, 160), (161, 480), (481, 1500))
-"""Cached tokens under a step."""
+"""The cached tokens of a step."""
 
 CHUNKS = (((2, 7), (5, 300)), ((8, 60), (30, 500)), ((61, 190), (1, 250)))
-"""Tokens of a chunk and cached ones under it."""
+"""The tokens of a chunk, and its cached tokens."""
 
 MOST_CHUNKED = {"one row": 200, "few rows": 200, "many rows": 100, "crowd": 10}
-"""Tokens below which chunks are tried with each kind of rows."""
+"""The number of tokens that chunks must stay below, for each kind of rows."""
 
 LARGE_CHUNKS = ((range(192, 513), (1, 90)), (range(256, 513, 256), (100, 590)), (range(340, 521), (600, 1200)))
 LONG_CHUNK = (range(900, 1201), (300, 700))
-"""The same of prompts that servers cut into pieces, of one row: a piece has one of these numbers of tokens. And of a
-piece that a smaller reach leaves out."""
+"""The same for prompts of one row that servers cut into pieces; a piece has one of these numbers of tokens.
+
+LONG_CHUNK is a piece that is left out if the reach is smaller.
+"""
 
 WIDE = (((8, 8), (100, 127), ((8, 128),)), ((24, 32), (65, 90), ((32, 64),)), ((4, 4), (705, 1000), ((4, 1024),)))
-"""Rows and tokens of prompts that blocks of any size get, and powers of two that half of the draws have instead."""
+"""The rows and tokens of prompts that blocks of any size get, and powers of two that half of the draws use instead."""
 
 WIDE_KINDS = (
     ("alike", "none"),
@@ -65,16 +67,16 @@ WIDE_KINDS = (
     ("alike", ALL_ROWS),
     ("mixed", "mixed"),
 )
-"""Kinds of positions and of padding that these have, each as likely."""
+"""The kinds of positions and of padding of these prompts, all equally likely."""
 
 CHEAP = (((6, 9), (513, 700)), ((10, 16), (260, 400)), ((17, 40), (130, 250)))
-"""Rows and tokens of prompts that only those blocks get in which they cost little."""
+"""The rows and tokens of prompts that blocks get only if they cost little."""
 
 WHOLE = (64, 128, 192, 256)
-"""Tokens of several rows of which kernels make whole blocks."""
+"""The tokens of several rows from which kernels make whole blocks."""
 
 LARGE_BUFFER, BUFFER_NUMBERS = (8_000, 33_000), 2**24
-"""Slots of the largest shared buffer, from one number to another, and the numbers that it may have."""
+"""The slots of the largest shared buffer, from one number to another, and the most numbers in it."""
 
 
 def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -96,7 +98,8 @@ def plain(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]
 
 
 def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts in pieces: many tokens of one row over a cache, with padding and without; and some of a dozen rows."""
+    """Prompts in pieces: many tokens of one row with a cache, with and without padding; and chunks of about a dozen
+    rows."""
     size = partial(size_between, rng)
     if not spec.kv_cache:
         return
@@ -111,9 +114,12 @@ def large_chunks(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
 
 
 def wide_batches(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of several rows and of many, with fewer tokens only where they cost as much as the longest prompt, or are
-    beyond the reach that was asked for: other groups give large blocks few rows of many tokens. A row that is read for
-    another, or a mask that ends, shows in no smaller batch."""
+    """Prompts of several and of many rows.
+
+    They have fewer tokens only if they would cost more than the longest prompt, or are beyond the reach that was asked
+    for. The other drafts give large blocks few rows of many tokens. Smaller batches don't show a row that is read for
+    another, or a mask that ends too early.
+    """
     size, most = partial(size_between, rng), reach.seq if reach.given else MOST["seq"]
     for rows, tokens, powers in WIDE:
         batch, seq = size(*rows), size(*tokens)
@@ -156,7 +162,7 @@ def wide_buffers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator
 
 
 def wide_cross(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """A text of some hundred tokens over the many of an encoder."""
+    """A text of some hundred tokens with the many keys of an encoder."""
     if spec.cross:
         seq = shorter(spec, 1, size_between(rng, 130, 448))
         keys = size_between(rng, 1000, 1500)
@@ -170,12 +176,12 @@ def _plain(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
 
 
 def _with_small_cache(spec: Spec, draft: Draft) -> Draft:
-    """With fewer cached tokens and free slots where they have many numbers."""
+    """The draft with fewer cached tokens and free slots if they would have too many numbers."""
     room = few_cached(spec, draft.batch)
     return attrs.evolve(draft, past=min(draft.past, room), spare=min(draft.spare, room))
 
 
 def _affordable(spec: Spec, draft: Draft, least: int) -> Draft:
-    """With fewer rows or tokens where they cost much."""
+    """The draft with fewer rows or tokens if they cost much."""
     batch = fewer(spec, draft.batch, draft.seq, least)
     return attrs.evolve(draft, batch=batch, seq=shorter(spec, batch, draft.seq))

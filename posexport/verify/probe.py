@@ -1,7 +1,7 @@
-"""One encoding asked through its own hooks, as a block asks it: tables, biases, logits and wavelengths, as numbers.
+"""Calls the hooks of one encoding as a block does, and returns tables, biases, logits and wavelengths as numbers.
 
-Queries and keys are ones, and the input is zeros where the encoding acts there, so that what comes out is the
-encoding's. Trained weights are random ones from a seed.
+Queries and keys are ones, and the input is zeros if the encoding acts there: so the result shows only the encoding.
+Trained weights are random ones from a seed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from posexport.verify import angles
 from posexport.verify.draws import FAR, Array
 
 MOST = 16_384
-"""Tokens of one panel."""
+"""The most tokens of one panel."""
 
 MOST_NUMBERS = 2**28
-"""Numbers that are held at a time for one panel: a gigabyte in fp32."""
+"""The most numbers in memory at a time for one panel: a gigabyte in fp32."""
 
 
 def check_size(numbers: int) -> None:
-    """RequestError where a panel would take more than MOST_NUMBERS."""
+    """RequestError if a panel would take more than MOST_NUMBERS."""
     if numbers > MOST_NUMBERS:
         raise RequestError(
             f"the picture takes {numbers:.1e} numbers at a time, at most {MOST_NUMBERS:.1e} are held: give fewer "
@@ -50,8 +50,8 @@ def check_size(numbers: int) -> None:
 class ProbeTarget:
     """One encoding to draw.
 
-    `given` are its parameters as text; `seq` is the number of tokens (of a grid, along each side; None for a default);
-    `seed` is that of its weights. Errors are measured on `runtimes`, and `advance` hears of each.
+    `given` are its parameters as text. `seq` is the number of tokens (of a grid, along each side; None for a default),
+    and `seed` the seed of its weights. Errors are measured on `runtimes`; `advance` is called for each.
     """
 
     spec: Spec
@@ -67,7 +67,8 @@ class ProbeTarget:
         return self.spec.encoding
 
     def side(self, *by_axes: int) -> int:
-        """`seq`, or what suits one, two and three axes, within what the encoding knows; RequestError for too many."""
+        """`seq`, or the default for one, two or three axes within the encoding's limit; RequestError if `seq` is too
+        large."""
         axes, limit = max(self.encoding.axes, 1), self.encoding.position_limit()
         if self.seq is None:
             suits = by_axes[axes - 1]
@@ -80,7 +81,7 @@ class ProbeTarget:
 
 
 def cells(side: int, axes: int) -> Array:
-    """int64 positions: [side] for one axis or none, else [side^axes, axes] of a grid, x fastest."""
+    """int64 positions: [side] for at most one axis, else those of a grid [side^axes, axes], with x fastest."""
     if axes < 2:
         return np.arange(side)
     positions: Array = grid_positions(side, side, None if axes == 2 else side)[0]
@@ -88,7 +89,7 @@ def cells(side: int, axes: int) -> Array:
 
 
 def seen(spec: Spec, tokens: int, rows: slice = slice(None)) -> Tensor:
-    """bool [rows, tokens]: which keys the queries `rows` of a sequence see, none of it padding."""
+    """bool [rows, tokens]: which keys the queries `rows` of a sequence without padding see."""
     heads = Heads(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -127,9 +128,9 @@ class Probe:
         return q[0].unflatten(-1, (self.spec.num_heads, -1)), k[0].unflatten(-1, (self.spec.num_heads, -1))
 
     def logits(self, rows: slice = slice(None)) -> tuple[Array, Array]:
-        """Logits [heads, rows, T] of the queries `rows`, and what of them is added to the product; NaN for unseen keys.
+        """Logits [heads, rows, T] of the queries `rows`, and the part of them that is added to the product.
 
-        Where the encoding acts at the input, one head stands for the mean of all.
+        Unseen keys are NaN. If the encoding acts at the input, one head stands for the mean of all heads.
         """
         if self.encoding.hook == "embed":
             table = self.embedding()
@@ -155,10 +156,11 @@ class Probe:
 
 
 def decay(target: ProbeTarget) -> tuple[Array, Array]:
-    """Distances [T] of keys behind one query, and their logits less that at distance 0, [heads, axes or 1, T]."""
+    """The distances [T] of keys from one query, and their logits minus the logit at distance 0, [heads, axes or 1,
+    T]."""
     axes, side = target.encoding.axes, target.side(512, 25, 13)
     at = side - 1 if axes < 2 and target.spec.causal else side // 2
-    steps = side ** np.arange(max(axes, 1))  # how far apart neighbours along each axis stand
+    steps = side ** np.arange(max(axes, 1))  # the distance of neighbours along each axis, in cells
     query = int(at * steps.sum())
     logits = Probe(target, cells(side, axes)).logits(slice(query, query + 1))[0][:, 0]
     along = query + (np.arange(side) - at) * steps[:, None]
@@ -166,7 +168,7 @@ def decay(target: ProbeTarget) -> tuple[Array, Array]:
 
 
 def gain(target: ProbeTarget) -> tuple[Array, dict[str, Array]]:
-    """Positions [T], and what a query and a key are multiplied by there."""
+    """Positions [T], and the factors by which a query and a key are multiplied there."""
     limit = target.encoding.position_limit()
     places = np.array(angles.spaced(FAR - 1)) if limit is None else np.linspace(0, limit - 1, 65, dtype=np.int64)
     rotated = zip(("query", "key"), Probe(target, places).rotated(), strict=True)
@@ -174,7 +176,7 @@ def gain(target: ProbeTarget) -> tuple[Array, dict[str, Array]]:
 
 
 def wavelengths(spec: Spec) -> dict[str, tuple[Array, Array]]:
-    """By name, the pairs that turn and their wavelengths in positions: along each axis, before scaling and after.
+    """By name, the pairs that rotate and their wavelengths in positions: along each axis, before and after scaling.
 
     Raises RequestError for frequencies above a radian.
     """
@@ -202,9 +204,9 @@ def wavelengths(spec: Spec) -> dict[str, tuple[Array, Array]]:
 
 
 def _wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
-    """2 pi over the angle of one step along each axis, for every pair; infinite where it doesn't turn by that axis.
+    """2 pi divided by the angle of one step along each axis, for every pair; infinite if the pair doesn't rotate.
 
-    The angle is that of the encoding's own cosine and sine, in float64, at a sequence's length.
+    The angle is that of the encoding's own cosine and sine, in float64, at the length of a sequence.
     """
     axes = spec.encoding.axes
     module = angles.Angles(spec, torch.float64)
@@ -219,9 +221,9 @@ def _wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
 
 
 def angle_errors(target: ProbeTarget) -> tuple[list[int], list[angles.Measured], dict[str, angles.Measured]]:
-    """Positions, what was measured there of parity's angles and of exact ones, and the runtimes without an answer.
+    """Positions, the measurements there for the angles of parity and exact angles, and the runtimes without an answer.
 
-    Raises RuntimeMissingError where none of them could be measured.
+    Raises RuntimeMissingError if none of them could be measured.
     """
     specs = [target.spec]
     if target.spec.angles == ANGLES[0]:
@@ -240,7 +242,7 @@ _KINDS = ("table", "bias", "mask", "decay", "gain", "wavelength", "error")
 
 
 def _refusal(what: str, spec: Spec) -> str | None:
-    """Why a spec has nothing of a kind to be drawn, as a clause behind the encoding's name, or None."""
+    """Why a spec has nothing of a kind to draw, as a clause after the encoding's name, or None."""
     encoding = spec.encoding
     match what:
         case "table" if encoding.hook not in ("embed", "rotate"):
@@ -257,7 +259,7 @@ def _refusal(what: str, spec: Spec) -> str | None:
 
 
 def look_of(spec: Spec) -> str:
-    """The kind that shows at a glance what an encoding is."""
+    """The kind of picture that shows best what an encoding does."""
     if spec.encoding.name == "temperature":  # its table would show nothing within the first 8191 positions
         return "gain"
     return _kinds_of(spec)[0]
@@ -268,7 +270,7 @@ def _kinds_of(spec: Spec) -> list[str]:
 
 
 def check(target: ProbeTarget, what: str) -> None:
-    """RequestError where an encoding has no picture of that kind, or `seq` no meaning in it."""
+    """RequestError if an encoding has no picture of that kind, or if `seq` has no meaning in it."""
     if (why := _refusal(what, target.spec)) is not None:
         allowed = ", ".join(_kinds_of(target.spec))
         raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {allowed}.")

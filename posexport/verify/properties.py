@@ -1,7 +1,8 @@
-"""What must hold of an encoding whatever the weights are, tried on an artifact in a runtime, without a reference.
+"""What must be true for an encoding whatever the weights are, tried on an artifact in a runtime, without a reference.
 
-Each property in PROPERTIES is a few runs of the artifact on inputs that differ in one respect, and a rule for their
-outputs. `Encoding.properties` says which encoding has which; layers of a pattern have what all of them have.
+Each property in PROPERTIES has a few runs of the artifact, on inputs that differ in one respect, and a rule for their
+outputs. `Encoding.properties` says which properties an encoding has. Layers of a pattern have those that all of them
+have.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from posexport.spec.spec import Spec
 from posexport.verify.draws import FAR, Array
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
-"""Two runs of one graph may differ by this part of the largest output: they sum in another order, and turn by other
-angles. A property that does not hold is off by much more."""
+"""The part of the largest output by which two runs of one graph may differ: they sum in another order, and rotate by
+other angles. A property that does not hold is off by much more."""
 
 TOKENS, PREFIX, OFFSETS = 24, 15, (1, 64, 1000)
 
 
 @attrs.frozen(kw_only=True)
 class Probe:
-    """Random tokens for one artifact: `seq` of them, and how inputs are made of a choice of them."""
+    """Random tokens for one artifact, and how inputs are made from some of them. `seq` is the number of tokens."""
 
     spec: Spec
     seq: int
@@ -35,7 +36,7 @@ class Probe:
     features: Array
 
     def positions(self, start: int = 0) -> Array:
-        """[seq, axes]: consecutive, on a grid where there are several axes."""
+        """Consecutive positions [seq, axes]; on a grid if there are several axes."""
         steps, axes = np.arange(self.seq), max(self.spec.position_axes, 1)
         limit = self.spec.position_limit()
         if axes == 1:
@@ -45,11 +46,11 @@ class Probe:
         return np.stack(columns, -1) + start
 
     def still(self) -> Array:
-        """[seq, axes]: the same for all tokens, or from 0 on where they must be consecutive."""
+        """Positions [seq, axes] that are the same for all tokens; consecutive from 0 on if the spec requires that."""
         return self.positions() if self.spec.consecutive else self.positions() * 0
 
     def inputs(self, positions: Array, order: Sequence[int] | None = None) -> Arrays:
-        """The graph's inputs where tokens stand in `order` (default: as they are), with `positions` [tokens, axes]."""
+        """The graph's inputs with the tokens in `order` (default: unchanged), with `positions` [tokens, axes]."""
         chosen = list(range(self.seq)) if order is None else list(order)
         arrays: Arrays = {}
         for name, (shape, dtype) in graph_inputs(self.spec).items():
@@ -69,7 +70,7 @@ class Probe:
 
 
 def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
-    """Tokens within `bounds`; or why there can be none."""
+    """Tokens within `bounds`; or why there can't be any."""
     if spec.cross:
         return "its keys are an encoder's, which have no positions"
     if bounds.get("past_seq", (0, None))[0] > 0:
@@ -100,7 +101,7 @@ def _output(out: Arrays) -> Array:
 
 
 def _off(one: Array, other: Array) -> float:
-    """The largest difference, as a part of the largest value; infinite where one is not finite."""
+    """The largest difference, as a part of the largest value; infinite if one is not finite."""
     difference = float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-30))
     return difference if np.isfinite(difference) else float("inf")
 
@@ -111,10 +112,10 @@ def _few(probe: Probe) -> str | None:
 
 @attrs.frozen
 class Property:
-    """One property: in words, its runs, and the rule: the largest error of their outputs, 0 for none.
+    """One property: a summary, its runs, and its rule: the largest error of their outputs, 0 for none.
 
-    `concerns` says whether a block can have it, `untried` why it can't be tried on a probe (None where it can). `gaps`
-    and `moves` say that its runs need positions with gaps, and other starts.
+    `concerns` says whether a block can have it; `untried` says why it can't be tried on a probe (None if it can).
+    `gaps` says that its runs need positions with gaps, `moves` that they need other starts.
     """
 
     summary: str
@@ -158,7 +159,7 @@ def _bucket_distances(probe: Probe) -> list[int]:
 
 
 def _bucket_runs(probe: Probe) -> list[Arrays]:
-    """Two tokens, or as many as there must be of which two differ, ever further apart; then the other way round."""
+    """Two tokens at growing distances; then in the other direction, unless the block is causal."""
     runs = []
     for sign in (1,) if probe.spec.causal else (1, -1):
         for distance in _bucket_distances(probe):
@@ -169,7 +170,7 @@ def _bucket_runs(probe: Probe) -> list[Arrays]:
 
 
 def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    """Buckets are monotone in the distance: one that comes back after another is an error as large as that step."""
+    """Buckets are monotone in the distance. If one comes back after another, the error is as large as that step."""
     worst, count, tight = 0.0, len(_bucket_distances(probe)), TOLERANCES[probe.spec.dtype] / 20
     for first in range(0, len(outs), count):
         seen: list[Array] = []
@@ -191,13 +192,13 @@ def _bucket_untried(probe: Probe) -> str | None:
 
 
 def _order_free(spec: Spec) -> bool:
-    """Whether nothing goes by place in the sequence."""
+    """Whether nothing depends on the place in the sequence."""
     kinds = spec.distinct_layers()
     return not spec.prefix_tokens and not any(k.causal or k.window or k.attention_chunk_size for k in kinds)
 
 
 def _windowed(spec: Spec) -> bool:
-    """Whether windows are all that goes by place in the sequence: chunks and first tokens move with a token less."""
+    """Whether only windows depend on the place in the sequence: chunks and first tokens move if a token is removed."""
     kinds = spec.distinct_layers()
     return not spec.prefix_tokens and all(kind.window and not kind.attention_chunk_size for kind in kinds)
 
@@ -228,7 +229,7 @@ def _finite_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
 
 
 def _chosen_runs(probe: Probe, places: Sequence[int]) -> list[Arrays]:
-    """All tokens, and those at some places with their positions."""
+    """One run with all tokens, and one with those at some places, with their positions."""
     return [probe.inputs(probe.positions()), probe.inputs(probe.positions()[list(places)], places)]
 
 
@@ -241,7 +242,7 @@ PROPERTIES: Mapping[str, Property] = {
         moves=True,
     ),
     "shift": Property(
-        "moving all positions changes nothing",  # by any offset: scores depend on relative positions only
+        "moving all positions changes nothing",  # by any offset: scores depend only on relative positions
         runs=lambda probe: [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))],
         rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
         concerns=lambda spec: not spec.prefix_tokens,
@@ -283,6 +284,6 @@ PROPERTIES: Mapping[str, Property] = {
 
 
 def promised(spec: Spec) -> list[str]:
-    """The properties that every layer of a spec has, in the order of the table; windows are the block's own."""
+    """The properties that every layer of a spec has, in the order of the table. Windows belong to the block."""
     held = [{*kind.encoding.properties(kind), "translate"} for kind in spec.distinct_layers()]
     return [name for name, row in PROPERTIES.items() if row.concerns(spec) and all(name in names for names in held)]

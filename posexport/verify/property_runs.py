@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Submit = Callable[[Sequence[Arrays]], Future[Answer]]
 
 UNTRIED = "untried"
-"""The code of a property that this artifact can't be tried for."""
+"""The code of a property that can't be tried on this artifact."""
 
 
 def _tokens(inputs: Arrays) -> int:
@@ -35,7 +35,7 @@ def _tokens(inputs: Arrays) -> int:
 class PropertyRuns:
     """The properties of an artifact's encoding: `runs` has the inputs of each, or why it can't be tried.
 
-    `answers` has, by runtime, the outputs of all runs to come; None where they would take too long.
+    `answers` has, by runtime, the future outputs of all runs; None if they would take too long.
     """
 
     probe: Probe | None
@@ -44,14 +44,14 @@ class PropertyRuns:
 
     @classmethod
     def of(cls, artifact: LoadedArtifact, seed: int) -> PropertyRuns:
-        """Those of an artifact."""
+        """The properties of an artifact."""
         names, probe = promised(artifact.spec), make_probe(artifact.spec, artifact.bounds, seed)
         if isinstance(probe, str):
             return cls(None, dict.fromkeys(names, Reason(UNTRIED, probe)))
         return cls(probe, {name: _runs(name, probe, *artifact.bounds["seq"]) for name in names})
 
     def inputs(self) -> list[Arrays]:
-        """Those of all runs, in order."""
+        """The inputs of all runs, in order."""
         return [arrays for runs in self.runs.values() if isinstance(runs, list) for arrays in runs]
 
     def tokens(self) -> int:
@@ -59,19 +59,19 @@ class PropertyRuns:
         return sum(map(_tokens, self.inputs()))
 
     def sizes(self) -> list[dict[str, int]]:
-        """The sizes by dimension that runs have."""
+        """The sizes of the runs, by dimension."""
         if self.probe is None:
             return []
         fixed = {"batch": self.probe.batch, "past_seq": 0, "max_seq": self.probe.room or 1}
         return [{**fixed, "seq": length} for length in sorted(set(map(_tokens, self.inputs())))]
 
     def submit(self, runtime: str, run: Submit | None) -> None:
-        """Submit all runs to a runtime; None where they would take too long."""
+        """Submit all runs to a runtime, unless `run` is None because they would take too long."""
         inputs = self.inputs()
         self.answers[runtime] = run(inputs) if run is not None and inputs else None
 
     def verdicts(self, artifact: str) -> Iterator[Verdict]:
-        """One for each property and runtime."""
+        """One verdict for each property and runtime."""
         for runtime, future in self.answers.items():
             answer = None if future is None else result(future)
             outputs = iter(() if answer is None else answer.outputs)
@@ -100,7 +100,7 @@ def _runs(name: str, probe: Probe, lower: int, upper: int | None) -> list[Arrays
 
 
 def _judged(name: str, probe: Probe, outputs: list[Arrays]) -> tuple[Reason | None, Comparison]:
-    """How a property does not hold of the outputs of its runs, None where it does; and the error with its limit."""
+    """Why a property does not hold for the outputs of its runs, None if it does; and the error with its limit."""
     summary, limit = PROPERTIES[name].summary, TOLERANCES[probe.spec.dtype]
     error = PROPERTIES[name].rule(probe, outputs)
     text = f"{name} does not hold ({summary}): outputs differ by {error:.3g} of the largest"

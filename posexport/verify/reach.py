@@ -1,4 +1,4 @@
-"""How far inputs shall go, and how far they went. Imports no engine and no numpy."""
+"""How far inputs must go, and how far they went. This module imports no engine and no numpy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import attrs
 from posexport.spec.spec import Spec
 
 SEQ = 2_200
-"""Keys that default inputs reach, beyond the 2,048 at which many buffers and tables end; more where a window or a
-chunk asks for it."""
+"""The keys that default inputs reach: beyond 2,048, at which many buffers and tables end. Windows and chunks may need
+more."""
 
 
 MOST = {"seq": 2**20, "batch": 2**12}
@@ -19,7 +19,7 @@ MOST = {"seq": 2**20, "batch": 2**12}
 
 @attrs.frozen(kw_only=True)
 class Reach:
-    """The most keys of a query and rows of a batch that inputs shall have; `given` by the user, who means it."""
+    """The most keys of a query and rows of a batch that inputs must have. `given`: the user asked for them."""
 
     seq: int
     batch: int = 1
@@ -27,7 +27,7 @@ class Reach:
 
 
 def default_reach(spec: Spec) -> Reach:
-    """Beyond every window and distance, and two chunks."""
+    """A reach beyond every window and distance, and beyond two chunks."""
     asked = [SEQ, spec.saturation_distance() + 24]
     asked += [2 * layer.attention_chunk_size + 24 for layer in spec.distinct_layers() if layer.attention_chunk_size]
     limit = spec.token_limit()
@@ -36,7 +36,7 @@ def default_reach(spec: Spec) -> Reach:
 
 
 def reach_of(spec: Spec, sizes: Mapping[str, int]) -> Reach:
-    """The default reach of a spec with the sizes that the user gave in its place."""
+    """The default reach of a spec, with the user's sizes in place of its own."""
     return attrs.evolve(default_reach(spec), given=bool(sizes), **sizes)
 
 
@@ -55,9 +55,11 @@ def read_reach(value: object) -> dict[str, int]:
 
 @attrs.frozen(kw_only=True)
 class Shown:
-    """What sets of inputs had at most: keys of a query, rows of a batch, and the position farthest from 0, None for a
-    graph that isn't given positions. `tokens_of_many` are the tokens that each of eight rows or more had at most; None
-    where no batch was so large, or where that was not asked."""
+    """The most that sets of inputs had: keys of a query, rows of a batch, and the position farthest from 0.
+
+    `position` is None for a graph that takes no positions. `tokens_of_many` is the largest number of tokens per row in
+    batches of eight or more rows; None if no batch was so large, or if that is not known.
+    """
 
     keys: int
     batch: int

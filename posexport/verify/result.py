@@ -1,7 +1,7 @@
-"""What verification found, as data: comparisons, verdicts and the report. Imports no engine.
+"""The results of verification as data: comparisons, verdicts and the report. This module imports no engine.
 
-Reasons are a text for people (`reason`) and a code for code (`reason_code`); the codes stand beside what gives them:
-here, in eligibility, and in posexport.processes for what ends a worker.
+A reason has a text for people (`reason`) and a code for programs (`reason_code`). The codes are defined beside the code
+that gives them: here, in eligibility, and in posexport.processes for those that end a worker.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from posexport.spec.fields import flag, integer, parsed, positive
 from posexport.verify.reach import Shown, read_reach
 
 PARITY = "parity"
-"""The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
+"""The check of a verdict that compares outputs with the float64 reference. Other checks are named by properties."""
 
 GENERATION = "generation"
 """The check of a verdict that compares the tokens that a decoder makes with those of the float64 reference."""
 
 PROJECT = "project"
-"""The runtime of a verdict on a project's own check, such as a file's size: no runtime is involved."""
+"""The runtime of a verdict on a project's own check, such as a file's size, which involves no runtime."""
 
 VERSION = 1
-"""Of the JSON of a report."""
+"""The version of the JSON of a report."""
 
 INCONCLUSIVE_STATE: Final = "inconclusive"
-"""What tables write for a verdict that passed on inputs which did not reach all of a block's own numbers."""
+"""What tables write for a verdict that passed on inputs that did not reach all of a block's own numbers."""
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
@@ -74,7 +74,7 @@ class Tolerance:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """One output on one case. Numbers are None where they could not be computed.
+    """One output on one case. Numbers are None if they could not be computed.
 
     `far_out` says that the case has positions beyond the usual range (posexport.verify.cases.USUAL_POSITIONS). `got`
     and `reference` are the values at `index`, where the error is largest.
@@ -97,7 +97,7 @@ class Comparison:
 
     @classmethod
     def of(cls, case: str, output: str, reason: Reason | None, **fields: Any) -> Comparison:
-        """A comparison that failed for a reason, and passed where there is none."""
+        """A comparison that failed for `reason`, or that passed if there is none."""
         state: State = PASSED if reason is None else FAILED
         return cls(case=case, output=output, state=state, **_reason_fields(reason), **fields)
 
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def severity(self) -> float:
-        """The error as a part of its limit, infinite where no error could be computed."""
+        """The error as a part of its limit; infinite if no error could be computed."""
         if self.max_error is None or self.limit is None:
             return float("inf") if self.state == FAILED else 0.0
         return self.max_error / self.limit if self.limit else (float("inf") if self.max_error else 0.0)
@@ -117,15 +117,17 @@ class Comparison:
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What is known of one artifact on one runtime: passed, failed, or not run with its reason.
+    """What is known about one artifact on one runtime: passed, failed, or not run with its reason.
 
-    `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to its limit,
-    `worst_usual` the same among cases within the usual range of positions, `cases` the number of sets of inputs that
-    were compared, `where` the place where the graph departs, as far as it was found, and `departure` the first node
-    that a fresh export has otherwise, in one clause. `reach` says how far the inputs went, and `not_shown` what of the
+    `sha256` is that of the artifact's file. `worst` is the comparison that failed most or came nearest to its limit,
+    `worst_usual` the same among cases within the usual range of positions. `cases` is the number of compared sets of
+    inputs. `where` is the place where the graph departs, as far as it was found, and `departure` the first node that
+    differs from a fresh export, in one clause. `reach` says how far the inputs went, and `not_shown` which of the
     block's own numbers, such as a window, they did not reach: a verdict that passed is then inconclusive. `weights`
-    says what is known of the file's weights, `signature` who signed it, each with a code (docs/reference/artifact.md),
-    and `reference` whose float64 values are the truth where it is not the torch block of the file's spec.
+    says what is known about the file's weights, `signature` who signed it, each with a code
+    (docs/reference/artifact.md). `reference` says whose float64 values are the truth, if it is not the torch block of
+    the file's spec.
+
     A check that compares no outputs, such as that of a file's size, states its value as `measured` and the largest that
     passes as `limit_text`, both with their unit.
     """
@@ -160,7 +162,7 @@ class Verdict:
 
     @property
     def label(self) -> str:
-        """The runtime, and the check where it is another than parity."""
+        """The runtime, and the check unless it is parity."""
         return self.runtime if self.check == PARITY else f"{self.runtime}: {self.check}"
 
     @property
@@ -170,7 +172,7 @@ class Verdict:
 
     @property
     def measurement(self) -> str:
-        """The value of a check that compares no outputs, and its limit; empty for another."""
+        """The value of a check that compares no outputs, and its limit; empty for other checks."""
         return f"{self.measured}, limit {self.limit_text}" if self.measured else ""
 
     @property
@@ -180,7 +182,7 @@ class Verdict:
         return "; ".join(filter(None, parts))
 
     def _authenticity(self) -> tuple[str, ...]:
-        """What a reader must know of the weights and the signature of what ran: only what is not the usual."""
+        """What a reader must know about the weights and the signature of the file that ran: only what is unusual."""
         unusual = {NO_MANIFEST: "weights: ", AS_ORIGINAL: "weights: ", TRUSTED: ""}
         known = [reason for reason in (self.weights, self.signature) if reason is not None and self.state != NOT_RUN]
         return tuple(unusual[reason.code] + reason.text for reason in known if reason.code in unusual)
@@ -204,8 +206,11 @@ class Report:
     strict: bool = False
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
-        """2 where an artifact can't be read, 1 where a verdict failed, or with `strict` is inconclusive, 3 where parity
-        was not checked on a required runtime, or on none, else 0."""
+        """The exit code of the command.
+
+        2 if an artifact can't be read; 1 if a verdict failed or, with `strict`, is inconclusive; 3 if parity was not
+        checked on a required runtime, or passed on none; else 0.
+        """
         if self.unreadable:
             return 2
         if any(map(self.fails, self.verdicts)):
@@ -217,7 +222,7 @@ class Report:
         return 0 if any(row.check == PARITY and row.state == PASSED for row in self.verdicts) else 3
 
     def fails(self, verdict: Verdict) -> bool:
-        """Whether a verdict failed, or with `strict` is inconclusive."""
+        """Whether a verdict failed or, with `strict`, is inconclusive."""
         return verdict.state == FAILED or (self.strict and verdict.inconclusive)
 
     @property
@@ -245,13 +250,13 @@ class Report:
 
 
 def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:
-    """The report where none of the artifacts that `paths` name can be read; None where one may be.
+    """The report if none of the artifacts in `paths` can be read; None if one may be readable.
 
-    Raises RequestError where they name none. Imports no engine.
+    Raises RequestError if `paths` has no artifacts. Imports no engine.
     """
     unreadable = []
     for path in find_artifacts(paths):
-        if manifest_path(path).is_file():  # which says whether the file was changed
+        if manifest_path(path).is_file():  # the manifest says whether the file was changed
             return None
         try:
             check_artifact(path)
@@ -287,7 +292,7 @@ class VerifyOverrides:
     tolerance: Mapping[str, float] = attrs.field(factory=dict)
 
     def among(self, runtimes: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
-        """Those of `runtimes` that the artifact is verified on."""
+        """The `runtimes` that the artifact is verified on."""
         return {name: row for name, row in runtimes.items() if self.runtimes is None or name in self.runtimes}
 
 
@@ -304,7 +309,7 @@ class AngleRow:
 
 @attrs.frozen(kw_only=True)
 class AngleErrors:
-    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` name reasons."""
+    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` contain reasons."""
 
     positions: tuple[int, ...]
     rows: tuple[AngleRow, ...]

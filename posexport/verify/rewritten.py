@@ -1,7 +1,7 @@
-"""A file rewritten and then verified as a whole on every runtime that is there, before it gets its name.
+"""Rewrites a file and verifies the whole new file on every installed runtime, before it gets its name.
 
-The truth is the original in float64. A runtime on which the rewritten file fails and the original doesn't keeps the
-file from being written; where the original fails too, the fault is not the rewriting's.
+The truth is the original in float64. If the new file fails on a runtime on which the original doesn't, it is not
+written. If the original fails too, the fault is not that of the rewriting.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ if TYPE_CHECKING:
 ORIGINAL_FAILS, UNREADABLE = "original-fails", "unreadable"
 NO_ATTENTION, ATTENTION_LEFT, ANGLES_LEFT = "no-attention", "left", "angles-left"
 QUANTISED = "quantised"
-"""Codes of reasons: the original fails on a runtime too, verify can't take the file, `require_all` asks for more, a
-quantised file is the same beside the original."""
+"""Codes of reasons.
+
+They stand for: the original fails on a runtime too; verify can't take the file; `require_all` asks for more (no
+attention was found, one is left, or its angles are left); a quantised file gives the same as the original on the same
+runtime.
+"""
 
 
 _OF_NUMBERS = (OVER_LIMIT, INCONCLUSIVE)
 QUANTISED_LIMIT = 1e-5
-"""Of the largest value: as far as two quantised files may differ on most inputs, which round alike in both."""
+"""How far two quantised files that round alike may differ on most inputs, as a part of the largest value."""
 
 
 @attrs.frozen(kw_only=True)
 class RewrittenFile:
-    """A rewriting with its verdicts by runtime; `manifest` is that of the new file, None where none was written.
+    """A rewriting with its verdicts by runtime; `manifest` is that of the new file, None if none was written.
 
     `refusal` says why none was.
     """
@@ -62,10 +66,10 @@ def rewrite_and_verify(
     key: SigningKey | None = None,
     progress: Progress = silent,
 ) -> RewrittenFile:
-    """Rewrite the ONNX file at `path` to `target`, and try both on each of `runtimes` but torch.
+    """Rewrite the ONNX file at `path` to `target`, and try both on each of `runtimes` except torch.
 
-    Nothing is written where an attention is left that `require_all` asks for, or where a runtime fails. RequestError as
-    `posexport.rewrite.draft.draft` raises it.
+    Nothing is written if an attention is left that `require_all` asks for, or if the new file fails on a runtime.
+    RequestError as `posexport.rewrite.draft.draft` raises it.
     """
     with draft(path, target, options, progress) as made:
         result = made.result
@@ -83,7 +87,7 @@ def _left(result: RewriteResult) -> Reason:
     if not result.attentions:
         return Reason(NO_ATTENTION, "no attention was found")
     count, total, first = len(result.left), len(result.attentions), result.left[0]
-    if first["state"] != KEPT:  # its angles are what is left
+    if first["state"] != KEPT:  # its angles are left
         text = f"the angles of {count} of {total} attentions are left as they were"
         return Reason(ANGLES_LEFT, f"{text}, {first['name']}: {first['angles']['reason']['text']}")
     reason = (first["reason"] or {}).get("text")
@@ -91,11 +95,11 @@ def _left(result: RewriteResult) -> Reason:
 
 
 def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress: Progress) -> tuple[Verdict, ...]:
-    """The verdicts on the rewritten file by runtime; those on which the original fails too are not run.
+    """The verdicts on the rewritten file by runtime; "not run" if the original fails too.
 
-    With buffers in place of caches, the inputs are others than the original's, and with exact angles the function is
-    another one at far positions. The truth is then the new file itself in float64, which was compared with the original
-    before, or with the original with exact angles.
+    If caches became buffers, the inputs differ from the original's. With exact angles, the function is another one at
+    far positions. In both cases the truth is the new file itself in float64. It was compared before with the original,
+    or with the original with exact angles.
     """
     target, options = str(made.target), made.options
     rows = {name: row for name, row in runtimes.items() if row.module != TORCH}
@@ -124,8 +128,10 @@ def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress
 def _beside_the_original(
     path: Path, made: Draft, rows: Mapping[str, Runtime], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Verdict]:
-    """The verdicts with what a run beside the original says: where float64 has no value, and of a quantised file, where
-    numbers fail."""
+    """The verdicts, corrected by runs of both files on the same runtime.
+
+    These runs are made if float64 has no value, and if the numbers of a quantised file fail.
+    """
     unknown = [
         name for name, one in verdicts.items() if one.reason_code == REFERENCE_FAILED and rows[name].module == ORT
     ]
@@ -148,7 +154,7 @@ def _side_by_side(original: GraphSubject, made: Draft, row: Runtime) -> SideBySi
 
 
 def _with_difference(verdict: Verdict, found: SideBySide) -> Verdict:
-    """The verdict where float64 has none."""
+    """The verdict for a file that float64 can't evaluate."""
     if found.problem is not None:
         return attrs.evolve(verdict, state=FAILED, reason=str(found.problem), reason_code=found.problem.code)
     text = f"beside the original, on {found.cases} sets of inputs, it differs by {found.error:.1e} of the largest value"
@@ -156,8 +162,10 @@ def _with_difference(verdict: Verdict, found: SideBySide) -> Verdict:
 
 
 def _excused_by_quantisation(verdict: Verdict, found: SideBySide, runtime: str) -> Verdict:
-    """A failure that says nothing where both files are the same beside each other: between whole numbers the last digit
-    of a float decides, and a runtime and float64 may decide otherwise."""
+    """ "Not run" instead of a failure, if both files give the same on one runtime.
+
+    The last digit of a float decides between whole numbers, and a runtime and float64 may decide differently.
+    """
     if found.problem is not None or not found.cases or found.median > QUANTISED_LIMIT:
         return verdict
     text = f"the file is quantised, so its last digits decide between whole numbers: {verdict.reason}"
@@ -169,7 +177,7 @@ def _excused_by_quantisation(verdict: Verdict, found: SideBySide, runtime: str) 
 
 
 def _is_no_worse(new: Verdict, original: Verdict) -> bool:
-    """Whether the new file fails as the original does: for the same reason, and by no more than twice as much."""
+    """Whether the new file fails as the original does: for the same reason, and by at most twice as much."""
     errors = [verdict.worst.max_error if verdict.worst is not None else None for verdict in (new, original)]
     if new.reason_code != original.reason_code or (errors[0] is None) != (errors[1] is None):
         return False
@@ -177,7 +185,7 @@ def _is_no_worse(new: Verdict, original: Verdict) -> bool:
 
 
 def _named(verdict: Verdict, made: Draft) -> Verdict:
-    """The verdict on the draft under the name that the file gets."""
+    """The verdict on the draft, with the name that the file will get."""
 
     def named(text: str | None) -> str | None:
         return None if text is None else text.replace(str(made.path), str(made.target))

@@ -1,8 +1,8 @@
-"""Errors where inputs and weights differ in their last bits: what rounding does, if one draw of it was luck.
+"""Errors if inputs and weights differ in their last bits: what rounding does, in case one draw of it was luck.
 
-Torch eager rounds once, so its error is one draw of what rounding errors can be. On few values it may be ten times
-smaller than that of the next draw, and a runtime that rounds in another order is then no worse for being above it. The
-runtime may have bad luck too; the error of a wrong graph is there in every draw.
+Torch eager rounds once, so its error is one draw of possible rounding errors. On few values it may be ten times smaller
+than the next draw. A runtime that rounds in another order is then not worse, though it is above it. The runtime may
+have bad luck too. But the error of a wrong graph is in every draw.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from posexport.verify.parity import is_unclear, over_limit, tolerance_at
 from posexport.verify.result import FAILED, OVER_LIMIT, REFERENCE_FAILED, Comparison, Tolerance
 
 DRAWS = 8
-"""Copies of a case on which errors are taken again."""
+"""The number of copies of a case on which errors are measured again."""
 
 NEAR = 64.0
-"""Torch's error is taken again for errors up to this multiple of their limit: where tokens have logits of hundreds, one
-draw of it was 70 times smaller than the error of a sound runtime."""
+"""Torch's error is measured again for errors up to this multiple of their limit.
+
+If tokens have logits of hundreds, one draw of it was 70 times smaller than the error of a correct runtime.
+"""
 
 LOST = (TIMED_OUT, MEMORY, LIMITED, EXHAUSTED, KILLED, STOPPED)
-"""Failures that say nothing of what was to be computed: a machine that was too slow or too small for it."""
+"""Failures that say nothing about the computation: the machine was too slow or too small for it."""
 
 Rerun = Callable[[Sequence[Arrays], dict[str, Any]], "Future[Answer]"]
 """Runs sets of inputs with further options."""
@@ -49,21 +51,26 @@ _FLOATS = [NUMPY_DTYPES[name] for name in ("fp32", "fp16", "bf16")]
 
 
 def of_encodings(spec: Spec, position: int, keys: int) -> float:
-    """By how much runtimes may differ in terms of the encoding, of values near 1, where they reach `position` and have
-    so many keys: each layer adds an error of its own to that of the layers before, and errors add up as squares do."""
+    """How much runtimes may differ in terms of the encoding, up to `position` and with `keys` keys.
+
+    The difference is that of values near 1. Each layer adds its own error to that of the layers before; errors add up
+    like squares.
+    """
     layers = [layer.encoding.rounding(layer, position, keys) for layer in spec.distinct_layers()]
     return math.sqrt(sum(layers[index % len(layers)] ** 2 for index in range(spec.layers)))
 
 
 def tolerances_of(spec: Spec, cases: Sequence[Case], outputs: Sequence[Arrays]) -> dict[str, Tolerance]:
-    """By case's name that of the dtype, wider where runtimes round terms of the encoding in different ways; `outputs`
-    are those of the reference, as far as there are any."""
+    """The tolerance by the case's name: that of the dtype, wider if runtimes round terms of the encoding differently.
+
+    `outputs` are those of the reference, as far as there are any.
+    """
     tolerances = {}
     for index, case in enumerate(cases):
         rounding = of_encodings(spec, case.farthest, case.keys)
         exact = outputs[index]["output"] if index < len(outputs) else np.zeros((1, 1, 1))
         if exact.shape[1] > 1 and np.isfinite(exact).all() and are_alike([exact], spec.dtype):
-            # the values that were averaged are alike too, and sums of such are rounded in the same direction
+            # the averaged values are alike too, and sums of such values are rounded in the same direction
             rounding += case.keys * 2.0**-25
         tolerances[case.name] = tolerance_at(spec.dtype, rounding)
     return tolerances
@@ -77,7 +84,7 @@ def is_near(each: Comparison) -> bool:
 
 
 def last_bits_changed(arrays: Arrays, seed: int) -> Iterator[Arrays]:
-    """DRAWS copies of a case's inputs, each float of them the next one of its dtype, up or down; zeros stay."""
+    """DRAWS copies of a case's inputs, with each float moved to the next one of its dtype, up or down; zeros stay."""
     rng = np.random.default_rng(seed)
     for _ in range(DRAWS):
         yield {name: _changed(array, rng) if array.dtype in _FLOATS else array for name, array in arrays.items()}
@@ -92,10 +99,13 @@ def _changed(array: Array, rng: np.random.Generator) -> Array:
 
 @attrs.frozen
 class Draws:
-    """Several of torch's results on one case: of each output the one that is farthest from the reference and finite,
-    that which is farthest in values of ordinary size (posexport.verify.ordinary), and the errors of each token (the
-    largest along the last axis; infinite where one is not finite) in all of them. `failure` is why most of those that
-    were asked for are missing."""
+    """Several of torch's results on one case.
+
+    For each output, `outputs` has the finite one that is farthest from the reference, and `usual` the one that is
+    farthest in values of ordinary size (posexport.verify.ordinary). `errors` has the errors of each token in all
+    results: the largest along the last axis, infinite if one is not finite. `failure` is why most of the requested
+    results are missing.
+    """
 
     outputs: Arrays
     usual: Arrays
@@ -104,11 +114,11 @@ class Draws:
 
     @classmethod
     def of(cls, reference: Arrays, outputs: Arrays) -> Draws:
-        """One result."""
+        """The draws with one result."""
         return cls(outputs, outputs, {name: (_errors(outputs[name], reference[name]),) for name in reference})
 
     def with_another(self, reference: Arrays, outputs: Arrays) -> Draws:
-        """These and one more."""
+        """These draws and one more."""
         farthest, usual, errors = {}, {}, {}
         for name, before in self.errors.items():
             more = _errors(outputs[name], reference[name])
@@ -122,7 +132,7 @@ class Draws:
 
 
 def drawn(run: Rerun | None, arrays: Arrays, seed: int, reference: Arrays, first: Arrays, count: int) -> Draws:
-    """The first result on a case's inputs, and those of so many copies of them that differ in their last bits."""
+    """The first result on a case's inputs, and those of `count` copies that differ in their last bits."""
     draws = Draws.of(reference, first)
     lost = []
     for number, copy in enumerate(itertools.islice(last_bits_changed(arrays, seed), count)):
@@ -137,13 +147,13 @@ def drawn(run: Rerun | None, arrays: Arrays, seed: int, reference: Arrays, first
 
 
 def without_copies(why: Reason) -> Reason:
-    """Why a verdict that hangs on copies is open where most of them are missing."""
+    """Why a verdict that depends on copies is open, if most of them are missing."""
     text = "results on inputs that differ in their last bits, which decide here, could not be computed"
     return Reason(REFERENCE_FAILED, f"{text}: {why}")
 
 
 def _usual_error(array: Array, reference: Array, where: Array | None) -> float:
-    """The largest error of an output in these of its values, -1 where there are none or one is infinite."""
+    """The largest error of an output in these of its values; -1 if there are none or one error is infinite."""
     return -1.0 if where is None else _largest(_errors(array[where], reference[where]))
 
 
@@ -153,7 +163,7 @@ def _errors(array: Array, reference: Array) -> Array:
 
 
 def _largest(errors: Array) -> float:
-    """The largest error, -1 where one is infinite."""
+    """The largest error; -1 if one is infinite."""
     largest = float(errors.max(initial=0.0))
     return largest if np.isfinite(largest) else -1.0
 
@@ -161,8 +171,11 @@ def _largest(errors: Array) -> float:
 def medians(
     comparisons: Sequence[Comparison], reference: Arrays, runs: Sequence[Arrays], draws: Draws, tolerance: Tolerance
 ) -> list[Comparison]:
-    """A runtime's comparisons on a case, but for outputs that are over the ceiling and may be so by rounding
-    (posexport.verify.parity.is_unclear): they are judged again by all `runs`, on the case and on its copies."""
+    """A runtime's comparisons on a case, with unclear outputs judged again by all `runs`.
+
+    These are outputs over the ceiling that may be so by rounding (posexport.verify.parity.is_unclear). `runs` are those
+    on the case and on its copies.
+    """
     return [
         _median(each, reference[each.output], [run.get(each.output) for run in runs], draws, tolerance)
         if each.state == FAILED and is_unclear(each, tolerance)
@@ -174,9 +187,12 @@ def medians(
 def _median(
     first: Comparison, reference: Array, outputs: Sequence[Array | None], draws: Draws, tolerance: Tolerance
 ) -> Comparison:
-    """One output by the median error of each token. The token that counts is the one with the largest among those that
-    torch's errors on the same token (their upper quartile, of the finite ones) don't excuse, if there is one, since
-    what makes rounding errors of a token large makes them large in many draws of both."""
+    """The comparison of one output by the median error of each token.
+
+    The token that counts is the one with the largest median error among those that torch's errors on the same token
+    don't excuse (their upper quartile, of the finite ones), if there is one. What makes the rounding errors of a token
+    large makes them large in many draws of both.
+    """
     if (
         first.reference_rms is None
         or first.limit is None

@@ -1,4 +1,4 @@
-"""A file's run on one runtime under way, and its answer on as many sets of inputs as memory has room for."""
+"""A file's run on one runtime under way, and its answer on as many sets of inputs as fit in memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 
 OUT_OF_MEMORY = (MEMORY, KILLED)
-"""Codes of failures for want of memory: an error that says so, and the signal that the kernel sends then."""
+"""Codes of failures because memory ran out: an error that says so, and the signal that the kernel sends then."""
 
 
 @attrs.frozen
 class Ran:
-    """The answer of a run: which cases it is of, and what was left out, in clauses."""
+    """The answer of a run, the cases that it is about, and what was left out, in clauses."""
 
     answer: Answer
     indices: list[int]
@@ -29,7 +29,7 @@ class Ran:
 
 @attrs.frozen
 class Run:
-    """A run of a file on one runtime under way: of the cases with these indices, with these options."""
+    """A run of a file on one runtime under way, on the cases with these indices, with these options."""
 
     answer: Future[Answer]
     indices: list[int]
@@ -37,10 +37,10 @@ class Run:
     options: Mapping[str, Any]
 
     def where_memory_is_enough(self, pool: Pool, row: Runtime, inputs: Sequence[Arrays]) -> Ran:
-        """The answer on as many of the cases as memory has room for, whose `inputs` are given.
+        """The answer on as many of the cases as fit in memory; `inputs` are those of all cases.
 
-        Where memory ran out, or the kernel ended the process, the smaller half of the inputs is tried, and again half
-        of these. A file that does not even run on the smallest has that failure for its answer.
+        If memory ran out, or the kernel ended the process, the smaller half of the inputs is tried, and again half of
+        these. If a file does not even run on the smallest, its answer is that failure.
         """
         indices, answer = self.indices, result(self.answer)
         by_size = sorted(indices, key=lambda index: sum(array.nbytes for array in inputs[index].values()))

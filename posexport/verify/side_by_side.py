@@ -1,7 +1,7 @@
-"""Two files on one runtime, where float64 can't say what their outputs must be: an operator that nobody else knows.
+"""Two files on one runtime, if float64 can't evaluate them because of an operator that nothing else knows.
 
-Both are run on the same drawn inputs without padding, and differ by no more than the rounding of their dtype. It is
-less than a parity check: a fault of the runtime that both files show is not seen.
+Both run on the same drawn inputs without padding, and may differ only by the rounding of their dtype. This shows less
+than a parity check: a fault of the runtime that both files show is not noticed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from posexport.verify.graph.cases import GraphCase, drawn_cases
 from posexport.verify.graph.subject import GraphSubject
 
 LIMITS = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1, "fp64": 1e-7}
-"""Of the largest value of an output, by dtype: larger than what another order of the same sums makes."""
+"""The largest difference as a part of the largest value of an output, by dtype.
+
+It is larger than what another order of the same sums makes.
+"""
 
 STEP = 5e-2
-"""The same of quantised files: where one number is rounded to the next whole one."""
+"""The same for quantised files: one number may be rounded to the next whole number."""
 
 CASES = 8
 
@@ -34,8 +37,10 @@ FAILS, DIFFERS = "new-file-fails", "new-file-differs"
 
 @attrs.frozen(kw_only=True)
 class SideBySide:
-    """The largest difference, as a part of the largest value, on so many sets of inputs, and that of half of them; or
-    what is wrong."""
+    """How far two files differ, or what is wrong.
+
+    `error` is the largest difference, as a part of the largest value, on all `cases`; `median` that of half of them.
+    """
 
     error: float = 0.0
     median: float = 0.0
@@ -51,7 +56,7 @@ def side_by_side(
     roles: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> SideBySide:
-    """What a runtime makes of two files of the same inputs; no cases where it doesn't run the original on any."""
+    """Compare two files with the same inputs on a runtime; no cases if it doesn't run the original on any."""
     limit = STEP if original.is_quantised else LIMITS.get(original.dtype, LIMITS["fp32"])
     whole = [case for case in drawn_cases(original.roles(roles), seed) if _is_without_padding(case)]
     errors = list[float]()
@@ -78,7 +83,7 @@ def _is_without_padding(case: GraphCase) -> bool:
 
 
 def _difference(before: Arrays, after: Arrays) -> float:
-    """The largest difference of an output, as a part of its largest value; infinite where outputs can't be compared."""
+    """The largest difference of an output, as a part of its largest value; infinite if outputs can't be compared."""
     worst = 0.0
     for name, want in before.items():
         have = after.get(name)

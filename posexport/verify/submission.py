@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact:
-    """The artifact once it was found to be an export of the original; MismatchError where it is not."""
+    """The artifact, marked as an export of the original; MismatchError if it is not one."""
     reason = original.mismatch(artifact.spec, artifact.source.weights())
     if reason is None:
         return attrs.evolve(artifact, weights=Reason(AS_ORIGINAL, f"those of {original}"))
@@ -43,8 +43,10 @@ def held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact
 
 
 def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
-    """Submit a run on each runtime that can take the artifact, then the float64 reference and torch eager, whose worker
-    takes longest to load."""
+    """Submit a run on each runtime that can take the artifact, then the float64 reference and torch eager.
+
+    The torch worker takes longest to load.
+    """
     artifact, by_torch = job.artifact, list[int]()
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
@@ -53,7 +55,7 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
                 job.skipped[name] = Reason(eligibility.OTHER_BUILDER, text)
             continue
         needed = eligibility.weight_bytes(artifact, row)
-        if eligibility.memory_shortfall(needed, job.memory):  # not beside its other runs, but perhaps after them
+        if eligibility.memory_shortfall(needed, job.memory):  # not together with the other runs, but perhaps after them
             for run in job.runs.values():
                 result(run.answer)
             job.memory = 0
@@ -78,13 +80,13 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
 
 
 def _submit_references(job: ArtifactJob, by_torch: Sequence[int]) -> None:
-    """Submit the float64 reference and torch eager, which is a runtime too where it has cases of these indices."""
+    """Submit the float64 reference and torch eager. Torch is also a runtime if it has cases with these indices."""
     spec, path, row, pool = job.artifact.spec, job.artifact.source.path, RUNTIMES[TORCH_WORKER], job.pool
     products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
     original = {} if job.original is None else {"original": job.original.to_options()}
     options = {**eligibility.OPTIONS[TORCH], **original}
     of_reference = {**options, "dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
-    # a job that is named in its own functions would be kept, with all its arrays
+    # a job that its own functions refer to would stay in memory, with all its arrays
     job.run_reference = lambda inputs, more: pool.submit(row, path, inputs, of_reference | more)
     job.run_torch = lambda inputs, more: pool.submit(row, path, inputs, options | more)
     job.reference = job.run_reference([case.arrays for case in job.cases], {})
@@ -108,7 +110,7 @@ def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:
 
 @attrs.frozen
 class Drawn:
-    """The cases of an artifact, notes on them, and what they don't show since it costs too much, in clauses."""
+    """The cases of an artifact, notes on them, and what they don't show because it costs too much, in clauses."""
 
     cases: list[Case]
     notes: tuple[str, ...] = ()
@@ -118,7 +120,7 @@ class Drawn:
 def draw_cases(
     artifact: LoadedArtifact, inputs: Path | None, arrays: Arrays | None, seed: int, sizes: Mapping[str, int], more: int
 ) -> Drawn:
-    """The cases of an artifact; none where its graph breaks the contract, so that it fails unrun."""
+    """The cases of an artifact; none if its graph breaks the contract, so that it fails without a run."""
     if artifact.contract_violation is not None:
         return Drawn([])
     form, spec, bounds = artifact.source.form, artifact.spec, artifact.bounds
@@ -135,8 +137,11 @@ def draw_cases(
 
 
 def run_options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> Mapping[str, Any]:
-    """Options of a run: torch holds one layer at a time; a plan is opened only if it is the one that was checked; one
-    that is built for the run takes the cases' shapes, whatever the defaults of `posexport compile` are."""
+    """The options of a run.
+
+    Torch loads one layer at a time. A plan is opened only if it is the one that was checked. A plan that is built for
+    the run takes the cases' shapes, whatever the defaults of `posexport compile` are.
+    """
     if row.module != TENSORRT:
         return eligibility.OPTIONS.get(row.module, {})
     if artifact.plan is not None:

@@ -1,8 +1,8 @@
-"""Torch's outputs in the artifact's dtype, whose error is what runtimes are measured by.
+"""Torch's outputs in the artifact's dtype; their error is the yardstick for runtimes.
 
-Few sets of inputs have most of the tokens, and on these torch's error is seldom a smaller part of the outputs than on
-the others, as more values are compared. So torch runs on the small ones. On a large one, a runtime must be within the
-limit of torch's usual error, the median of those on the small ones; torch runs on it too where a runtime is not.
+A few sets of inputs have most of the tokens. On these, torch's error is seldom a smaller part of the outputs than on
+the others, since more values are compared. So torch runs on the small sets. On a large set, a runtime must be within
+the limit of torch's usual error, the median of the errors on the small sets. If it is not, torch runs on that set too.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from posexport.verify.result import Comparison, Tolerance
 from posexport.verify.rounding import Rerun
 
 MANY = 256
-"""Tokens of a large set of inputs, in all rows together: more than these."""
+"""A set of inputs with more tokens than this is large; all rows are counted."""
 
 ENOUGH = 16
-"""Small sets of inputs without which torch runs on all of them at once."""
+"""If there are fewer small sets of inputs than this, torch runs on all sets at once."""
 
 
 @attrs.define
 class TorchOutputs:
-    """Torch's outputs on `cases`: `answer` has those of the indices `known_at`, and others run when asked for."""
+    """Torch's outputs on `cases`: `answer` has those of the indices `known_at`; torch runs on the others if needed."""
 
     run: Rerun
     cases: Sequence[Case]
@@ -47,7 +47,7 @@ class TorchOutputs:
 
     @classmethod
     def submitted(cls, run: Rerun, cases: Sequence[Case], on_all: bool) -> TorchOutputs:
-        """Submit the small cases to torch, all of them where `on_all` is set."""
+        """Submit the small cases to torch, or all cases if `on_all` is set."""
         indices = [index for index, case in enumerate(cases) if case.sizes["batch"] * case.sizes["seq"] <= MANY]
         if on_all or len(indices) < ENOUGH:
             indices = [*range(len(cases))]
@@ -55,15 +55,15 @@ class TorchOutputs:
 
     @property
     def failure(self) -> Reason | None:
-        """Why there are no outputs, once torch has answered."""
+        """Why there are no outputs, after torch has answered."""
         return result(self.answer).failure
 
     def known(self) -> dict[int, Arrays]:
-        """The outputs that there are by the index of their case."""
+        """The known outputs by the index of their case."""
         return {**dict(zip(self.known_at, result(self.answer).outputs, strict=True)), **self.later}
 
     def ask(self, indices: Sequence[int]) -> Reason | None:
-        """Run torch on those of these cases on which it was not run; why it failed, None where it did not."""
+        """Run torch on those of these cases on which it was not run. Returns why it failed, None if it did not."""
         known = self.known()
         missing = [index for index in indices if index not in known]
         if not missing:
@@ -79,10 +79,12 @@ class TorchOutputs:
         compare: Callable[[int, Arrays], list[Comparison]],
         within: Callable[[int, Mapping[str, float]], list[Comparison] | None],
     ) -> dict[int, list[Comparison]] | Reason:
-        """The comparisons of these cases by index: `compare` makes them with torch's outputs on a case; `within` with
-        torch's usual errors (`usual_shares`), where torch was not run. Why torch failed, where it did
-        when it was asked."""
-        with ThreadPoolExecutor(usable()) as threads:  # numpy lets them run side by side
+        """The comparisons of these cases by index; or why torch failed, if it was asked and failed.
+
+        `compare` makes them with torch's outputs on a case, `within` with torch's usual errors (`usual_shares`) if
+        torch was not run.
+        """
+        with ThreadPoolExecutor(usable()) as threads:  # numpy lets threads run in parallel
             known = self.known()
             first = [index for index in indices if index in known]
             found = dict(zip(first, threads.map(lambda index: compare(index, known[index]), first), strict=True))
@@ -115,9 +117,11 @@ def within_usual(
     tolerance: Tolerance,
     shares: Mapping[str, float],
 ) -> list[Comparison] | None:
-    """The comparisons of a case on which torch was not run, with its usual errors, `shares`, in place of its own. None
-    where they don't do: an output is over the limit, or is no array of finite numbers of ordinary size and the
-    reference's shape."""
+    """The comparisons of a case on which torch was not run, with its usual errors, `shares`, in place of its own.
+
+    None if these don't suffice: an output is over the limit, or is not an array of finite numbers of ordinary size with
+    the reference's shape.
+    """
     comparisons = []
     if set(outputs) != set(reference):
         return None
@@ -132,7 +136,7 @@ def within_usual(
         index = first_index(errors)
         torch_error, error = shares[name] * rms, float(errors[index])
         limit = max(tolerance.limit(torch_error, rms), SMALLEST[dtypes[name]])
-        if not error <= limit:  # nor is a NaN
+        if not error <= limit:  # false for NaN, too
             return None
         numbers = {"max_error": error, "rms_error": root_mean_square(errors), "torch_error": torch_error}
         numbers |= {"limit": limit, "reference_rms": rms, "got": float(output[index]), "reference": float(exact[index])}

@@ -19,11 +19,11 @@ from posexport.verify.draws import Array
 def fit_inputs(
     path: Path, arrays: Mapping[str, Array], spec: Spec, inputs: Values, bounds: Bounds, form: str = "decomposed"
 ) -> tuple[Case, tuple[str, ...]]:
-    """The case of `arrays` from `path` for a graph of `spec` in `form` with `inputs`, and notes on what was rounded.
+    """The case with `arrays` from `path` for a graph of `spec` in `form` with `inputs`, and notes on what was rounded.
 
-    Names, shapes and dtypes must be the graph's, and masks and write_indices must be usable; only a bf16 graph takes
+    Names, shapes and dtypes must be the graph's, and masks and write_indices must be usable. Only a bf16 graph takes
     float32, which is rounded: a note says so, and the float64 reference gets the same rounded values. Raises
-    RequestError for anything else, NaN included.
+    RequestError for anything else, including NaN.
     """
     with located(f"inputs {str(path)!r}"):
         for name in arrays:
@@ -53,7 +53,7 @@ def fit_inputs(
 
 
 def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq: int) -> None:
-    """RequestError where positions lie beyond those that there are; the input `of_tokens` has `seq` tokens."""
+    """RequestError if positions lie beyond the last one; the input `of_tokens` has `seq` tokens."""
     if "position_ids" in ready:
         first = int(ready["position_ids"].max())
         if spec.consecutive and first > np.iinfo(np.int64).max - seq:
@@ -70,7 +70,7 @@ def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq
 
 
 def _check_rows(name: str, numbers: Array, holder: str, rows: int) -> None:
-    """RequestError where numbers are no rows of a table."""
+    """RequestError if numbers are not rows of a table."""
     if not ((numbers >= 0) & (numbers < rows)).all():
         span = f"{numbers.min()} to {numbers.max()}"
         raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")
@@ -100,7 +100,7 @@ def _check_shape(
 
 
 def _check_sums(sizes: Mapping[str, tuple[str, int]]) -> None:
-    """RequestError where a dimension is not the sum that it stands for."""
+    """RequestError if a dimension is not the sum of its parts."""
     for total, parts in SUMS.items():
         if total in sizes:
             name, size = sizes[total]
@@ -112,7 +112,7 @@ def _check_sums(sizes: Mapping[str, tuple[str, int]]) -> None:
 
 
 def _check_writes(ready: Mapping[str, Array], max_seq: int, seq: int, form: str) -> None:
-    """RequestError where new keys have no place in a shared cache, or where GroupQueryAttention can't take them."""
+    """RequestError if new keys have no place in a shared cache, or if GroupQueryAttention can't take them."""
     writes = ready["write_indices"]
     if writes.min() < 0 or writes.max() > max_seq - seq:
         raise RequestError(
@@ -137,9 +137,9 @@ def _check_writes(ready: Mapping[str, Array], max_seq: int, seq: int, form: str)
 
 def _converted(name: str, array: Array, dtype: str, notes: list[str]) -> Array:
     want = NUMPY_DTYPES[dtype]
-    if array.dtype == np.dtype("V2") and want == BF16:  # how numpy writes bfloat16
+    if array.dtype == np.dtype("V2") and want == BF16:  # numpy writes bfloat16 like this
         array = array.view(BF16)
-    if array.dtype != want and not (want == BF16 and array.dtype == np.float32):  # numpy has no bf16 to save
+    if array.dtype != want and not (want == BF16 and array.dtype == np.float32):  # numpy can't save bf16
         accepted = "float32, which is rounded to bf16," if want == BF16 else f"{want},"
         raise RequestError(f"{name!r} is {array.dtype}, the graph takes {accepted} so convert it with astype.")
     if want.kind == "i":

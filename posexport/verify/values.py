@@ -1,4 +1,4 @@
-"""Magnitudes of hidden states and of cached keys and values, in kinds: the inputs that verify runs on have one each."""
+"""Magnitudes of hidden states and of cached keys and values, by kind: each set of inputs has one kind."""
 
 from __future__ import annotations
 
@@ -14,90 +14,114 @@ from posexport.verify.aligned import Directions
 from posexport.verify.draws import FAR, NEAR, Array
 
 LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
-"""Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
-precision has too few digits for logits of a hundred: torch eager itself would be far off."""
+"""The factor of the kind "loud" on hidden_states and cached keys; logits grow by its square, so softmax is sharp.
+
+Half precision has too few digits for logits of a hundred: torch eager itself would be far off.
+"""
 
 CACHED_LOUD = {"fp32": 32.0, "fp16": 24.0, "bf16": 8.0}
-"""Factor of the kind "loud" on cached keys alone, where a norm comes before attention or logits are capped: hidden
-states can't make logits large there, exp overflows at 88, and a cap that is not reached changes nothing. In deep stacks
-one layer has it, another in each case."""
+"""The factor of the kind "loud" on cached keys only, if a norm comes before attention or logits are capped.
+
+In these cases hidden states can't make logits large; exp overflows at 88, and a cap that is not reached changes
+nothing. In a deep stack one layer has this factor, another layer in each case.
+"""
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
-"""Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
-different ways. Without norms, a layer of sharp attention makes rounding errors some ten times larger: at 6, eight
-layers of bare attention in fp32 leave nothing to compare. At 2 they don't grow."""
+"""The most layers of a stack with the full factor, and the largest factor in deeper stacks.
+
+The latter also applies if runtimes round terms of the encoding in different ways. Without norms, a layer of sharp
+attention makes rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to
+compare. At 2 they don't grow.
+"""
 
 ROUNDED_APART = 8e-5
-"""From this part of values on, rounding of terms of the encoding counts for that, at near positions."""
+"""The part of values from which on rounding of terms of the encoding counts as different, at near positions."""
 
 HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
-"""Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
-token in a row has less of it, since what a loud token itself sees is known to few digits."""
+"""The factors on tokens and on cached keys that are masked: a mask of -100 lets them through.
+
+In half precision, only one such token in a row is large, and by less, since the outputs of a loud token itself have few
+correct digits.
+"""
 
 DEEP_PEAK = 30.0
-"""One number in the cached keys of one layer of a deep stack, another in each case; twice that in its values."""
+"""One number in the cached keys of one layer of a deep stack, another layer in each case; in its values, twice that."""
 
 OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
-"""Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
-one token in a row, and in fp32 of all in every second row; there in half precision, in bare attention over short rows,
-and over others, or where a norm comes later, whose squares would overflow; and in stacks without norms, where the next
-layer would get it, and where runtimes round terms of the encoding in different ways, which the feature would make
-larger: there in one token of a row alone."""
+"""The factors on one feature, as in hidden states of trained models.
+
+OUTLIER: if a norm comes first, on all tokens; else on one token in a row, and in fp32 on all tokens of every second
+row. HALF_OUTLIER: without a norm first, in half precision, in bare attention with short rows. HALF_NORMED: the same
+with longer rows, or if a norm comes later, whose squares would overflow. DEEP_OUTLIER: in stacks without norms, since
+the next layer would get the feature; and if runtimes round terms of the encoding in different ways, since the feature
+would make the difference larger: then only in one token of a row.
+"""
 
 NARROW, FEW_FEATURES = 0.1, 150
-"""The ratio sqrt(head_dim) / hidden_size beyond which, and the hidden size below which, a feature has less of it in
-half precision: where so few features share a projection, logits would overflow. They are about its square over the
-hidden size times products of normal numbers; of these, one in a million reaches 10, and the factor 200 makes a feature
-of 1,000 at most: 10 * 1,000^2 / 150 is about 65,504."""
+"""The ratio sqrt(head_dim) / hidden_size above which, and the hidden size below which, the feature is smaller.
+
+This is for half precision: if so few features share a projection, logits would overflow. They are about the feature's
+square over the hidden size times products of normal numbers. One in a million of these reaches 10, and the factor 200
+makes a feature of at most 1,000: 10 * 1,000^2 / 150 is about 65,504.
+"""
 
 LONG_ROW = 128
-"""Tokens from which on some keys of a row have logits so near each other that half precision can't tell them apart,
-where a feature makes all of them large."""
+"""Tokens from which on some keys of a row have logits that half precision can't tell apart.
+
+This is the case if a feature makes all logits large.
+"""
 
 MASSIVE = 8_000.0
-"""The one feature of the kind "massive": those of trained models reach 2,600 (Llama 2 7B) to 7,000 (Mixtral 8x7B), as
-Sun et al. 2024 measured (arXiv:2402.17762)."""
+"""The one feature of the kind "massive".
+
+Those of trained models reach 2,600 (Llama 2 7B) to 7,000 (Mixtral 8x7B), as Sun et al. 2024 measured
+(arXiv:2402.17762).
+"""
 
 SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
-"""What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
+"""What the kind "shifted" adds to hidden states: if a norm comes first, the same in half precision, and otherwise."""
 
 NEARLY_ALIKE, LAST = 0.1, 16
-"""What tokens of the kind "alike" differ by, and how many at the end of a causal row differ like any others."""
+"""How much tokens of the kind "alike" differ, and how many at the end of a causal row differ like any others."""
 
 FEW_TOKENS = 8
-"""Tokens up to which a single row is zero throughout with the kind "zeros"."""
+"""The most tokens of a single row that is all zero with the kind "zeros"."""
 
 OLDEST = 4
-"""Tokens of a cache that the kind "oldest" is about."""
+"""The tokens of a cache that the kind "oldest" makes large."""
 
 HALF_ROOM = 24.0
-"""How many times larger than usual logits may be in half precision before hidden states and cached keys get smaller:
-its digits are too few for the weights of softmax then."""
+"""How many times larger than usual logits may be in half precision before hidden states and cached keys get smaller.
+
+Beyond it, half precision has too few digits for the weights of softmax.
+"""
 
 SMALL = 0.05
-"""Factor on hidden states before a norm, in half precision, beside which what attention adds is large."""
+"""The factor on hidden states before a norm, in half precision: compared with them, the output of attention is
+large."""
 
 QUIET = 1e-3
-"""Factor on hidden_states of the kind "quiet"."""
+"""The factor on hidden_states of the kind "quiet"."""
 
 SIZES = {"a fifth": (0.1, 0.32), "a twentieth": (0.03, 0.1), "a hundredth": (3 * QUIET, 0.03)}
-"""Sizes between usual and quiet ones, as embeddings have them: each row of a kind has one of its own, from one to
-another."""
+"""Sizes between usual and quiet ones, as in embeddings: each row has its own, from one number to another."""
 
 DOMINANT = 20.0
-"""Factor on half of the rows of the kind "aligned" in stacks with norms first: what layers add changes them little
-then, so that later layers have tokens along their weights too."""
+"""The factor on half of the rows of the kind "aligned" in stacks with norms first.
+
+Layers then change them little, so that tokens lie along the weights in later layers too.
+"""
 
 
 def loudness(spec: Spec) -> float:
-    """The factor of the kind "loud", by dtype, depth and scale; less where values so large would leave nothing to
+    """The factor of the kind "loud", by dtype, depth and scale; smaller if such large values would leave nothing to
     compare."""
     most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
     return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
 
 
 def usual_size(spec: Spec) -> float:
-    """The standard deviation of hidden states and cached keys: 1, or less in half precision where logits are large."""
+    """The standard deviation of hidden states and cached keys: 1, or less in half precision if logits are large."""
     return 1.0 if spec.dtype == "fp32" else float(min(1.0, (HALF_ROOM / _logits(spec)) ** 0.5))
 
 
@@ -107,13 +131,16 @@ def is_normed_first(spec: Spec) -> bool:
 
 
 def _rounded_apart(spec: Spec) -> bool:
-    """Whether runtimes round terms of an encoding in ways that differ much: large values make that larger."""
+    """Whether runtimes round terms of an encoding so differently that large values would make the difference large."""
     return any(layer.encoding.rounding(layer, NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
 
 
 def _logits(spec: Spec) -> float:
-    """How many times larger logits are than with the usual scale of 1 / sqrt(head_dim), in half precision far out: some
-    encodings multiply queries by a factor that grows with the position."""
+    """How many times larger logits are than with the usual scale of 1 / sqrt(head_dim).
+
+    In half precision this is at a far position: some encodings multiply queries by a factor that grows with the
+    position.
+    """
     farthest = 0 if spec.dtype == "fp32" else FAR
     return max(
         float(layer.scale * layer.head_dim**0.5 * layer.encoding.query_factor(farthest))
@@ -122,20 +149,20 @@ def _logits(spec: Spec) -> float:
 
 
 def _as_scaled(spec: Spec, factor: float, keys_alone: bool = False) -> float:
-    """A factor on hidden states, of which queries and keys are made, or on `keys_alone`; less where logits are large
-    without it."""
+    """A factor on hidden states, which queries and keys are made from, or only on keys; smaller if logits are large
+    anyway."""
     larger = max(1.0, _logits(spec))
     return max(1.0, float(factor / (larger if keys_alone else larger**0.5)))
 
 
 @attrs.frozen(kw_only=True)
 class Tokens:
-    """The values of one input before they are scaled, and what is known of its tokens.
+    """The values of one input before they are scaled, and what is known about its tokens.
 
-    `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
-    `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first, `alone` whether
-    these are cached keys that may be louder than those of other layers, `encoder` whether these are an encoder's.
-    `directions` are those of the block's weights, where they are known, whose `heads` take turns.
+    `values` are unit normal, [batch, tokens, features] for hidden states or [batch, heads, slots, head_dim] for a
+    cache. `masked` bool [batch, tokens] says which of them padding hides; `normed` whether a norm comes first; `alone`
+    whether these are cached keys that may be louder than those of other layers; `encoder` whether these belong to an
+    encoder. `directions` are those of the block's weights, if they are known; their `heads` take turns.
     """
 
     values: Array
@@ -151,7 +178,7 @@ class Tokens:
     heads: Iterator[int] = attrs.field(factory=itertools.count)
 
     def each(self, tokens: Array) -> Array:
-        """bool [batch, tokens] in the shape that broadcasts over the values."""
+        """bool [batch, tokens] in a shape that broadcasts over the values."""
         return tokens[:, None, :, None] if self.cached else tokens[:, :, None]
 
 
@@ -181,8 +208,11 @@ def _aligned(tokens: Tokens) -> Array:
 
 
 def _zeros(tokens: Tokens) -> Array:
-    """Some tokens are zero, the first of the first row among them, the whole last row of several or of a few tokens,
-    and all that padding hides in a cache: caches begin as zeros, and batches are filled up with them."""
+    """Some tokens are zero.
+
+    Zero are the first token of the first row, the whole last row if there are several or if it is short, and all that
+    padding hides in a cache: caches begin as zeros, and batches are filled up with zeros.
+    """
     zero: Array = np.less(tokens.rng.random(tokens.masked.shape), 0.3)
     zero[0, :1] = True
     if not tokens.cached:
@@ -192,13 +222,15 @@ def _zeros(tokens: Tokens) -> Array:
 
 
 def _same(tokens: Tokens) -> Array:
-    """All tokens of a row are alike, as in a test of whether an engine starts."""
+    """All tokens of a row are the same, as in a test of whether an engine starts."""
     return tokens.values if tokens.cached else np.repeat(tokens.values[:, :1], tokens.values.shape[1], 1)
 
 
 def _alike(tokens: Tokens) -> Array:
-    """All tokens of a row are nearly alike, but for those that few queries or none may see: one key that is seen by
-    mistake among thousands shows, also where a norm makes all tokens equally large."""
+    """All tokens of a row are nearly alike, except those that few or no queries may see.
+
+    So one key among thousands that is seen by mistake is noticed, even if a norm makes all tokens equally large.
+    """
     spec, values = tokens.spec, tokens.values
     few = tokens.masked.copy()
     if not tokens.cached:
@@ -209,7 +241,7 @@ def _alike(tokens: Tokens) -> Array:
 
 
 def _shifted(tokens: Tokens) -> Array:
-    """Features whose mean is not 0, before a norm far larger than their deviation."""
+    """Features whose mean is not 0; before a norm, it is far larger than their deviation."""
     spec = tokens.spec
     if tokens.cached:
         return tokens.values
@@ -218,8 +250,11 @@ def _shifted(tokens: Tokens) -> Array:
 
 
 def _outlier(tokens: Tokens, few: bool = False) -> Array:
-    """One feature is far larger than the others; of `few` tokens in any encoding, and then of the first one: if it sees
-    itself alone, its logit may lie far below that of a mask."""
+    """One feature is far larger than the others.
+
+    With `few`, this is so for any encoding, in the first token: if it sees only itself, its logit may be far below that
+    of a mask.
+    """
     spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
     if tokens.cached:
         return values
@@ -246,16 +281,18 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
 
 
 def _half_outlier(spec: Spec, seq: int) -> float:
-    """The factor on one feature in half precision, in rows of so many tokens."""
+    """The factor on one feature in half precision, in rows of `seq` tokens."""
     usual = HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED
     wide, few = (max(1.0, size / spec.hidden_size) ** 0.5 for size in (spec.head_dim**0.5 / NARROW, FEW_FEATURES))
     return float(min(usual / wide, HALF_OUTLIER / few))
 
 
 def _massive(tokens: Tokens) -> Array:
-    """One feature of the first token is as large as in trained models, where a norm comes first; elsewhere that of an
-    outlier in a layer alone, also where runtimes round terms of the encoding in different ways: with few tokens they
-    differ little."""
+    """One feature of the first token is as large as in trained models, if a norm comes first.
+
+    Otherwise it is as large as an outlier, even if runtimes round terms of the encoding in different ways: with few
+    tokens they differ little.
+    """
     if not tokens.normed:
         return _outlier(tokens, few=True)
     values = tokens.values.copy()
@@ -264,7 +301,7 @@ def _massive(tokens: Tokens) -> Array:
 
 
 def _signs(rng: np.random.Generator, count: int) -> Array:
-    """1 and -1 by turns."""
+    """1 and -1 in turn."""
     return np.where((np.arange(count) + rng.integers(2)) % 2, 1.0, -1.0)
 
 
@@ -292,9 +329,11 @@ def _peaks(tokens: Tokens) -> Array:
 
 
 def _oldest(tokens: Tokens) -> Array:
-    """Values of the first cached tokens so large that one key among thousands shows. In half precision hidden states
-    are small where a norm comes first, so that what attention adds shows beside them; elsewhere the first of many are
-    large."""
+    """The first cached tokens have values so large that one key among thousands is noticed.
+
+    In half precision, if a norm comes first, hidden states are small, so that the output of attention is noticed beside
+    them. Otherwise the first of many hidden states are large.
+    """
     spec = tokens.spec
     if not tokens.cached and spec.dtype != "fp32":
         if tokens.normed:
@@ -323,4 +362,4 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "peaks": _peaks,
     "oldest": _oldest,
 }
-"""Magnitudes of hidden states and of cached keys and values."""
+"""The kinds of magnitudes of hidden states and of cached keys and values."""

@@ -1,6 +1,6 @@
-"""The verify stage: artifacts against the float64 reference on every runtime that is there, each in a child process.
+"""The verify stage: artifacts against the float64 reference on every installed runtime, each in a child process.
 
-Importing this loads no engine and no numpy: they load inside `verify`, while the workers load theirs.
+Importing this module loads no engine and no numpy: they are loaded inside `verify`, while the workers load theirs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from posexport.verify.mismatched import MismatchedJob
 
 TIME_LIMIT = 300.0
-"""Seconds that one runtime may take for one artifact, its loading included."""
+"""Seconds that one runtime may take for one artifact, including loading."""
 
 MAX_QUEUED = 8
-"""Artifacts whose runs are submitted before the first of them is judged."""
+"""The artifacts whose runs are submitted before the first of them is judged."""
 
 HELD = 2**31
 """Bytes of inputs and outputs beyond which only one artifact has runs under way."""
@@ -61,16 +61,19 @@ def verify(
 ) -> Report:
     """Verify the files that `paths` name (files, or folders of them) on each of `runtimes`.
 
-    Artifacts of posexport are held against the torch block of their spec; an ONNX file that anyone else wrote against
-    itself in float64, with inputs drawn by role, of which `roles` says some by name; all of them against another ONNX
-    file where `against` names one, or against the user's torch module where `module` does, FILE.py:NAME, which is run.
-    An artifact that is not what its manifest says fails on all of them without a run, as does one that is no export of
-    the `original`, and one that none of the `trusted` keys signed.
-    `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
-    are tried too, on each runtime that runs. `reach` and `cases` say how far and how many inputs go, and with `strict`
-    an inconclusive verdict is no pass (posexport.verify.result.VerifyOptions). `overrides` are settings of single
-    artifacts; `step` is told what is done next. Raises RequestError where `paths` name no artifact, or where `inputs`
-    or the original can't be read; inputs that don't fit an artifact make it unreadable.
+    Artifacts of posexport are compared with the torch block of their spec. Any other ONNX file is compared with itself
+    in float64, with inputs drawn by role; `roles` gives some of the roles by name. All of them are compared with
+    another ONNX file if `against` names one, or with the user's torch module if `module` does (FILE.py:NAME, which is
+    run).
+
+    An artifact fails on all runtimes without a run if it is not what its manifest says, if it is not an export of the
+    `original`, or if none of the `trusted` keys signed it.
+
+    `inputs` is a .npz file of the user; without it, cases are made from `seed`. With `properties`, those of the
+    encoding are tried too, on each runtime that runs. `reach` and `cases` say how far and how many inputs go, and with
+    `strict` an inconclusive verdict does not pass (posexport.verify.result.VerifyOptions). `overrides` are settings of
+    single artifacts; `step` is told what is done next. Raises RequestError if `paths` name no artifact, or if `inputs`
+    or the original can't be read. Inputs that don't fit an artifact make it unreadable.
     """
     if original is not None and original.weights is not None:
         original.check()

@@ -143,9 +143,7 @@ class Matrix:
 
     target: str = "portable"
     made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
-    cpus: list[Mapping[str, Any]] = attrs.field(
-        factory=list
-    )  # the CPUs of the measurements, as `cpu_facts` returns them
+    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)  # those measured on, as `cpu_facts` gives them
     cells: dict[Key, Cell] = attrs.field(factory=dict)
 
     def put(self, cells: Iterable[Cell]) -> None:

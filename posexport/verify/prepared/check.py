@@ -40,17 +40,17 @@ from posexport.verify.rounding import is_near
 Array = np.ndarray[Any, Any]
 
 DAMAGED = "damaged"
-"""A file is not the one that was prepared."""
+"""The code of a file that is not the one that was prepared."""
 
 TOO_OLD = "too-old"
-"""An engine that is older than posexport needs can't open the file."""
+"""The code of an engine that is older than posexport needs and can't open the file."""
 
 LONGEST = 400
-"""Characters of a reason: engines write errors of any length."""
+"""The most characters of a reason: engines write errors of any length."""
 
 
 def damage(prepared: PreparedFile, folder: Path) -> Reason | None:
-    """How the files in a folder differ from those that were prepared; None where they don't."""
+    """How the files in a folder differ from those that were prepared; None if they don't."""
     for name, expected in prepared.sha256.items():
         try:
             actual = sha256_of(folder / name)
@@ -68,7 +68,7 @@ def check_file(
     runtimes: Mapping[str, Runtime],
     missing: Mapping[str, Reason | None],
 ) -> Iterator[Verdict]:
-    """The verdicts on each runtime, on parity and where there are tokens on generation, one after the other."""
+    """The verdicts on each runtime, one after the other: on parity, and on generation if there are tokens."""
     reason = damage(prepared, folder)
     arrays = {} if reason is not None else load_arrays(folder / ARRAYS)
     for name, row in runtimes.items():
@@ -107,7 +107,8 @@ def _parity(
 
 
 def _too_old(pool: Pool, row: Runtime, path: Path, options: Mapping[str, Any]) -> str | None:
-    """That ONNX Runtime is older than posexport needs and can't even open the file, which says nothing of the file."""
+    """Why a failure says nothing about the file: ONNX Runtime is older than posexport needs and can't even open the
+    file."""
     from posexport.runtimes.ort import OLDEST, is_too_old
 
     if not is_too_old() or result(pool.submit(row, path, [], options)).failure is None:
@@ -147,7 +148,7 @@ def _judged(
 
 
 def largest_error(array: Array, each: Expected) -> float:
-    """The largest error of an honest evaluation where it is finite, among the values that mean something."""
+    """The largest error of an honest evaluation among the values that mean something, without NaN and infinity."""
     with np.errstate(invalid="ignore"):
         errors = np.abs(np.asarray(array).astype(np.float64) - np.asarray(each.exact).astype(np.float64))
     errors = errors if each.select is None else errors[each.select]
@@ -180,8 +181,11 @@ def _expected(number: int, case: PreparedCase, arrays: Arrays, wide: Mapping[str
 
 
 def _generation(tokens: PreparedTokens, path: Path, row: Runtime, arrays: Arrays) -> Verdict:
-    """Whether a runtime makes the same tokens. Behind a place where it took another that is right too, nothing is
-    known: the logits are those behind the prepared tokens."""
+    """Whether a runtime makes the same tokens.
+
+    If it takes another token that is right too, nothing is known about the rest of the row: the logits are those after
+    the prepared tokens.
+    """
     if row.module != ORT:
         reason = Reason(NO_LOOP, "tokens are made one after the other in ONNX Runtime only")
         return Verdict.of(path.name, row.name, NOT_RUN, reason, check=GENERATION)

@@ -1,8 +1,8 @@
-"""A prepared file as data: what is run on it, and what its outputs must be. Imports no engine.
+"""A prepared file as data: what is run on it, and what its outputs must be. This module imports no engine.
 
-Arrays lie in a file of safetensors beside it, by these names: `N/input/NAME`, `N/exact/NAME` in float64, `N/ownK/NAME`
-of honest evaluations in the file's dtypes, and `N/select/NAME` where only some values mean something, for case N; and
-`tokens/exact` and `tokens/own` [rows, count, vocabulary] of the logits before the tokens of a decoder.
+Arrays are in a safetensors file beside it, with these names for case N: `N/input/NAME`, `N/exact/NAME` in float64,
+`N/ownK/NAME` for honest evaluations in the file's dtypes, and `N/select/NAME` if only some values mean something. For a
+decoder there are also `tokens/exact` and `tokens/own` [rows, count, vocabulary], the logits before its tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ ARRAYS = "references.tensors"
 
 @attrs.frozen(kw_only=True)
 class PreparedOutput:
-    """What is known of an output on a case beside its values (posexport.verify.graph.parity.Expected). `error` is the
-    largest of the honest evaluations: a reference from which they are farther is not the one that was prepared."""
+    """What is known about an output on a case, except its values (posexport.verify.graph.parity.Expected).
+
+    `error` is the largest error of the honest evaluations. If they are farther from a reference, it is not the one that
+    was prepared.
+    """
 
     name: str
     error: float
@@ -45,8 +48,10 @@ class PreparedCase:
 
 @attrs.frozen(kw_only=True)
 class PreparedRun:
-    """How a runtime runs the file: `cases` that it is fast enough for, its `options`, or why it can't take the file.
-    With `excused`, its failure says nothing of the file."""
+    """How a runtime runs the file: the affordable `cases`, its `options`, or why it can't take the file.
+
+    If it is `excused`, its failure says nothing about the file.
+    """
 
     cases: tuple[int, ...] = ()
     options: Mapping[str, Any] = attrs.field(factory=dict)
@@ -56,7 +61,7 @@ class PreparedRun:
 
 @attrs.frozen(kw_only=True)
 class PreparedTokens:
-    """The tokens [rows, count] that follow prompts, each the likeliest in float64 or within the limit of it."""
+    """The tokens [rows, count] that follow prompts. Each is the likeliest in float64, or so within the limit."""
 
     prompts: tuple[tuple[int, ...], ...]
     tokens: tuple[tuple[int, ...], ...]
@@ -65,10 +70,10 @@ class PreparedTokens:
 
 @attrs.frozen(kw_only=True)
 class PreparedFile:
-    """The ONNX file `model` in a folder of its own, with the sha256 of every file there by its name.
+    """The ONNX file `model` in a folder of its own, with the sha256 of every file there by name.
 
-    `reference` says whose float64 values are the truth. Few columns are known of outputs that are `wide`
-    (posexport.runtimes.wide_outputs), by the number that they have.
+    `reference` says whose float64 values are the truth. `wide` has the outputs of which only a few columns are kept
+    (posexport.runtimes.wide_outputs), with the number of columns that they have.
     """
 
     model: str

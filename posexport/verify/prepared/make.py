@@ -39,15 +39,18 @@ from posexport.verify.result import VerifyOverrides
 AnyCase = TypeVar("AnyCase", Case, GraphCase)
 
 KEYS = 160
-"""Keys that inputs reach: references of long ones would be most of what has to travel."""
+"""The number of keys that inputs reach. References of long inputs would be most of the data that must be copied."""
 
 
 def prepare_file(
     path: Path, pool: Pool, *, checkpoint: Path | None = None, most_bytes: int = 2**20, seed: int = 0
 ) -> PreparedFile:
-    """Prepare the ONNX file at `path`, alone in its folder, whose truth is the torch block of its spec or, where it is
-    given, the `checkpoint` of which it is the whole model. Inputs take about `most_bytes`, references several times as
-    much. Adds a file of arrays to the folder. RequestError where it can't be verified at all."""
+    """Prepare the ONNX file at `path`, which is alone in its folder.
+
+    The truth is the torch block of its spec, or the `checkpoint` if that is given; the file is then its whole model.
+    Inputs take about `most_bytes`, references several times as much. Adds a file of arrays to the folder. RequestError
+    if the file can't be verified at all.
+    """
     maker = JobMaker(
         pool=pool,
         runtimes={},
@@ -93,12 +96,14 @@ def prepare_file(
 
 
 MOST_CASES = 12
-"""Sets of inputs of one file: outputs of a whole model may be far larger than what it is given."""
+"""The most sets of inputs of one file: outputs of a whole model may be far larger than its inputs."""
 
 
 def chosen(cases: Sequence[AnyCase], most_bytes: int) -> list[AnyCase]:
-    """At most MOST_CASES, of about so many bytes together: from one end to the other of their list, in which neighbours
-    are alike, and none that takes a quarter by itself."""
+    """At most MOST_CASES cases with about `most_bytes` together, none of which takes a quarter by itself.
+
+    They are spread over the list, since neighbours are alike.
+    """
     sizes = [sum(array.nbytes for array in case.arrays.values()) for case in cases]
     small = [index for index, size in enumerate(sizes) if size <= most_bytes // 4]
     step = max(1, -(-sum(sizes[index] for index in small) // most_bytes), -(-len(small) // MOST_CASES))
@@ -127,8 +132,11 @@ def _expected_of_artifact(job: ArtifactJob) -> dict[int, list[Expected]]:
 
 
 def _prepared(number: int, case: Case | GraphCase, expected: Sequence[Expected], arrays: Arrays) -> PreparedCase:
-    """The case as data; its arrays are added to `arrays`. Of several honest evaluations the first and the farthest are
-    kept: no other one can be the largest error."""
+    """The case as data; its arrays are added to `arrays`.
+
+    If there are several honest evaluations, the first and the farthest are kept: no other one can have the largest
+    error.
+    """
     arrays.update({f"{number}/input/{name}": array for name, array in case.arrays.items()})
     outputs = []
     for each in expected:
@@ -175,7 +183,7 @@ def _run(job: ArtifactJob | GraphJob, cases: Sequence[Case | GraphCase], row: Ru
 
 
 def _tokens(check: GreedyCheck, path: Path, arrays: Arrays) -> PreparedTokens:
-    """Tokens that ONNX Runtime's CPU makes, once float64 has taken each of them too."""
+    """The tokens that ONNX Runtime makes on the CPU, with the logits of float64 before each of them."""
     prompts, row = check.prompts(), RUNTIMES["ort-cpu"]
     made = generate_in_child(path, row.options, prompts, GenerationOptions(max_new_tokens=check.count)).tokens
     evaluation = check.evaluated(prompts, made)

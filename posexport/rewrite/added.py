@@ -1,4 +1,4 @@
-"""What is added to the scores of an attention, written anew as one bias: the masks and biases of the graph together."""
+"""Writes what is added to the scores of an attention as one bias: all masks and biases of the graph together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOWEST = -3.0e38
 """The least bias: finite, so that a row whose keys are all hidden doesn't become NaN."""
 
 Added = tuple["ir.Value", TermExtent]
-"""A term or a sum of terms with its lengths."""
+"""A term or a sum of terms, with its lengths."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,8 +31,10 @@ class BiasWriter:
     wide: ir.DataType
 
     def total(self, attention: Attention, q: ir.Value) -> Added | None:
-        """All terms together [B or 1, N or 1, S or 1, T or 1], none of them lower than LOWEST; `q` [B, S, ...] are the
-        queries as the graph has them."""
+        """All terms together [B or 1, N or 1, S or 1, T or 1], none lower than LOWEST.
+
+        `q` [B, S, ...] are the queries as the graph has them.
+        """
         found = self._sum(attention, q)
         if found is None:
             return None
@@ -40,8 +42,10 @@ class BiasWriter:
         return nodes.one("Max", value, nodes.constant(LOWEST, self.wide)), extent
 
     def sees_key(self, attention: Attention, q: ir.Value) -> tuple[ir.Value, bool] | None:
-        """Whether a query sees a key: [B or 1, S or 1, 1], or where heads differ [B or 1, S or 1, N, 1] and True; None
-        where the graph gives no zeros to one that sees none. `q` is that of `total`."""
+        """Whether a query sees a key: [B or 1, S or 1, 1]; or [B or 1, S or 1, N, 1] and True if heads differ.
+
+        None if the graph gives no zeros to a query that sees no key. `q` is that of `total`.
+        """
         nodes, guard = self.writing.nodes, attention.guard
         found = None if guard is None else self._sum(attention, q)
         if guard is None or found is None:
@@ -54,8 +58,10 @@ class BiasWriter:
         return nodes.one("Transpose", sees, perm=[0, 2, 1, 3]), True
 
     def _sum(self, attention: Attention, q: ir.Value) -> Added | None:
-        """All terms together. What is added before a mask decides is not seen where it hides: it may be no number
-        there."""
+        """All terms together.
+
+        Where a mask hides a key, nothing that is added before the mask has an effect: it may be NaN there.
+        """
         nodes, found, extents = self.writing.nodes, None, list[TermExtent]()
         deepest = min((term.fill for term in attention.terms if term.seen_if is not None), default=-math.inf)
         for term in reversed(attention.terms):  # from the product to the softmax
@@ -65,7 +71,7 @@ class BiasWriter:
                 value = nodes.cast(value, ir.DataType.BOOL)
                 seen = nodes.constant(0.0, self.wide) if found is None else found
                 is_told_apart = attention.guard is not None and term.fill == -math.inf
-                # a query that sees no key reads those that were given the larger logit
+                # a query that sees no key attends to the keys with the larger logit
                 lowest = LOWEST if term.fill == deepest else LOWEST / 2
                 hidden = nodes.constant(-math.inf if is_told_apart else lowest, self.wide)
                 choices = [seen, hidden] if term.seen_if else [hidden, seen]
@@ -75,7 +81,8 @@ class BiasWriter:
         return None if found is None else (found, self.sizes.together(extents))
 
     def fitted(self, added: Added, q: ir.Value, extent: Extent, keys: ir.Value | None) -> ir.Value:
-        """The same with as many queries as `q` and, unless None, with `keys` [1], where it may have others."""
+        """The same with as many queries as `q` and, unless None, with `keys` [1], if it may have other numbers of
+        them."""
         nodes, (value, own) = self.writing.nodes, added
         one = nodes.constant([1])
         if self.sizes.same(own.tokens, extent.tokens) and keys is None:
@@ -99,7 +106,7 @@ class BiasWriter:
         return value, attrs.evolve(extent, heads=Size(heads))
 
     def _four_axes(self, value: ir.Value, term: Term, heads: int, q: ir.Value) -> Added:
-        """A term with the axes of [B or 1, N or 1, S or 1, T or 1]."""
+        """A term with the axes [B or 1, N or 1, S or 1, T or 1]."""
         nodes, shapes = self.writing.nodes, self.sizes.shapes
         own, level = shapes.of(term.value), shapes.actual(term.level)
         if term.axes:
@@ -134,7 +141,7 @@ class BiasWriter:
         return value, _extent(*own)
 
     def _folded(self, value: ir.Value, own: tuple[Size, ...], axes: ScoreAxes, heads: int) -> Added:
-        """A term of scores whose heads don't stand before their queries."""
+        """A term of scores whose heads aren't a separate axis before their queries."""
         nodes, symbols = self.writing.nodes, self.sizes.shapes.symbols
         missing = len(axes) - len(own)
         if missing:
@@ -162,8 +169,11 @@ class BiasWriter:
         return value, _extent(*(sizes[letter] for letter in "bhst"))
 
     def _of_grid(self, value: ir.Value, own: tuple[Size, ...], level: tuple[Size, ...], heads: int) -> Added | None:
-        """A term of scores whose queries and keys are on grids of fixed sides, [B*N, height, width, height, width] or
-        [B, N, height, width, height, width] as in SAM and MViT; None for others."""
+        """A term of scores whose queries and keys are on grids of fixed sides; None for others.
+
+        These scores are [B*N, height, width, height, width] or [B, N, height, width, height, width], as in SAM and
+        MViT.
+        """
         nodes, (queries, keys) = self.writing.nodes, (self.sizes.q.tokens, self.sizes.keys())
         if len(level) < 5 or level[-2:] == (queries, keys) or not (queries.is_fixed and keys.is_fixed):
             return None
@@ -199,7 +209,7 @@ class BiasWriter:
             raise LengthsApart("the number of rows of its mask or bias depends on lengths.")
         if own[:2] == (ONE, ONE):
             return nodes.one("Squeeze", value, nodes.constant([1])), _extent(ONE, *own[2:])
-        # one of the two axes has its whole length here, or a number that is known
+        # one of the two axes has its whole length here, or a known number
         at = 1 if windows.is_fixed or own[1] == windows else 0
         length = nodes.constant([windows.number]) if windows.is_fixed else nodes.length(value, at)
         other = nodes.one("Div", nodes.length(q, 0), nodes.one("Max", length, nodes.constant([1])))

@@ -1,5 +1,8 @@
-"""Attention in the bodies of If: of a graph that is one choice, as optimum's merged decoders, and of a choice among
-other nodes. Each body is written anew as a graph of its own, one after the other."""
+"""Attention in the bodies of If.
+
+Either the graph is one choice, as in optimum's merged decoders, or the If is among other nodes. Each body is rewritten
+as a graph of its own, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from posexport.rewrite.whole import whole_evidence
 
 
 def rewrite_branches(model: ir.Model, options: RewriteOptions) -> Rewritten:
-    """`rewrite_as` of each body of a graph that is one choice (posexport.graphs.branches).
+    """`rewrite_as` for each body of a graph that is one choice (posexport.graphs.branches).
 
     A body that can't be evaluated stays as it is. RequestError as `rewrite_as` raises it.
     """
@@ -60,10 +63,10 @@ def rewrite_branches(model: ir.Model, options: RewriteOptions) -> Rewritten:
 
 
 def rewrite_with_choices(model: ir.Model, options: RewriteOptions) -> Rewritten:
-    """`rewrite_as` of a graph, and of each body of its If that holds attention (posexport.graphs.choices).
+    """`rewrite_as` for a graph, and for each body of its If that has attention (posexport.graphs.choices).
 
-    With its body in the place of the If, the whole graph must be the same before and after, whatever the condition is:
-    else the body stays as it is. RequestError as `rewrite_as` raises it.
+    With its body in place of the If, the whole graph must be the same before and after, whatever the condition is;
+    otherwise the body stays as it is. RequestError as `rewrite_as` raises it.
     """
     done = rewrite_as(model, options)
     if not any(_is_inside(site) for site in done.sites):
@@ -83,7 +86,7 @@ def rewrite_with_choices(model: ir.Model, options: RewriteOptions) -> Rewritten:
 
 
 def _with_body(model: ir.Model, body: Body, options: RewriteOptions) -> tuple[ir.Model, list[SiteResult]]:
-    """The model with the attention of a body in its form, and what became of each."""
+    """The model with the attention of a body in its form, and what became of each attention."""
     only = tuple(name for name in body.names if not options.only or name in options.only)
     before = lifted(model, body)
     if not only:
@@ -105,13 +108,13 @@ def _with_body(model: ir.Model, body: Body, options: RewriteOptions) -> tuple[ir
 
 
 def _left(model: ir.Model, body: Body, reason: Reason) -> list[SiteResult]:
-    """The attention of a body that is not read, for this reason."""
+    """The attention of a body that is not read, with this reason."""
     left = [one for one in unevaluated(model, reason) if one.name in body.names]
     return [SiteResult(attention=one, state=KEPT, reason=reason) for one in left]
 
 
 def _placed(sites: Sequence[SiteResult], inside: Mapping[str, list[SiteResult]]) -> Iterator[SiteResult]:
-    """All attentions, those in bodies as they were read there."""
+    """All attentions; those in bodies as they were read there."""
     for site in sites:
         read = inside.get(site.attention.name, [])
         if not _is_inside(site) or not read:

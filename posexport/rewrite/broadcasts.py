@@ -1,7 +1,7 @@
-"""The lengths of what an attention reads, on all inputs, and which of them may be broadcast to others when it runs.
+"""The lengths of the operands of an attention, on all inputs, and which of them may be broadcast at run time.
 
-An axis of one element meets any other, and where no name says that two lengths are equal, one of them may be 1. What
-operators need as long as their queries is then expanded (posexport.rewrite.site).
+An axis of one element is broadcast to any other. If no name says that two lengths are equal, one of them may be 1. What
+operators need with as many rows or tokens as their queries is then expanded (posexport.rewrite.site).
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ class TermExtent:
 
 
 class Broadcasts:
-    """The lengths of one attention: `q`, `k` and `v` as they meet, rotated; `past` of the keys before new ones.
+    """The lengths of one attention: `q`, `k` and `v` as they enter the products, rotated; `past` of the cached keys.
 
-    What a graph can't run without is taken for granted: new keys have the rows of the cache that they are joined with,
-    and there are as many keys as values.
+    What a graph can't run without is assumed: new keys have the rows of the cache that they are joined with, and there
+    are as many keys as values.
     """
 
     def __init__(
         self, shapes: SymbolicShapes, attention: Attention, totals: Iterable[Size] = (), pasts: Iterable[Size] = ()
     ) -> None:
-        """`totals` are the lengths of masks of all tokens, `pasts` those of all caches: where they meet keys they are
-        as long, for that is what such inputs are for."""
+        """`totals` are the lengths of masks of all tokens, `pasts` those of all caches.
+
+        Where they are used with keys they are as long as these: such inputs have that purpose.
+        """
         self.shapes = shapes
         self._same: dict[Size, Size] = {}
         q, k, v = (self.of_source(side) for side in (attention.q, attention.k, attention.v))
@@ -72,7 +74,7 @@ class Broadcasts:
         self.q, self.k, self.v = self.turned(q, attention.q.rotary), self._known(turned_k), self._known(v)
 
     def find(self, size: Size) -> Size:
-        """The size that stands for all that are equal to one."""
+        """The size that represents all sizes that are equal to this one."""
         while size in self._same:
             size = self._same[size]
         return size
@@ -82,7 +84,7 @@ class Broadcasts:
         return self.find(one) == self.find(other)
 
     def joint(self, *sizes: Size) -> Size:
-        """The length of an axis in which these meet: what isn't 1."""
+        """The length of an axis after these are broadcast: the one that isn't 1."""
         found = {self.find(size) for size in sizes} - {ONE}
         if len(found) < 2:
             return next(iter(found), ONE)
@@ -99,18 +101,18 @@ class Broadcasts:
         return self._laid_out(side.source.value, side.source.layout, side.source.heads)
 
     def of_rotated(self, rotary: Rotary, heads: int) -> Extent:
-        """The lengths of what a rotation begins with."""
+        """The lengths of the input of a rotation."""
         return self._laid_out(rotary.source, rotary.layout, heads)
 
     def of_angles(self, angles: AngleSource) -> Extent:
-        """The lengths of cosines or sines, with the tokens before them that have none."""
+        """The lengths of cosines or sines, including the tokens before them that have none."""
         sizes = self.shapes.of(angles.value)
         tokens = self.shapes.symbols.total([sizes[angles.tokens], Size(angles.prefix)])
         rows = ONE if angles.batch is None else sizes[angles.batch]
         return Extent(rows=self.find(rows), tokens=self.find(tokens))
 
     def turned(self, x: Extent, rotary: Rotary | None) -> Extent:
-        """The lengths of what a rotation of `x` gives."""
+        """The lengths of the result of a rotation of `x`."""
         if rotary is None:
             return self._known(x)
         angles = [self.of_angles(part) for one in (rotary.cos, rotary.sin) for part in one.parts]
@@ -130,13 +132,14 @@ class Broadcasts:
         return TermExtent(**{name: self.joint(*(getattr(one, name) for one in found)) for name in names})
 
     def _is_below(self, one: Size, other: Size) -> bool:
-        """Whether a length is never more than another, and may be less: where they meet, the other remains."""
+        """Whether a length is never more than another, and may be less: then the other one is the length after
+        broadcasting."""
         symbols = self.shapes.symbols
         names = [other, *(size for size in self._same if self.find(size) == other)]
         return any(symbols.is_at_most(one, name) for name in names) and not symbols.is_at_most(other, one)
 
     def _parts(self, size: Size) -> set[Size]:
-        """The lengths that meet in one."""
+        """The lengths that are broadcast to this one."""
         parts = {self.find(part) for part in self.shapes.symbols.broadcast_of(size)}
         return parts.union(*(self._parts(part) for part in parts))
 
@@ -153,7 +156,8 @@ class Broadcasts:
         return Extent(rows=self.find(rows), tokens=self.find(sizes["s"]))
 
     def _assume_lengths(self, tokens: Size, past: Extent | None, totals: list[Size], pasts: list[Size]) -> None:
-        """Masks are as long as `tokens` of the keys and those of their cache, which may have been joined before."""
+        """Assume that masks are as long as `tokens` of the keys and those of their cache, which may have been joined
+        before."""
         symbols = self.shapes.symbols
         if past is None:
             joined = [(one, symbols.difference(tokens, one)) for one in pasts]

@@ -1,4 +1,4 @@
-"""A rewritten file that waits beside its place, until it gets its name with its manifest, or goes away."""
+"""A rewritten file that waits in a folder beside its target until it is published with its manifest, or is deleted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Draft:
     result: RewriteResult
 
     def publish(self, key: SigningKey | None = None) -> OnnxManifest:
-        """Let the file stand at its target, with a manifest that is signed where a `key` is given; returns that.
+        """Move the file to its target, with a manifest that is signed if a `key` is given; returns the manifest.
 
-        Weights of an earlier file of this name are removed, as far as its manifest names them.
+        Weights of an earlier file of this name are removed, if its manifest names them.
         """
         data, before = data_path(self.target), external_data(self.target)
         with staged() as files:
@@ -48,7 +48,7 @@ class Draft:
         return manifest
 
     def manifest(self) -> OnnxManifest:
-        """The manifest of the new file; that of an artifact of posexport says what its own metadata say."""
+        """The manifest of the new file. For an artifact of posexport, it says what the file's own metadata say."""
         result, hashes = self.result, dict(self.result.hashes)
         sha256 = hashes.pop(self.target.name)
         return OnnxManifest(
@@ -73,7 +73,7 @@ class Draft:
         )
 
     def _description(self) -> dict[str, Any]:
-        """Version, form, target, tools and, of a block, spec and weights."""
+        """Version, form, target and tools; for a block, also spec and weights."""
         result, tools = self.result, {name: metadata.version(name) for name in TOOLS}
         if result.block is None:
             return {"version": __version__, "form": result.form, "target": result.target, "tools": tools}
@@ -83,9 +83,9 @@ class Draft:
 
 @contextlib.contextmanager
 def draft(path: Path, target: Path, options: RewriteOptions, progress: Progress = silent) -> Iterator[Draft]:
-    """Rewrite the ONNX file at `path` into a folder beside `target`, which goes away with the block.
+    """Rewrite the ONNX file at `path` into a folder beside `target`, which is removed after the `with` block.
 
-    RequestError for files and options that can't be used, and where the process that does the work can't go on.
+    RequestError for files and options that can't be used, and if the child process fails.
     """
     check_output(target, ".onnx")
     with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
@@ -107,8 +107,8 @@ def rewrite_file(
 ) -> RewriteResult:
     """Rewrite the ONNX file at `path` to `target` with its manifest, tested in float64, not on runtimes.
 
-    (`posexport.verify.rewritten` does both.) With `require_all` nothing is written where an attention is left: see
-    `is_complete` of the result. RequestError as `draft` raises it; every file is then as it was.
+    (`posexport.verify.rewritten` does both.) With `require_all`, nothing is written if an attention is left: see
+    `is_complete` of the result. RequestError as `draft` raises it; every file is then unchanged.
     """
     options = options or RewriteOptions()
     with draft(path, target, options, progress) as made:

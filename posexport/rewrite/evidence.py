@@ -1,9 +1,9 @@
 """Evidence for each rewritten attention: the graph before and after, in float64, on the same drawn features.
 
-The model's inputs are drawn by their roles. At the queries, keys and values of every site random features stand in for
-those of the model, in both graphs, so that sites don't influence one another; masks, positions, cosines and caches are
-the model's own. What the sites compute must agree to LIMIT of the largest value wherever a query sees a key, and where
-the graph gives zeros to one that sees none. This is tested, on as many cases as stated, and not proved.
+The model's inputs are drawn by their roles. Random features replace the queries, keys and values of every site, in both
+graphs, so that sites don't influence one another. Masks, positions, cosines and caches are the model's own. The results
+of the sites must agree to LIMIT of the largest value, for every query that sees a key, and where the graph gives zeros
+to a query that sees none. This is tested, on the stated number of cases, and not proved.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from posexport.runtimes.tensors import to_tensors
 ShapesOn = Callable[[Iterable["ir.Value"], Arrays], dict["ir.Value", tuple[int, ...]]]
 
 LIMIT = 1e-9
-"""Of the largest value: as far as two float64 computations of the same function may differ."""
+"""How far two float64 computations of the same function may differ, as a part of the largest value."""
 
 _MAGNITUDES = (1.0, 8.0, 1.0, 0.02)
-"""Of the features of the cases, by turns."""
+"""The magnitudes of the features of the cases, in turn."""
 
 UNSEEN = HIDDEN
-"""Logits of a query all of which lie below this: it sees no key."""
+"""If all logits of a query are below this, it sees no key."""
 
 
 @attrs.define(kw_only=True)
 class Evidence:
-    """What the cases showed of one site: the largest difference, relative to the largest value, and their number.
+    """What the cases showed for one site: the largest difference, relative to the largest value, and their number.
 
     `problem` says why a case gave no number.
     """
@@ -60,7 +60,7 @@ class Evidence:
         return self.problem is not None or not self.error <= LIMIT
 
     def add(self, other: Evidence) -> None:
-        """Take what further cases showed."""
+        """Add the results of further cases."""
         self.error, self.cases = max(self.error, other.error), self.cases + other.cases
         self.problem = self.problem or other.problem
 
@@ -76,8 +76,8 @@ def evidence_of(
 ) -> dict[str, Evidence]:
     """The evidence for each site, by name. `shared`: the caches of `after` are buffers.
 
-    With `shapes_on`, which gives shapes on other inputs as far as it knows them, what features stand in for need not be
-    computed. Sites may then differ on inputs that the model doesn't take as a whole, which count for nothing.
+    With `shapes_on`, which gives the shapes on other inputs if it knows them, the values that features replace need not
+    be computed. Sites may then differ on inputs that the model as a whole doesn't take; such inputs don't count.
     """
     old, new = Evaluator(before), Evaluator(after)
     found = {attention.name: Evidence() for attention in attentions}
@@ -121,7 +121,7 @@ def evidence_of(
 
 
 def _takes(evaluator: Evaluator, inputs: Mapping[str, torch.Tensor], values: Sequence[ir.Value]) -> bool:
-    """Whether a model computes these values on inputs."""
+    """Whether a model can compute these values on inputs."""
     try:
         evaluator.run(inputs, [value.name or "" for value in values], see=lambda name, value: None)
     except RequestError:
@@ -135,8 +135,10 @@ def _expected(
     overrides: Mapping[str, Override],
     attentions: Sequence[Attention],
 ) -> tuple[dict[str, torch.Tensor], dict[str, tuple[torch.Tensor, int]]]:
-    """What the sites give, by the names of values; and for each site which queries see a key, [B, N, S], and how many
-    queries there are: logits themselves would be too much to keep."""
+    """The results of the sites, by the names of values, and which queries see a key.
+
+    The latter is, for each site, [B, N, S] and the number of queries: the logits themselves would be too large to keep.
+    """
     found: dict[str, torch.Tensor] = {}
     seen: dict[str, tuple[torch.Tensor, int]] = {}
     wanted = dict.fromkeys(name for attention in attentions for name in _outputs(attention))
@@ -166,7 +168,7 @@ def _inputs(
 
 
 def _outputs(attention: Attention) -> list[str]:
-    """The names of what a site gives: its result, caches, and what is turned in its place."""
+    """The names of a site's outputs: its result, its caches, and values that it rotates."""
     return [*_results(attention), *(turn.rotary.target.name or "" for turn in attention.turns)]
 
 
@@ -183,7 +185,7 @@ def _compare(
     seen: torch.Tensor,
     queries: int,
 ) -> None:
-    """`seen` says which of the queries see a key."""
+    """Compare the outputs of a site. `seen` says which of the queries see a key."""
     compared = False
     for index, name in enumerate(_outputs(attention)):
         want, have = expected[name], actual[name]
@@ -201,14 +203,14 @@ def _compare(
             seen = seen | (want == 0).all(-1)  # zeros in place of the mean of hidden keys are the graph's own choice
             want, have = want[seen], have[seen]
         if not torch.isfinite(want).all():
-            return  # nothing can be said where the original isn't finite
+            return  # nothing can be said if the original isn't finite
         if not torch.isfinite(have).all():
             evidence.problem = f"it gives {name} numbers that are not finite"
             return
         if want.numel():
             scale = max(float(want.abs().max()), 1e-300)
             evidence.error = max(evidence.error, float((want - have).abs().max()) / scale)
-            compared |= not index  # where no query sees a key, nothing was shown of the site
+            compared |= not index  # if no query sees a key, nothing was shown of the site
     evidence.cases += compared
 
 
@@ -223,7 +225,7 @@ def _sizes(attention: Attention, output: torch.Tensor, queries: int) -> tuple[in
 
 
 def _drawn(name: str, case: int, drawn: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What puts random features in place of a value, always the same for a name and a case; `drawn` gets them."""
+    """A function that replaces a value by random features, always the same for a name and a case; `drawn` gets them."""
 
     def features(value: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) * 1000 + case)

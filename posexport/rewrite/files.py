@@ -1,6 +1,6 @@
-"""A file rewritten into a folder: read under the guards, attention in its form, evidence for sites and for the whole.
+"""Rewrites a file into a folder: reads it under the guards, and tests each site and the whole graph.
 
-The whole graph must agree with the original; where it doesn't, every attention is left as it was.
+The whole graph must agree with the original; otherwise every attention stays as it was.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from posexport.rewrite.whole import whole_evidence
 def rewrite_into(
     folder: Path, path: Path, target: Path, options: RewriteOptions, progress: Progress = silent
 ) -> RewriteResult:
-    """Rewrite the ONNX file at `path` for `target`, whose files are written into `folder` under their names.
+    """Rewrite the ONNX file at `path` for `target`; the new files are written into `folder` with their final names.
 
     RequestError for a file, an option or a target that can't be used, and for a file that is not what its manifest
     says; `folder` is then empty.
@@ -96,7 +96,7 @@ def rewrite_into(
 
 
 def _check_written(place: Path, target: Path) -> None:
-    """RequestError where the file at `place`, for `target`, can't be read: no runtime would be tried with it then."""
+    """RequestError if the file at `place`, for `target`, can't be read: no runtime would be tried with it then."""
     try:
         read_with_weights_on_disk(place)
     except RequestError as error:
@@ -107,8 +107,10 @@ def _check_written(place: Path, target: Path) -> None:
 
 
 def exact_into(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> None:
-    """Write the ONNX file at `path` into `folder`, with exact angles in the attentions of these names: what a file must
-    compute that was rewritten so. RequestError where one of them can't have them."""
+    """Write the ONNX file at `path` into `folder`, with exact angles in the attentions with these names.
+
+    A file that was rewritten like this must compute the same. RequestError if one of them can't have exact angles.
+    """
     graph = read_with_weights_on_disk(path)
     with located(repr(str(path))):
         options = RewriteOptions(roles=roles, only=tuple(names), seed=seed)
@@ -140,9 +142,10 @@ def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> N
 
 
 def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> tuple[Rewritten, WholeGraph | None]:
-    """The rewritten model with the evidence for its whole; the original, if the two differ.
+    """The rewritten model with the evidence for the whole graph; the original, if the two differ.
 
-    Where angles were made exact, it is held to the original with exact angles: at far positions they differ by intent.
+    If angles were made exact, the new model is compared with the original with exact angles: at far positions the two
+    originals differ on purpose.
     """
     roles = rewritten.roles
     buffers = [name for name, role in roles.items() if role.kind == "past" and SLOTS not in role.axes]
@@ -165,7 +168,7 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
 
 
 def _unless_equal(model: ir.Model, rewritten: Rewritten) -> Rewritten:
-    """The rewritten model; the original where both are the same graph, as of a file that was rewritten before."""
+    """The rewritten model; or the original if both are the same graph, as for a file that was rewritten before."""
     graphs = [onnx_file.skeleton(each).SerializeToString(deterministic=True) for each in (model, rewritten.model)]
     if graphs[0] != graphs[1]:
         return rewritten
@@ -182,20 +185,23 @@ def _kept(model: ir.Model, rewritten: Rewritten, reason: Reason) -> Rewritten:
 
 
 def _parity(angles: SiteAngles | None, reason: Reason) -> SiteAngles | None:
-    """The angles of an attention that was left as it was."""
+    """The angles of an attention that stays as it was."""
     return angles if angles is None or not angles.changed else SiteAngles(state=PARITY, reason=reason)
 
 
 def _finish(original: ir.Model, rewritten: Rewritten) -> None:
-    """Domains and the version of the file's format as its operators need them, what the file says of its outputs, and
-    metadata of posexport's own that stay true."""
+    """Set what the new model must declare.
+
+    These are the domains and the IR version that its operators need, the metadata of its outputs, and posexport's own
+    metadata that are still true.
+    """
     model = rewritten.model
     for old, new in zip(original.graph.outputs, model.graph.outputs, strict=True):
         new.doc_string = old.doc_string
         new.metadata_props.update(old.metadata_props)
     used = {node.domain for node in model.graph.all_nodes()} | {*original.opset_imports}
     for domain in [domain for domain in model.opset_imports if domain not in used]:
-        model.opset_imports.pop(domain)  # which the converter of opsets adds
+        model.opset_imports.pop(domain)  # the converter of opsets adds them
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     lowest = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
     model.ir_version = max(model.ir_version, lowest, 8 if model.functions else 0)
@@ -253,7 +259,7 @@ def _description(describer: Describer | None, site: SiteResult) -> dict[str, Any
 
 
 def _unknown(description: Mapping[str, Any]) -> SiteAngles | None:
-    """That positions turn queries or keys in a way that was not recognised; None where that isn't so."""
+    """Why angles stay if positions rotate queries or keys in a way that was not recognised; None if that isn't so."""
     reason = (description["encoding"] or {}).get("reason") or {}
     if reason.get("code") not in (ROTATION, POSITIONS):
         return None

@@ -1,4 +1,4 @@
-"""Whether an attention already is in a form, so that it is left as it is."""
+"""Whether an attention is already in a form, so that it stays as it is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CORES: dict[tuple[str, str], dict[tuple[str, str], Callable[[Expanded], bool]]]
     ("contrib", "ort"): {("com.microsoft", "MultiHeadAttention"): _any, ("com.microsoft", "GroupQueryAttention"): _any},
     ("contrib", ""): {("com.microsoft", "MultiHeadAttention"): _plain_multi_head},
 }
-"""The operators that carry attention in a form, for ONNX Runtime alone or for all targets, with what they need."""
+"""The operators for attention in a form, for ONNX Runtime or for all targets, with what they require."""
 
 _ROTATIONS = {"native": ("", "RotaryEmbedding"), "contrib": ("com.microsoft", "RotaryEmbedding")}
 
@@ -62,12 +62,12 @@ def is_in_form(view: View, attention: Attention, form: str, target: str) -> bool
 
 
 def operator_of(view: View, name: str) -> Expanded | None:
-    """The operator that a node comes from, None where it always was in the graph."""
+    """The operator that a node comes from, None if the node was always in the graph."""
     return next((one for one in view.expanded if name in one.nodes), None)
 
 
 def _operators(view: View, side: Side) -> list[Expanded]:
-    """The operators that a rotation is made of."""
+    """The operators that a rotation consists of."""
     between = (node for rotary in side.rotations for node in view.flow.between(rotary.source, rotary.target))
     nodes = {node.name or "" for node in between}
     return [one for one in view.expanded if nodes & one.nodes]
@@ -76,19 +76,19 @@ def _operators(view: View, side: Side) -> list[Expanded]:
 def _rotates_in_form(view: View, side: Side, form: str, core: Expanded) -> bool:
     if not side.rotations or (len(side.rotations) == 1 and core.node.attributes.get_int("do_rotary", 0) == 1):
         return True
-    operators = [one for one in _operators(view, side) if one is not core]  # which transposes what was rotated
+    operators = [one for one in _operators(view, side) if one is not core]  # the core transposes what was rotated
     if not operators:
         return all(_is_double(view, rotary) for rotary in side.rotations)
     return all(_is_sound(view, one, form) for one in operators)
 
 
 def _is_double(view: View, rotary: Rotary) -> bool:
-    """Whether a rotation is computed in float64, of which there is no operator."""
+    """Whether a rotation is computed in float64, for which there is no operator."""
     return widest(view.flow, rotary, view.dtypes(turned_values(view.flow, rotary))) == ir.DataType.DOUBLE
 
 
 def _is_sound(view: View, operator: Expanded, form: str) -> bool:
-    """Whether a rotation is of the form, and its cosines have as many rows as its input: no runtime broadcasts them."""
+    """Whether a rotation is in the form, and its cosines have as many rows as its input: no runtime broadcasts them."""
     if (domain_of(operator.node), operator.node.op_type) != _ROTATIONS[form]:
         return False
     x, cos = operator.inputs[0], operator.inputs[1]

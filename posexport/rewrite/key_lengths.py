@@ -1,6 +1,8 @@
-"""The number of keys behind a cache, as masks ask for it: by the shape of the keys [B, K, P + S, D], of those keys
-repeated and laid out otherwise, or of the scores. An operator that has the cache inside gives these keys, and needs the
-mask before: so the shape is written anew, from those of the cache and of the graph's inputs.
+"""The number of keys including cached ones, as masks ask for it.
+
+It is read from the shape of the keys [B, K, P + S, D], of those keys repeated or laid out differently, or of the
+scores. An operator with the cache inside outputs these keys, but needs the mask before. So the shape is computed from
+the shapes of the cache and of the graph's inputs instead.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from posexport.rewrite.site import Site
 def move_lengths(
     view: View, attention: Attention, site: Site, values: Mapping[str, ir.Value], nodes: Nodes, total: ir.Value | None
 ) -> bool:
-    """Write anew the shapes of keys, values and scores that a site's features, mask, bias or angles are computed from.
+    """Replace the shapes of keys, values and scores that a site's features, mask, bias or angles are computed from.
 
-    `values` are those of the graph that is written to, before anything was put there; `total` [1] is the number of keys
-    where caches are buffers: then no shape may be read of what was a cache, wherever it is used. False where something
-    else that they are computed from is the site's own result, or a shape of it whose lengths aren't known.
+    `values` are those of the graph that is written to, before anything was put there. `total` [1] is the number of keys
+    if caches are buffers: then no shape of a former cache may be read, wherever it is used. False if these inputs are
+    computed from the site's own result in another way, or from a shape of it whose lengths aren't known.
     """
     product = scores_product(view, attention)
     scores = None if product is None else values.get(product.result.name or "")
@@ -39,7 +41,7 @@ def move_lengths(
         shapes |= _shapes_of_layouts(values[cache.name or ""] for cache in caches)
     for node, value in shapes.items():
         if value.name not in before or node.outputs[0].is_graph_output():
-            continue  # of a branch or a body: its own lengths aren't known, and it gives what is its own
+            continue  # of a branch or a body: its own lengths aren't known, and its outputs are its own
         sizes = view.probe.shapes.of(before[value.name])[_part(node)]
         lengths = [_length(site.sizes, nodes, size, known) for size in sizes]
         parts = [part for part in lengths if part is not None]
@@ -54,7 +56,7 @@ def move_lengths(
 def _known_lengths(
     view: View, attention: Attention, site: Site, values: Mapping[str, ir.Value], nodes: Nodes, total: ir.Value | None
 ) -> dict[Size, ir.Value]:
-    """The lengths [1] of caches with new keys behind them and of the graph's inputs, by what stands for them."""
+    """The lengths [1] of caches with their new keys and of the graph's inputs, by size."""
     shapes, found = view.probe.shapes, dict[Size, ir.Value]()
     for side in (attention.k, attention.v):
         if side.cache is not None:
@@ -65,7 +67,7 @@ def _known_lengths(
             found |= dict.fromkeys(map(site.sizes.find, (rows, shapes.of(side.cache.past)[0])), nodes.length(past, 0))
     for value in view.model.graph.inputs:
         role = view.roles.get(value.name or "")
-        if role is not None and role.kind != "past":  # which may be a buffer
+        if role is not None and role.kind != "past":  # it may be a buffer
             for axis, size in enumerate(map(site.sizes.find, shapes.of(value))):
                 if not size.is_fixed and size not in found:
                     found[size] = nodes.length(values[value.name or ""], axis)
@@ -73,15 +75,17 @@ def _known_lengths(
 
 
 def circular(sites: Iterable[Site], values: Mapping[str, ir.Value]) -> list[bool]:
-    """For each site, whether it would need what it gives, or the number of its keys for them, once it stands in the
-    graph of these values."""
+    """For each site, whether it would need its own outputs after it is put into the graph of these values.
+
+    It would also be circular if the number of its keys needs them.
+    """
     found = [*sites]
     instead = {values[name]: new for site in found for name, new in site.replaced.items()}
     return [any(_needs_itself(new, instead) for new in (*site.replaced.values(), site.keys)) for site in found]
 
 
 def _needs_itself(result: ir.Value, instead: Mapping[ir.Value, ir.Value]) -> bool:
-    """Whether a node above a result needs what gives it."""
+    """Whether a node above a result needs the node that computes the result."""
     first = result.producer()
     pending, seen = [first], {first}
     for node in pending:
@@ -95,7 +99,7 @@ def _needs_itself(result: ir.Value, instead: Mapping[ir.Value, ir.Value]) -> boo
 
 
 def _length(sizes: Broadcasts, nodes: Nodes, size: Size, lengths: Mapping[Size, ir.Value]) -> ir.Value | None:
-    """A length [1]: a number, one of `lengths`, or a multiple of one; None for another."""
+    """A length [1]: a number, one of `lengths`, or a multiple of one; None for others."""
     symbols = sizes.shapes.symbols
     size = sizes.joint(*(symbols.broadcast_of(size) or (size,)))
     if size.is_fixed:
@@ -108,8 +112,10 @@ def _length(sizes: Broadcasts, nodes: Nodes, size: Size, lengths: Mapping[Size, 
 
 
 def _shapes_between(read: Iterable[ir.Value], inner: Collection[ir.Value]) -> list[tuple[ir.Node, ir.Value]]:
-    """Every Shape of one of the values `inner`, or of what is computed from one, that `read` is computed from, with
-    what it is the shape of."""
+    """Every Shape of one of the values `inner`, or of what is computed from one, that `read` is computed from.
+
+    Each comes with the value that it is the shape of.
+    """
     above = _above(read)
     pending = [value for value in inner if value in above]
     seen, found = {*pending}, dict[ir.Node, ir.Value]()
@@ -129,7 +135,7 @@ _LAYOUTS = {"Unsqueeze", "Expand", "Reshape", "Transpose", "Identity"}
 
 
 def _shapes_of_layouts(caches: Iterable[ir.Value]) -> dict[ir.Node, ir.Value]:
-    """Every Shape of these values laid out otherwise, such as repeated for all heads, with what it is the shape of."""
+    """Every Shape of these values laid out differently, for example repeated for all heads, with its input."""
     pending, found = [*caches], dict[ir.Node, ir.Value]()
     for value in pending:
         for use in value.uses():
@@ -147,7 +153,7 @@ def _part(node: ir.Node) -> slice:
 
 
 def _read(attention: Attention, values: Mapping[str, ir.Value]) -> list[ir.Value]:
-    """What a site reads beside the angles of `turns`, in the graph that is written to."""
+    """What a site reads, without the angles of `turns`, in the graph that is written to."""
     read = [term.value for term in attention.terms] + [scale for scale, _ in attention.head_scales]
     read += [side.source.value for side in (attention.q, attention.k, attention.v)]
     read += [] if attention.sinks is None else [attention.sinks]
@@ -156,7 +162,8 @@ def _read(attention: Attention, values: Mapping[str, ir.Value]) -> list[ir.Value
 
 
 def _replaced(attention: Attention, values: Mapping[str, ir.Value], site: Site) -> set[ir.Value]:
-    """What a site gives, but for what is turned in its place: a mask may be computed from that, such as its shape."""
+    """What a site outputs, without values that it only rotates: a mask may be computed from these, for example their
+    shape."""
     turned = {values[turn.rotary.target.name or ""] for turn in attention.turns}
     return {values[name] for name in site.replaced} - turned
 
@@ -170,7 +177,7 @@ def _is_its_own_source(attention: Attention, values: Mapping[str, ir.Value], sit
 
 
 def _above(read: Iterable[ir.Value]) -> set[ir.Value]:
-    """Values and all that they are computed from."""
+    """Values and everything that they are computed from."""
     pending = [*read]
     seen = {*pending}
     for value in pending:
@@ -181,7 +188,8 @@ def _above(read: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def _sources(node: ir.Node | None) -> list[ir.Value]:
-    """What a node is computed from, also by its branches and bodies: their results, and what they read around them."""
+    """What a node is computed from, including its branches and bodies: their results, and the outer values that they
+    read."""
     if node is None:
         return []
     return [*values_read(node), *(value for graph in bodies(node) for value in graph.outputs)]

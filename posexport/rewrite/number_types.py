@@ -1,6 +1,6 @@
-"""The dtypes in which a graph computes an attention: what takes its place computes in no fewer digits.
+"""The dtypes in which a graph computes an attention: its replacement must not compute with fewer digits.
 
-Queries and keys of fp16 that are cast to fp32 before their product have scores that fp16 can't hold.
+For example, if queries and keys of fp16 are cast to fp32 before their product, their scores may be too large for fp16.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ def operands(attention: Attention) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def turned_values(flow: Dataflow, rotary: Rotary) -> list[ir.Value]:
-    """What a rotation computes of its source by arithmetic, beside casts and layouts."""
+    """The values that a rotation computes from its source by arithmetic, not by casts and layouts."""
     nodes = [node for node in flow.between(rotary.source, rotary.target) if node.op_type in _ARITHMETIC]
     return [value for node in nodes for value in node.outputs if value in flow.content]
 
 
 def widest(flow: Dataflow, rotary: Rotary, dtypes: Mapping[str, ir.DataType]) -> ir.DataType | None:
-    """The dtype with the most digits of what a rotation computes; None where none is known."""
+    """The dtype with the most digits among what a rotation computes; None if none is known."""
     found = [dtypes.get(value.name or "") for value in turned_values(flow, rotary)]
     return max((dtype for dtype in found if dtype is not None), key=digits, default=None)
 
 
 def logit_types(view: View, attention: Attention, dtypes: Mapping[str, ir.DataType]) -> set[ir.DataType]:
-    """The dtypes of what is added to the scores, and of sinks; not of masks, whose numbers any dtype holds. What is
-    computed from an input that may hold scores is no mask, whatever it has on the probe's inputs."""
+    """The dtypes of what is added to the scores, and of sinks; not those of masks, whose numbers fit in any dtype.
+
+    A value that is computed from an input that may hold scores is not a mask, whatever numbers it has on the probe's
+    inputs.
+    """
     found = set()
-    if attention.sinks is not None:  # no more digits than the logits that they stand beside
+    if attention.sinks is not None:  # no more digits than the logits of the same softmax
         both = [dtypes.get(value.name or "") for value in (attention.sinks, attention.logits)]
         known = [dtype for dtype in both if dtype is not None]
         found.update(sorted(known, key=digits)[:1])

@@ -1,4 +1,4 @@
-"""The opset of a rewritten graph: its own where the form has it, else the nearest above, to which it is converted."""
+"""The opset of a rewritten graph: its own if the form has it, else the nearest above, to which it is converted."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from posexport.graphs.load import inlined
 from posexport.spec.forms import FORM_OPSETS, unsupported_opset
 
 _BY_CHANNEL = 21
-"""The opset from which on GroupNormalization scales each channel."""
+"""The opset from which on GroupNormalization has a scale for each channel."""
 
 _ASIDE = "operators-that-onnx-does-not-know"
 """The domain of operators that onnx's converter must not see."""
 
 
 def converted(model: ir.Model, form: str, target: str, opset: int | None, shared: bool = False) -> ir.Model:
-    """A copy of the model in an opset that the form has: its own, or the nearest above; `opset` where it is given."""
+    """A copy of the model in an opset of the form: its own, or the nearest above; or `opset` if that is given."""
     own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
-    lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # which has TensorScatter
+    lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # it has TensorScatter
     highest = FORM_OPSETS[form][-1]
     if own > highest:
         raise RequestError(
@@ -42,7 +42,7 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     with_few_queries(copy)
     if wanted == own:
         return copy
-    inlined(copy)  # which tells functions of another opset whose operators are the same; the converter refuses all
+    inlined(copy)  # keeps functions of another opset with unchanged operators; the converter refuses all functions
     if copy.functions:
         name = shown(next(iter(copy.functions.values())).name)
         raise RequestError(
@@ -54,7 +54,7 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     with _set_aside(copy):
         try:
             version_converter.convert_version(copy, wanted, fallback=True)
-        except Exception as error:  # it raises what it likes, or leaves the model as it is
+        except Exception as error:  # it may raise anything, or leave the model as it is
             problem = f"{type(error).__name__}: {error}"
     if copy.opset_imports.get("") != wanted:
         raise RequestError(
@@ -65,8 +65,11 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
 
 
 def _check_groups(model: ir.Model, own: int, wanted: int) -> None:
-    """RequestError for a GroupNormalization whose scale would mean something else: one of each group before opset 21,
-    of each channel from then on. onnxscript's converter leaves it as it is where it doesn't know how many channels."""
+    """RequestError for a GroupNormalization whose scale would change its meaning.
+
+    There is one scale for each group before opset 21, and one for each channel from then on. onnxscript's converter
+    leaves the operator unchanged if it doesn't know the number of channels.
+    """
     groups = [node for node in model.graph.all_nodes() if (node.domain, node.op_type) == ("", "GroupNormalization")]
     if not own < _BY_CHANNEL <= wanted or not groups:
         return
@@ -88,8 +91,10 @@ def _channels(node: ir.Node) -> int | None:
 
 @contextlib.contextmanager
 def _set_aside(model: ir.Model) -> Iterator[None]:
-    """Operators that ONNX Runtime adds to the standard's domain, as SimplifiedLayerNormalization, in another domain for
-    a while: onnx's converter refuses a graph with names of that domain that it does not know."""
+    """Move ONNX Runtime's operators in the standard's domain, such as SimplifiedLayerNormalization, to another domain.
+
+    They are moved back afterwards: onnx's converter refuses a graph with unknown names in that domain.
+    """
     unknown = {node.op_type for node in model.graph.all_nodes() if not node.domain and not onnx.defs.has(node.op_type)}
     if not unknown:
         yield

@@ -1,8 +1,8 @@
 """Rewrites a file in a child process, `python -P -m posexport.rewrite.process`, for `posexport.rewrite.draft`.
 
-A damaged or hostile file can end the process that parses and evaluates it, or take all memory: here that is one
-sentence. A request is {path, target, options, folder}, its answer a RewriteResult; the files are in the folder. The
-steps of the work are reported while it runs. Ctrl-C ends the child at once.
+A damaged or hostile file can end the process that parses and evaluates it, or use all memory: here this becomes an
+error in one sentence. A request is {path, target, options, folder}, its answer a RewriteResult; the files are in the
+folder. The steps of the work are reported while it runs. Ctrl-C ends the child at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rewrite_in_child(
 ) -> RewriteResult:
     """`posexport.rewrite.files.rewrite_into` in another process, which has ended when this returns.
 
-    RequestError too where the process crashes, runs out of memory or raises what it likes.
+    Also RequestError if the process crashes, runs out of memory or raises any error.
     """
     request = {"path": str(path), "target": str(target), "folder": str(folder.absolute())}
     request["options"] = unstructure(options)
@@ -38,16 +38,21 @@ def rewrite_in_child(
 
 
 def exact_in_child(folder: Path, path: Path, names: Sequence[str], roles: Mapping[str, str], seed: int) -> Path:
-    """The ONNX file at `path` with exact angles in the attentions of these names, written into `folder` in another
-    process; RequestError where that can't be done."""
+    """The ONNX file at `path` with exact angles in the attentions with these names, written into `folder`.
+
+    Another process does this; RequestError if it isn't possible.
+    """
     request = {"path": str(path), "folder": str(folder.absolute()), "exact": [*names], "roles": {**roles}, "seed": seed}
     _asked(request, f"the angles of {str(path)!r} can't be made exact", "making them exact")
     return folder / path.name
 
 
 def _asked(request: dict[str, Any], problem: str, step: str, progress: Progress = silent) -> dict[str, Any]:
-    """The answer of a child, which then has ended; the error of its failure, in which `problem` failed at a step, this
-    one or the last that it reported."""
+    """The answer of a child, which has then ended.
+
+    If it fails, an error is raised that says that `problem` failed while `step`, or the last step that the child
+    reported.
+    """
 
     def note(reported: str) -> None:
         nonlocal step
@@ -66,7 +71,7 @@ def _asked(request: dict[str, Any], problem: str, step: str, progress: Progress 
 
 
 def _error(failure: Reason, problem: str, step: str) -> PosexportError:
-    """The error that a failure of the child is, in which `problem` failed at this step."""
+    """The error for a failure of the child: `problem` failed at this step."""
     if failure.code == INVALID:
         return RequestError(failure.text)
     text = failure.text.rstrip(".")

@@ -1,4 +1,4 @@
-"""What is asked of `posexport rewrite`, as data; imports no engine."""
+"""The request of `posexport rewrite`, as data; imports no engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posexport.spec.fields import choice, flag, integer, parsed
 from posexport.spec.forms import FORMS, TARGETS
 
 LOWEST_OPSET = 11
-"""The lowest opset of a file that is rewritten."""
+"""The lowest opset of a file that can be rewritten."""
 
 
 def _one_of(*names: str) -> Callable[[Any], str]:
@@ -31,10 +31,10 @@ def _texts(given: Sequence[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class RewriteOptions:
-    """How attention is written anew. RequestError for a value that can't be read.
+    """How attention is rewritten. RequestError for a value that can't be read.
 
-    `only` names the attentions that are chosen, all by default; `roles` says what inputs are for, by name, where that
-    can't be guessed (posexport.graphs.roles). With `require_all`, nothing is written where one is left as it was.
+    `only` names the chosen attentions, by default all. `roles` says what inputs are for, by name, if that can't be
+    guessed (posexport.graphs.roles). With `require_all`, nothing is written if one attention is left as it was.
     """
 
     form: str = choice("decomposed", tuple(FORMS), "how attention is written")

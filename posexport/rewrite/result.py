@@ -1,4 +1,4 @@
-"""What became of a file that was rewritten, as data: the attentions, the evidence, and the new file. No engine."""
+"""What became of a rewritten file, as data: the attentions, the evidence, and the new file. Imports no engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Block:
 
 
 def block_of(own: Artifact, metadata: Mapping[str, str]) -> Block:
-    """That of a file with these `metadata` that was made of the artifact `own`."""
+    """The block of a file with these `metadata` that was made from the artifact `own`."""
     return Block(
         version=own.version,
         form=metadata["posexport.form"],
@@ -53,8 +53,8 @@ def block_of(own: Artifact, metadata: Mapping[str, str]) -> Block:
 class RewriteResult:
     """What became of a file. `attentions` are records with the keys of `posexport rewrite --json`.
 
-    `hashes` has the sha256 of each new file by name; where nothing was `changed`, they are copies, and `whole` is None.
-    `block` is what the new file's metadata say, if posexport made the original.
+    `hashes` has the sha256 of each new file by name. If nothing was `changed`, the files are copies, and `whole` is
+    None. `block` is what the new file's metadata say, if posexport made the original.
     """
 
     source: RewriteSource
@@ -72,18 +72,19 @@ class RewriteResult:
 
     @property
     def refused(self) -> list[Mapping[str, Any]]:
-        """The attentions that were to be rewritten and could not be."""
+        """The attentions that should have been rewritten and could not be."""
         settled = (ALREADY, NOT_CHOSEN)
         return [one for one in self.attentions if one["state"] == KEPT and _code(one["reason"]) not in settled]
 
     @property
     def angles_left(self) -> list[Mapping[str, Any]]:
-        """The attentions whose angles are not exact where that was asked for."""
+        """The attentions whose angles are not exact although that was asked for."""
         return [one for one in self.attentions if _has_angles_left(one)]
 
     @property
     def left(self) -> list[Mapping[str, Any]]:
-        """The attentions that are not in the form that was asked for, or whose angles are not exact where that was."""
+        """The attentions that are not in the requested form, or whose angles are not exact although that was asked
+        for."""
         return [
             one
             for one in self.attentions
@@ -92,7 +93,7 @@ class RewriteResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all attention is in the form; a file without any has none in it."""
+        """Whether all attention is in the form; False for a file without attention."""
         return bool(self.attentions) and not self.left
 
 
@@ -107,8 +108,10 @@ def _code(reason: Mapping[str, Any] | None) -> str | None:
 def site_record(
     description: Mapping[str, Any], state: str, reason: Reason | None, evidence: Any, angles: SiteAngles | None = None
 ) -> dict[str, Any]:
-    """One attention: its description as `posexport inspect --json` has it, what became of it, why, and the evidence;
-    and what became of its angles."""
+    """One attention: its description as in `posexport inspect --json`, what became of it, why, and the evidence.
+
+    It also has what became of its angles.
+    """
     return {
         **description,
         "state": state,
@@ -120,5 +123,5 @@ def site_record(
 
 
 def rounded(error: float) -> float:
-    """An error with two digits: further ones are chance."""
+    """An error with two digits: further digits are chance."""
     return float(f"{error:.1e}")

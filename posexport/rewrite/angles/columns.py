@@ -1,7 +1,7 @@
 """Which pair's cosine or sine each feature of a value is, so that the value can be computed from those of all pairs.
 
-Graphs lay cosines and sines out for the rotation that they write: each of the P twice, as two halves or alternating,
-some negative, both in one value. Each feature is compared with all of them at positions that were put into the graph.
+Graphs arrange cosines and sines for the rotation that they write: each of the P twice, as two halves or alternating,
+some negative, or both in one value. Each feature is compared with all of them at positions that are put into the graph.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
     Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 _BLOCK = 64
-"""Features that are compared at a time."""
+"""The number of features that are compared at a time."""
 
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """For each feature of a value the pair, whether it is its sine, and whether it is the negative of that."""
+    """For each feature of a value: its pair, whether it is the sine of the pair, and whether it is negated."""
 
     pairs: tuple[int, ...]
     sines: tuple[bool, ...]
     negative: tuple[bool, ...]
 
     def of(self, cos: Array, sin: Array) -> Array:
-        """The features [..., F] made of cosines and sines [..., P]."""
+        """The features [..., F] made from cosines and sines [..., P]."""
         pairs = list(self.pairs)
         chosen = np.where(np.asarray(self.sines), sin[..., pairs], cos[..., pairs])
         return np.asarray(np.where(np.asarray(self.negative), -chosen, chosen))
 
     def misfit(self, value: Array, cos: Array, sin: Array, tolerance: Array) -> float:
-        """How far a value [n, F] is from these features at most, in tolerances [n, P]."""
+        """How far a value [n, F] is from these features at most, as a multiple of tolerances [n, P]."""
         return float((np.abs(value - self.of(cos, sin)) / tolerance[:, list(self.pairs)]).max(initial=0.0))
 
 
 def columns_of(values: list[Array], exact: ExactAngles, positions: Whole) -> tuple[Columns, ...] | float:
-    """The columns of values [n, F] at positions [n]; by how much of what rounding explains they differ, where they do.
+    """The columns of values [n, F] at positions [n]; or, if they differ, by how many times what rounding explains.
 
-    Values of as many features have the same pairs: a slow pair's sine is known where its cosine is 1 all along.
+    Two values with equally many features have the same pairs: so the sine of a slow pair is known even if its cosine is
+    1 everywhere.
     """
     parts = [_misfits(value, exact, positions) for value in values]
     joint = len(values) == 2 and parts[0].shape == parts[1].shape and _is_of_one_kind(parts[0], parts[1])
@@ -67,7 +68,8 @@ def columns_of(values: list[Array], exact: ExactAngles, positions: Whole) -> tup
 
 
 def _misfits(value: Array, exact: ExactAngles, positions: Whole) -> Array:
-    """[4, F, P]: how far features are from cosines, their negatives, sines and theirs, in what rounding explains."""
+    """[4, F, P]: how far features are from cosines, negative cosines, sines and negative sines, as a multiple of
+    tolerances."""
     cos, sin = exact.cos_sin(positions)
     tolerance = exact.tolerance(positions)
     parts = []
@@ -86,7 +88,7 @@ def _is_of_one_kind(first: Array, second: Array) -> bool:
 
 
 def as_in(source: AngleSource, features: torch.Tensor, rank: int) -> torch.Tensor:
-    """[B or 1, S, F] laid out as the value of so many axes is."""
+    """[B or 1, S, F] laid out like the value with `rank` axes."""
     kept = source.axes
     flat = features if source.batch is not None else features[0]
     flat = flat.permute([kept.index(axis) for axis in sorted(kept)])

@@ -1,8 +1,9 @@
-"""A graph whose recognised rotations have exact angles, and is otherwise as it was: what is rewritten is held to it.
+"""A graph whose recognised rotations have exact angles, and is otherwise unchanged.
 
-Each value that is replaced is tested. On inputs drawn by role, cosines and sines of the new graph are those of the old,
-but for what rounding of the old frequencies explains; at far positions, where they differ, the new ones are those of
-float64, in the graph's own dtypes. This is tested, with these bounds, and not proved.
+Rewritten graphs are compared with it. Each value that is replaced is tested. On inputs drawn by role, cosines and sines
+of the new graph equal those of the old one, except for what rounding of the old frequencies explains. At far positions,
+where they differ, the new ones equal those of float64, in the graph's own dtypes. This is tested, with these bounds,
+and not proved.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from posexport.runtimes.tensors import to_tensors
 
 @attrs.frozen(kw_only=True)
 class ExactModel:
-    """A model with exact angles; `angles` by the name of the attention, of those that rotate. `view` is that of the
-    model before."""
+    """A model with exact angles.
+
+    `angles` has the angles of attentions that rotate, by name. `view` is that of the model before.
+    """
 
     model: ir.Model
     view: View
@@ -43,13 +46,13 @@ class ExactModel:
 
     @property
     def changed(self) -> set[str]:
-        """The names of the attentions whose angles were others before."""
+        """The names of the attentions whose angles changed."""
         return {name for name, one in self.angles.items() if one.changed}
 
 
 @attrs.define(kw_only=True)
 class _Test:
-    """What was found of one plan: why it can't stand, its error, and the number of cases."""
+    """The test of one plan: why it can't be used, its error, and the number of cases."""
 
     problem: str | None = None
     error: float = 0.0
@@ -57,7 +60,7 @@ class _Test:
 
 
 def exact_model(model: ir.Model, options: RewriteOptions, without: Mapping[str, Reason] | None = None) -> ExactModel:
-    """A copy of the model, in an opset that the form has, with exact angles in all attentions where that can be done.
+    """A copy of the model, in an opset of the form, with exact angles in all attentions for which that is possible.
 
     `without` names attentions whose angles stay, with the reason. RequestError as posexport.rewrite.rewriter raises it.
     """
@@ -98,7 +101,8 @@ def _converted(model: ir.Model, options: RewriteOptions) -> ir.Model:
 
 
 def _leave_shared(owners: Mapping[str, str], plans: dict[str, Turnings], angles: dict[str, SiteAngles]) -> None:
-    """Leave the angles of attentions that share keys with one whose angles stay: scores are of the same angles."""
+    """Leave the angles of attentions that share keys with one whose angles stay: scores need the same angles on both
+    sides."""
     left = True
     while left:
         left = False
@@ -117,7 +121,7 @@ def _are_exact(turnings: Turnings) -> bool:
 
 
 def _worst(tests: Mapping[AnglePlan, _Test], turnings: Turnings) -> _Test:
-    """What was found of all plans of an attention."""
+    """The test results of all plans of an attention together."""
     found = [tests[one.plan] for one in turnings if one.plan in tests]
     problem = next((test.problem for test in found if test.problem is not None), None)
     error = max((test.error for test in found), default=0.0)
@@ -141,7 +145,7 @@ def _site(turnings: Turnings, test: _Test) -> SiteAngles:
 def _written(
     view: View, model: ir.Model, plans: Mapping[str, Turnings], cases: Sequence[DrawnInputs], options: RewriteOptions
 ) -> tuple[ir.Model, dict[AnglePlan, _Test]]:
-    """A copy of the model with these exact angles, and what was found of each."""
+    """A copy of the model with these exact angles, and the test of each plan."""
     written = _places(view, plans)
     base = _converted(model, options)
     live(base)
@@ -162,7 +166,7 @@ def _written(
 
 
 def _places(view: View, plans: Mapping[str, Turnings]) -> list[Written]:
-    """Where the rotations of these attentions read cosines and sines, by plan."""
+    """The places where the rotations of these attentions read cosines and sines, by plan."""
     found: dict[AnglePlan, list[dict[Reader, None]]] = {}
     for turning in (one for turnings in plans.values() for one in turnings):
         places = found.setdefault(turning.plan, [{} for _ in turning.plan.sources])
@@ -182,7 +186,7 @@ def _readers(view: View, rotary: Rotary, source: AngleSource) -> list[Reader]:
 
 
 def _operators(view: View, written: Sequence[Written]) -> set[str]:
-    """The operators that must be written out, so that angles have places in the graph."""
+    """The operators that must be written out, so that their angles are values of the graph."""
     producers = {value.name: node for node in view.model.graph for value in node.outputs}
     names = {name for one in written for readers in one.readers for name, _ in readers}
     names |= {value.name or "" for one in written for value in (one.plan.positions.value, *_values(one.plan))}
@@ -211,7 +215,7 @@ def _compare(
             expected = old.run(arrays, sorted(before))
             actual = new.run(arrays, sorted(after))
         except RequestError:
-            continue  # the model takes no such inputs, or not before some table ends
+            continue  # the model takes no such inputs, or a table ends before
         for plan, test in tests.items():
             test.cases += 1
             far_off = _misfit(plan, moved[plan], expected, actual, case)
@@ -229,7 +233,7 @@ def _misfit(
     actual: Mapping[str, torch.Tensor],
     case: DrawnInputs,
 ) -> str | None:
-    """How new cosines and sines are no others than rounding explains; None where they are not."""
+    """How new cosines and sines differ by more than rounding explains; None if they don't."""
     numbers = plan.positions.read(expected[plan.positions.value.name or ""]).numpy()
     for source, new, columns in zip(plan.sources, moved, plan.columns, strict=True):
         want, have = expected[source.value.name or ""], actual[new.value.name or ""]
@@ -237,7 +241,7 @@ def _misfit(
             return f"shape {list(have.shape)} instead of {list(want.shape)}"
         values = [source.by_token(one.double()).numpy() for one in (want, have)]
         positions = np.broadcast_to(numbers, values[0].shape[:2])
-        known = positions >= 0  # padding may have any
+        known = positions >= 0  # padding may have any position
         if known.shape == case.tokens.shape:
             known = known & case.tokens
         allowed = plan.exact.tolerance(positions)[..., list(columns.pairs)][known]

@@ -1,11 +1,11 @@
-"""Which operators keep a number for each token of each row, so that what they give a token follows its position alone.
+"""Which operators keep a number for each token of each row, so that it depends only on the position of the token.
 
-    elementwise        as they are, also with numbers that are the same for all rows and tokens
-    layout             where axes of lengths that vary stay whole and in their order, or become one and are parted again
-    Gather             a row of a table for each position; of numbers by token only where lengths alone say which
+    elementwise        always, also with numbers that are the same for all rows and tokens
+    layout             if axes of varying lengths stay whole and in order, or are merged into one and split again
+    Gather             a row of a table for each position; from numbers by token only if lengths alone choose them
     products and sums  over axes of fixed lengths
 
-A sum over tokens, a running one and tokens in another order are not among them: what they give may begin to differ on
+A sum over tokens, a running sum, and tokens in another order are not among them: their results may begin to differ on
 inputs that are longer than all that are tried.
 """
 
@@ -22,19 +22,19 @@ from posexport.rewrite.angles.lengths import ELEMENTWISE, Lengths, summed_sizes,
 
 
 class Followed:
-    """The values that follow positions: a number of them for each token of each row."""
+    """The values that follow positions: they have a number for each token of each row."""
 
     def __init__(
         self, shapes: SymbolicShapes, lengths: Lengths, positions: ir.Value, batch: int | None, tokens: int
     ) -> None:
-        """`batch` and `tokens` are the axes of the positions that have these."""
+        """`batch` and `tokens` are the axes of rows and of tokens in the positions."""
         shape = shapes.of(positions)
         self._shapes, self._lengths, self._tokens = shapes, lengths, shape[tokens]
         self._varying = [shape[axis] for axis in (batch, tokens) if axis is not None and not shape[axis].is_fixed]
         self.values = {positions}
 
     def follows(self, node: ir.Node) -> bool:
-        """Whether what a node computes from values that follow does so too; they are noted."""
+        """Whether a node that reads following values gives following values; if so, they are noted."""
         if node.domain not in ("", "ai.onnx") or (len(node.outputs) != 1 and node.op_type != "Split"):
             return False
         rule = _RULES.get(node.op_type)
@@ -42,12 +42,12 @@ class Followed:
             return False
         for value in node.outputs:
             if not self._tokens.is_fixed and self._shapes.of(value).count(self._tokens) > 1:
-                return False  # numbers of two tokens have met
+                return False  # numbers of two tokens were combined
         self.values.update(node.outputs)
         return True
 
     def may_meet(self, node: ir.Node, numbers: Collection[ir.Value]) -> bool:
-        """Whether these numbers beside positions are the same for all rows and tokens; of a table, rows may differ."""
+        """Whether these other numbers are the same for all rows and tokens. The rows of a table may differ."""
         table = node.inputs[0] if node.op_type in _LOOK_UPS and node.inputs[1] in self.values else None
         return all(
             one in self.values or self._lengths.is_even(one) or (one is table and self._is_table(node, one))
@@ -64,7 +64,7 @@ class Followed:
         return before == after or after == [product(before)] or (after == self._varying and before == [product(after)])
 
     def _slices(self, node: ir.Node) -> bool:
-        """Features may be cut out; of rows and tokens all must be taken."""
+        """Features may be cut out, but all rows and tokens must be kept."""
         bounds = self._shapes.bounds(node)
         source = self._of_first(node)
         if bounds is None or source is None:
@@ -86,7 +86,8 @@ class Followed:
         return self._lengths.is_even(indices) if by_feature else self._lengths.counts_tokens(indices)
 
     def _looks_up(self, node: ir.Node) -> bool:
-        """GatherElements takes other axes in their order, and GatherND with batch_dims: they may not be by token."""
+        """GatherElements takes its other axes in order, and so does GatherND with batch_dims: these must not be axes of
+        tokens."""
         data, indices, source = node.inputs[0], node.inputs[1], self._of_first(node)
         if data in self.values or indices is None or source is None or node.attributes.get_int("batch_dims", 0) != 0:
             return False

@@ -1,14 +1,15 @@
-"""What lengths do above angles: how many numbers there are is theirs, what numbers they are must not be.
+"""How lengths affect angles: they may decide how many numbers there are, but not the numbers.
 
     fixed    the same for all inputs
-    cut      numbers that are the same for all inputs, as many as some length says, from the first: table[:length]
-    length   numbers that lengths decide, such as frequencies that are chosen where a row is long
+    cut      numbers that are the same for all inputs, but only the first ones, as many as a length says: table[:length]
+    length   numbers that lengths decide, such as frequencies that are chosen if a row is long
 
-Angles that follow positions may be computed from numbers of the first two kinds; from the third only by operators that
-take sizes from them, as Reshape, Expand and Slice do. Everything that isn't known to give cut numbers gives lengths.
+Angles that follow positions may be computed from numbers of the first two kinds. Numbers of the third kind may only be
+read by operators that take sizes from them, as Reshape, Expand and Slice do. Everything that isn't known to give cut
+numbers counts as giving lengths.
 
-Cut numbers may still be numbers of rows or of tokens. Those that are *even* aren't: they are the same along all axes of
-lengths that vary, such as frequencies that are repeated for each row.
+Cut numbers may still differ by row or token. Numbers that are *even* don't: they are the same along all axes of varying
+lengths, such as frequencies that are repeated for each row.
 """
 
 from __future__ import annotations
@@ -28,41 +29,44 @@ ELEMENTWISE = {
     *("Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not"),
     *("Floor", "Ceil", "Round", "Min", "Max", "Clip", "Cast", "CastLike", "Identity"),
 }
-"""Operators that compute each number from those in its place."""
+"""Operators that compute each number from those in the same place."""
 
 _SIZES = {"Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Slice": (2,), "Range": (1,)}
-"""Inputs that say how many numbers there are, by operator."""
+"""The inputs that say how many numbers there are, by operator."""
 
 _KEEP = ELEMENTWISE | {"Squeeze", "Unsqueeze", "Transpose", "Reshape", "Expand", "Tile", "ConstantOfShape"}
-"""Operators whose results are cut where their data are."""
+"""Operators whose results are cut if their data are."""
 
 _COUNT = {
     *("Range", "Add", "Sub", "Mul", "Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose", "Reshape", "Expand"),
     *("Gather", "Slice", "Concat"),
 }
-"""Operators that give polynomials of lengths and places of such: other than Where and Min, on all lengths the same."""
+"""Operators that compute polynomials of lengths, and elements of lists of such.
+
+Unlike Where and Min, they give the same polynomial for all lengths.
+"""
 
 _COUNTS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.DOUBLE)
-"""Dtypes that hold lengths as they are."""
+"""The dtypes that can hold lengths exactly."""
 
 _EVEN = ELEMENTWISE | {"Squeeze", "Unsqueeze", "Transpose", "Expand", "ConstantOfShape", "Gather"}
-"""Operators whose results are even where their data are."""
+"""Operators whose results are even if their data are."""
 
 _ROOM = 2**16
-"""Numbers that a Range has where its length is left out."""
+"""The numbers that a Range gives if its length is left out."""
 
 
 class Lengths:
-    """The kinds of numbers above angles, told in the order of the graph."""
+    """The kinds of the numbers that angles are computed from, determined in the order of the graph."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._cut, self._length, self._counted, self._even = (set[ir.Value]() for _ in range(4))
         self.whole: dict[str, torch.Tensor] = {}
-        """Cut numbers as they are where nothing is cut off, by name of the value."""
+        """The cut numbers without the cut, by name of the value."""
 
     def tell(self, value: ir.Value) -> None:
-        """Note of what kind a value is; those that it is computed from were told before."""
+        """Note the kind of a value. The values that it is computed from were noted before."""
         node = value.producer()
         if node is None or value in self._view.probe.fixed:
             return
@@ -77,20 +81,23 @@ class Lengths:
             self._even.add(value)
 
     def decide(self, value: ir.Value) -> bool:
-        """Whether a value has numbers that lengths decide."""
+        """Whether lengths decide the numbers of a value."""
         return value in self._length
 
     def is_even(self, value: ir.Value) -> bool:
-        """Whether numbers are the same along all axes of lengths that vary."""
+        """Whether numbers are the same along all axes of varying lengths."""
         return value in self._even or value in self._view.probe.fixed
 
     def counts_tokens(self, value: ir.Value) -> bool:
-        """Whether numbers are counted, and not the same on all inputs."""
+        """Whether numbers are counted from lengths, and not the same on all inputs."""
         return value in self._counted and value not in self._view.probe.fixed
 
     def read(self, node: ir.Node, followed: Collection[ir.Value]) -> list[ir.Value]:
-        """What a node reads for its numbers, not for how many there are. Rows of `followed` ones may be taken by
-        numbers that are counted: were they others than tokens, it would show on the first inputs that are tried."""
+        """What a node reads for its numbers, not for how many there are.
+
+        Counted numbers may choose rows of `followed` values: if they chose other than all tokens in order, the first
+        inputs that are tried would show it.
+        """
         if node.op_type == "Gather" and node.inputs[0] in followed and self._is_counted(node.inputs[1]):
             return _data(node)[:1]
         return _data(node)
@@ -99,7 +106,7 @@ class Lengths:
         return value is None or value in self._counted or value in self._view.probe.fixed
 
     def _counts_all(self, node: ir.Node) -> bool:
-        """Whether a node gives counted numbers of such, which it takes whole and in their order."""
+        """Whether a node computes counted numbers only from counted numbers, which it takes whole and in order."""
         if not all(map(self._is_counted, node.inputs)):
             return False
         if node.op_type == "Cast":
@@ -151,7 +158,7 @@ class Lengths:
         return node.inputs[0] not in cut
 
     def _has_one(self, node: ir.Node, cut: list[ir.Value]) -> bool:
-        """Whether one factor is cut, and nothing is summed over what is cut of it."""
+        """Whether at most one factor is cut, and no sum runs over its cut axes."""
         summed = summed_sizes(self._view.probe.shapes, node)
         return len(cut) <= 1 and summed is not None and all(size.is_fixed for size in summed)
 
@@ -163,7 +170,7 @@ class Lengths:
         return [default] if value is None else [int(one) for one in self._view.probe.get(value).reshape(-1).tolist()]
 
     def _keep_whole(self, value: ir.Value, node: ir.Node) -> None:
-        """Note numbers without their cut, where that is made here."""
+        """Note numbers without their cut, if the cut is made here."""
         data, probe = node.inputs[0], self._view.probe
         if node.op_type == "Range":
             start, step = (probe.get(one) for one in (node.inputs[0], node.inputs[2]) if one is not None)
@@ -183,11 +190,11 @@ _CHECKS: dict[str, Callable[[Lengths, ir.Node, list[ir.Value]], bool]] = {
     "Einsum": Lengths._has_one,
     "Range": Lengths._counts,
 }
-"""Operators whose results are cut under a condition, given those of their data that are."""
+"""Operators whose results are cut under a condition, given those of their data that are cut."""
 
 
 def _data(node: ir.Node) -> list[ir.Value]:
-    """What a node reads but for sizes."""
+    """The inputs of a node, without sizes."""
     sizes = _SIZES.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
     read = [value for at, value in enumerate(node.inputs) if value is not None and at not in sizes]
     return read + outer_values(node)
@@ -199,7 +206,8 @@ def varying(shape: Sequence[Size]) -> list[Size]:
 
 
 def summed_sizes(shapes: SymbolicShapes, node: ir.Node) -> list[Size] | None:
-    """The lengths of the axes that a MatMul or an Einsum sums over; None where they aren't known, and of others."""
+    """The lengths of the axes that a MatMul or an Einsum sums over; None if they aren't known, and for other
+    operators."""
     if node.op_type == "Einsum":
         letters = shapes.letters(node)
         return None if letters is None else [letters[0][one][0] for one in letters[0] if one not in letters[1]]

@@ -1,9 +1,9 @@
-"""What a recognised rotation turns by, in float64: the cosines and sines that `--angles exact` gives.
+"""The angles of a recognised rotation in float64: the cosines and sines that `--angles exact` gives.
 
     scale * cos(p w_i), scale * sin(p w_i)
 
-w_i are the frequencies of the encoding's parameters, such as theta^(-2i/d), in float64. The graph has them as float32
-rounds them, after some operations, so its angles differ from these by `slack_i` p radians at most.
+w_i are the frequencies of the encoding's parameters, such as theta^(-2i/d), in float64. The graph has them rounded to
+float32, after some operations, so its angles differ from these by `slack_i` p radians at most.
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ if TYPE_CHECKING:
     Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 UNKNOWN, BY_LENGTH, AXES, FAST = "angles-unknown", "angles-by-length", "angles-of-kind", "angles-fast"
-"""Codes of reasons why a rotation has no exact angles: frequencies of unknown origin, those that depend on the length
-of a row, an encoding that is no rotation by one position, and a pair that turns by more than a radian."""
+"""Codes of reasons why a rotation has no exact angles.
+
+Its frequencies are of unknown origin; they depend on the length of a row; the encoding is not a rotation by one
+position; a pair rotates by more than a radian per position.
+"""
 
 ROUNDINGS = 16
 """Rounding errors of float32 in a frequency: an exponent, a power and a division have up to 10 for a large theta."""
 
 NOISE = 1e-6
-"""What cosines and sines may differ by at any position: tables hold them in float32, and the scale was measured."""
+"""How much cosines and sines may differ at any position: tables hold them in float32, and the scale was measured."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class ExactAngles:
-    """The angles of P pairs: `frequencies` [P] in radians per position, and `slack` [P], what of them may be rounding
-    in a graph; cosines and sines are times `scale`."""
+    """The angles of P pairs.
+
+    `frequencies` [P] are in radians per position; `slack` [P] is the part of them that may be rounding in a graph.
+    Cosines and sines are multiplied by `scale`.
+    """
 
     frequencies: Array
     slack: Array
@@ -51,8 +57,10 @@ class ExactAngles:
 
 
 def exact_of(encoding: Mapping[str, Any], pairs: int) -> ExactAngles | Reason:
-    """The exact angles of so many pairs of an encoding that is named as posexport.graphs.attention.rotation names it,
-    or why it has none."""
+    """The exact angles of `pairs` pairs of an encoding, or why it has none.
+
+    The encoding is described as in posexport.graphs.attention.rotation.
+    """
     if (reason := encoding.get("reason")) is not None:
         return Reason(UNKNOWN, reason["text"])
     if encoding["name"] != "rope":
@@ -87,7 +95,7 @@ def _of_rope(rope: Any, dim: int) -> ExactAngles | Reason:
         return Reason(FAST, f"its fastest pair turns by {frequencies.max():.3g} radians per position, more than 1")
     unit = ROUNDINGS * 2.0**-24
     slack = unit * frequencies
-    if rope.scaling in ("yarn", "llama3"):  # sums of two parts, of which one may be nearly nothing
+    if rope.scaling in ("yarn", "llama3"):  # sums of two parts, of which one may be nearly zero
         slack = np.maximum(slack, unit / 4 * inverse_frequencies(dim, rope.theta, torch.float64).numpy())
     scale = float(rope.attention_factor or scaling.attention_factor(**parameters))
     return ExactAngles(frequencies=frequencies, slack=slack, scale=scale)

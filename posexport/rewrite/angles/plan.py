@@ -1,9 +1,9 @@
-"""What makes the angles of a graph's rotations exact, or why they stay, for each attention.
+"""How the angles of a graph's rotations can be made exact, or why they stay, for each attention.
 
 recognised    parameters whose frequencies are known in float64 (posexport.rewrite.angles.parameters)
 positions     the value of the graph that the angles follow, row by row (posexport.rewrite.angles.positions)
-tested        at all positions the graph's cosines and sines are those of the parameters, but for what rounding of
-              its frequencies to float32 explains; and its rotations take their angles from nowhere else
+tested        at all positions the graph's cosines and sines are those of the parameters, except for what rounding
+              of its frequencies to float32 explains; and its rotations take their angles from nowhere else
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
     Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 POSITIONS, DIFFER, ELSEWHERE, SHARED = "angles-positions", "angles-differ", "angles-elsewhere", "angles-shared"
-"""Codes of reasons why angles stay: no value has the positions; they are others than those of the parameters; the
-rotation has angles in other values too; keys are shared with an attention whose angles stay."""
+"""Codes of reasons why angles stay.
+
+No value has the positions; the angles differ from those of the parameters; the rotation has angles in other values too;
+keys are shared with an attention whose angles stay.
+"""
 
 PROMISED = 2.5e-7
-"""What posexport.custom_ops.exact_sinusoids may be off by at positions below 2^24."""
+"""The largest error of posexport.custom_ops.exact_sinusoids at positions below 2^24."""
 
 _ROWS = 2**14
-"""Rows of a table that are compared at a time."""
+"""The number of rows of a table that are compared at a time."""
 
 _UNITS = {ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
 """Half a unit in the last place of 1, for dtypes to which cosines and sines are rounded."""
@@ -54,9 +57,9 @@ _UNITS = {ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
 class AnglePlan:
     """The values `sources` with cosines and sines of the graph, and what they are in exact arithmetic.
 
-    `columns` are those of each. `limit` is the number of positions that the graph takes; `error` that of its own angles
-    in its own dtypes, at far ones; `bound` what exact ones may be off by. `rows` are an input of the graph and its axis
-    that has their number.
+    `columns` are those of each. `limit` is the number of positions that the graph takes. `error` is the error of the
+    graph's own angles in its own dtypes, at far positions; `bound` is the largest error that exact angles may have.
+    `rows` are an input of the graph and the axis with its rows.
     """
 
     sources: tuple[AngleSource, ...]
@@ -76,7 +79,7 @@ class AnglePlan:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Turning:
-    """A rotation of heads of `dim` features, with the plan of its angles."""
+    """A rotation of heads with `dim` features, with the plan of its angles."""
 
     rotary: Rotary
     dim: int
@@ -84,13 +87,13 @@ class Turning:
 
 
 Turnings = tuple[Turning, ...]
-"""The rotations of one attention; of its keys, those that are its own."""
+"""The rotations of one attention; for its keys, only its own rotations."""
 
 
 class Planner:
     """Plans for the rotations of a view, whose model is only evaluated.
 
-    `owners` has the names of attentions that read the keys of another one, with the name of that.
+    `owners` has the names of attentions that read the keys of another one, with the name of the latter.
     """
 
     def __init__(self, view: View) -> None:
@@ -101,7 +104,7 @@ class Planner:
         self.owners: dict[str, str] = {}
 
     def plan(self, attention: Attention) -> Turnings | Reason | None:
-        """What makes the angles of an attention exact, or why they stay; None where nothing is rotated."""
+        """How the angles of an attention can be made exact, or why they stay; None if nothing is rotated."""
         queries, keys = (_rotations(side, attention.head_dim) for side in (attention.q, attention.k))
         owner = self._owner(attention) if queries and not keys and attention.k.cache is None else None
         if not queries and not keys:
@@ -207,7 +210,7 @@ class Planner:
 
 
 def _rows(view: View) -> tuple[str, int] | None:
-    """An input of the graph that has all rows, and the axis on which it has them."""
+    """An input of the graph that has all rows, and its axis of rows."""
     held = ((name, role.axes) for name, role in view.roles.items())
     return next(((name, axes.index(BATCH)) for name, axes in held if BATCH in axes), None)
 
@@ -215,7 +218,7 @@ def _rows(view: View) -> tuple[str, int] | None:
 def _table_misfit(
     trial: Trial, source: PositionSource, exact: ExactAngles, columns: Collection[Columns], limit: int
 ) -> float:
-    """By how much of what rounding explains a table differs in any row: one may be edited."""
+    """How many times more than rounding explains any row of a table differs: a single row may have been edited."""
     worst = 0.0
     for start in range(0, limit, _ROWS):
         positions = np.arange(start, min(start + _ROWS, limit))
@@ -227,20 +230,20 @@ def _table_misfit(
 
 
 def _rotations(side: Side, head_dim: int) -> list[tuple[Rotary, int]]:
-    """The rotations of queries or keys, with the features of the heads that they turn."""
+    """The rotations of queries or keys, with the features of the heads that they rotate."""
     if side.rotary is not None:
         return [(side.rotary, head_dim)]
     return [(turn.rotary, turn.dim) for turn in side.turns]
 
 
 def error_of(values: Collection[Array], exact: ExactAngles, columns: Collection[Columns], positions: Whole) -> float:
-    """The largest error of values [n, F] at positions [n] against float64."""
+    """The largest error of values [n, F] at positions [n], compared with float64."""
     cos, sin = exact.cos_sin(positions)
     errors = [np.abs(value - one.of(cos, sin)).max() for value, one in zip(values, columns, strict=True)]
     return float(np.nan_to_num(max(errors), nan=np.inf))
 
 
 def bound_of(view: View, sources: Collection[AngleSource], exact: ExactAngles) -> float:
-    """What exact cosines and sines may be off by in the dtypes of these values."""
+    """The largest error that exact cosines and sines may have in the dtypes of these values."""
     dtypes = view.dtypes([source.value for source in sources]).values()
     return exact.scale * (PROMISED + max((_UNITS.get(dtype, 0.0) for dtype in dtypes), default=0.0))

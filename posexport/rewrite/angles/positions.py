@@ -1,8 +1,8 @@
-"""The positions that cosines and sines are computed from, as a value of the graph: found by putting others there.
+"""The positions that cosines and sines are computed from, as a value of the graph. It is found by replacing values.
 
-Any value above the angles that has a whole number for each token may hold the positions. It does where angles are
-computed from it alone, token by token (posexport.rewrite.angles.followed), and follow the numbers that are put there
-instead. Lengths may only say how many angles there are (posexport.rewrite.angles.lengths).
+Any value above the angles that has a whole number for each token may hold the positions. It does if angles are computed
+only from it, token by token (posexport.rewrite.angles.followed), and follow numbers that are put in its place. Lengths
+may only decide how many angles there are (posexport.rewrite.angles.lengths).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posexport.rewrite.angles.followed import Followed
 from posexport.rewrite.angles.lengths import Lengths
 
 _STEPS = 400
-"""Values that are looked at above angles, at most."""
+"""The most values above angles that are looked at."""
 
 _WHOLE = {
     *(
@@ -38,19 +38,21 @@ _WHOLE = {
     ),
     *("Add", "Sub", "Mul", "Neg", "Abs", "Min", "Max", "Clip", "Range", "CumSum", "Where"),
 }
-"""Operators that give whole numbers of whole ones."""
+"""Operators that compute whole numbers from whole numbers."""
 
 _ROUNDING = ("Floor", "Round", "Ceil")
 
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-"""Floating-point dtypes that hold positions as they are."""
+"""Floating-point dtypes that can hold positions exactly."""
 
 
 @attrs.frozen(kw_only=True)
 class PositionSource:
-    """Positions [B, S] as `value` holds them, of `rank` axes of which all but `batch` and `tokens` are of size 1; those
-    are the same for all rows where `batch` is None. `whole` are tables above the angles without the cut that a length
-    makes, by name."""
+    """Positions [B, S] as `value` holds them.
+
+    It has `rank` axes, of which all except `batch` and `tokens` have size 1. If `batch` is None, positions are the same
+    for all rows. `whole` are tables above the angles without the cut that a length makes, by name.
+    """
 
     value: ir.Value
     batch: int | None
@@ -59,14 +61,14 @@ class PositionSource:
     whole: Mapping[str, torch.Tensor] = attrs.field(factory=dict, eq=False, repr=False)
 
     def laid_out(self, positions: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Positions [B or 1, S] in the `shape` that the value has."""
+        """Positions [B or 1, S] in the `shape` of the value."""
         rows = positions if self.batch is not None else positions[0]
         if self.batch is not None and self.batch > self.tokens:
             rows = rows.T
         return rows.reshape(list(shape))
 
     def read(self, value: torch.Tensor) -> torch.Tensor:
-        """Positions [B or 1, S] of the value."""
+        """The positions [B or 1, S] of the value."""
         if self.batch is None:
             return value.reshape(1, -1)
         rows, tokens = value.shape[self.batch], value.shape[self.tokens]
@@ -77,14 +79,16 @@ class PositionSource:
 
 @attrs.define(kw_only=True)
 class Candidates:
-    """Values that may hold the positions, the likeliest first; `by_length`: lengths decide angles of others too."""
+    """The values that may hold the positions, the likeliest first. `by_length`: lengths decide angles of other values
+    too."""
 
     sources: list[PositionSource] = attrs.field(factory=list)
     by_length: bool = False
 
 
 def candidates(view: View, sources: Sequence[AngleSource]) -> Candidates:
-    """The values that may hold the positions of these cosines and sines, whole numbers first, the nearest first."""
+    """The values that may hold the positions of these cosines and sines: whole numbers first, then the nearest
+    first."""
     rows = [None if one.batch is None else view.probe.shape(one.value)[one.batch] for one in sources]
     tokens = view.probe.shape(sources[0].value)[sources[0].tokens]
     batch = next((count for count in rows if count is not None), None)
@@ -106,7 +110,7 @@ def candidates(view: View, sources: Sequence[AngleSource]) -> Candidates:
 
 
 def _is_whole(view: View, value: ir.Value) -> bool:
-    """Whether floating-point numbers are whole on all inputs: made of whole ones without a division."""
+    """Whether floating-point numbers are whole on all inputs: computed from whole ones without a division."""
     pending, seen = [value], {value}
     while pending:
         one = pending.pop()
@@ -127,10 +131,10 @@ def _is_whole(view: View, value: ir.Value) -> bool:
 
 
 def _source(view: View, value: ir.Value, batch: int | None, tokens: int) -> PositionSource | None:
-    """How a value holds a number for each token of each row."""
+    """How a value holds a number for each token of each row; None if it doesn't."""
     try:
         held = view.probe.get(value)
-    except Exception:  # a constant of a kind that has no tensor
+    except Exception:  # a constant of a kind without a tensor
         return None
     if not isinstance(held, torch.Tensor) or held.dtype == torch.bool:
         return None
@@ -145,8 +149,11 @@ def _source(view: View, value: ir.Value, batch: int | None, tokens: int) -> Posi
 
 
 def _followed(view: View, values: Sequence[ir.Value], positions: PositionSource) -> Lengths | bool | None:
-    """What lengths do where positions are all else that values know of their tokens, and of the numbers of the graph's
-    inputs; False where lengths decide the values too, None where something else does."""
+    """What lengths do above these values, if all that these know about their tokens is the positions.
+
+    False if lengths decide the values too. None if something else does, such as the numbers of other inputs of the
+    graph.
+    """
     above = _above(view, values, positions.value)
     if len(above) >= _STEPS:
         return None
@@ -175,8 +182,10 @@ def _followed(view: View, values: Sequence[ir.Value], positions: PositionSource)
 
 
 def _above(view: View, values: Sequence[ir.Value], stop: ir.Value | None = None) -> list[ir.Value]:
-    """The numbers that values are computed from, the nearest first, without constants and what carries features, and
-    without what is above `stop` alone."""
+    """The numbers that values are computed from, the nearest first.
+
+    Constants and values with features are left out, and so is what is only above `stop`.
+    """
     seen = dict.fromkeys(values)
     pending = [*values]
     while pending and len(seen) < _STEPS:

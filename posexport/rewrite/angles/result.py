@@ -1,4 +1,4 @@
-"""What became of the angles of one attention, as data; no engine."""
+"""What became of the angles of one attention, as data; imports no engine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import attrs
 from posexport.errors import Reason
 
 EXACT, PARITY = "exact", "parity"
-"""States of angles: as exact as their dtype allows, or products in float32 as models in PyTorch have them."""
+"""The states of angles: as exact as their dtype allows, or products in float32 as in PyTorch models."""
 
 
 @attrs.frozen(kw_only=True)
 class SiteAngles:
-    """The angles of one attention: `state` EXACT or PARITY, with the reason why they stay as they are.
+    """The angles of one attention: `state` is EXACT or PARITY; `reason` says why they stay as they are.
 
-    `original_error` and `error` are the largest errors of cosines and sines against float64 before and after, in the
-    graph's own dtypes, up to `positions`, the farthest that was tried; `cases` the sets of inputs on which old and new
-    were compared. `changed`: they were others before.
+    `original_error` and `error` are the largest errors of cosines and sines compared with float64, before and after, in
+    the graph's own dtypes, up to `positions`, the farthest that was tried. `cases` is the number of sets of inputs on
+    which old and new ones were compared. `changed`: they are other angles than before.
     """
 
     state: str
@@ -46,5 +46,5 @@ def angles_record(angles: SiteAngles | None) -> dict[str, Any] | None:
 
 
 def _rounded(error: float | None) -> float | None:
-    """An error with two digits: further ones are chance."""
+    """An error with two digits: further digits are chance."""
     return None if error is None else float(f"{error:.1e}")

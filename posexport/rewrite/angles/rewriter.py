@@ -1,6 +1,6 @@
-"""Attention written anew in a form, with exact angles: first the angles alone, then all else as the same function.
+"""Rewrites attention in a form with exact angles: first only the angles, then everything else as the same function.
 
-An attention that can't be written anew keeps its own angles too.
+An attention that can't be rewritten keeps its own angles too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
 
 ATTENTION_KEPT = "angles-attention-kept"
-"""The code of the reason of angles that stay with their attention."""
+"""The code of the reason for angles that stay because their attention stays."""
 
 
 def rewrite_exactly(model: ir.Model, options: RewriteOptions) -> Rewritten:
-    """posexport.rewrite.rewriter.rewrite_as with exact angles wherever they were recognised; `original` of the result
-    has them too, and is otherwise `model`."""
+    """posexport.rewrite.rewriter.rewrite_as with exact angles for all recognised rotations.
+
+    `original` of the result has exact angles too, and is otherwise `model`.
+    """
     if unread(model) or not may_hold_attention(model):
         return rewrite_as(model, options)
     without: dict[str, Reason] = {}
@@ -50,10 +52,10 @@ def rewrite_exactly(model: ir.Model, options: RewriteOptions) -> Rewritten:
 
 
 def _sites(exact: ExactModel, done: Rewritten) -> list[SiteResult]:
-    """The results as those of the original's attentions, with what became of their angles."""
+    """The results for the attentions of the original, with what became of their angles."""
     known = {one.name: one for one in exact.view.attentions}
     if not any(site.attention.name in known for site in done.sites) and len(known) == len(done.sites):
-        return [  # functions of the form `function`, which the view has written out
+        return [  # functions of the form `function`; the view has written them out
             attrs.evolve(site, attention=one, angles=exact.angles.get(one.name))
             for site, one in zip(done.sites, exact.view.attentions, strict=True)
         ]
@@ -65,7 +67,7 @@ def _sites(exact: ExactModel, done: Rewritten) -> list[SiteResult]:
 
 
 def _with_angles(site: SiteResult, angles: SiteAngles | None) -> SiteResult:
-    """A site with its angles; one whose angles alone were others before was rewritten."""
+    """A site with its angles. If only its angles changed, it counts as rewritten."""
     if angles is not None and angles.changed and site.state == KEPT:
         return attrs.evolve(site, state=REWRITTEN, reason=None, angles=angles)
     return attrs.evolve(site, angles=angles)

@@ -1,4 +1,4 @@
-"""Cosines and sines of a graph at positions that are put in place of its own, in float64 or in its own dtypes."""
+"""Cosines and sines of a graph at positions that replace its own, in float64 or in its own dtypes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST = 2**24
-"""Positions end here: as far as posexport.custom_ops.exact_sinusoids is exact."""
+"""The end of positions: posexport.custom_ops.exact_sinusoids is exact up to here."""
 
 
 _MANY = 2048
-"""Positions of a row that are put in at once, where the graph takes another number of tokens there."""
+"""The positions of a row that are put in at once, if the graph takes another number of tokens there."""
 
 
 class Trial:
@@ -41,13 +41,13 @@ class Trial:
         self._values = values_of(model)
 
     def at(self, source: PositionSource, positions: Whole) -> list[Array]:
-        """Each value as [n, F] at positions [n]; RequestError where the graph takes none of them."""
+        """Each value as [n, F] at positions [n]; RequestError if the graph doesn't take one of them."""
         shape = self._view.probe.shape(source.value)
         wider = (*shape[: source.tokens], _MANY, *shape[source.tokens + 1 :])
         if len(positions) >= _MANY:
             try:
                 return self._in_parts(source, positions, wider)
-            except RequestError:  # the number of tokens stands elsewhere too
+            except RequestError:  # other values depend on the number of tokens
                 pass
         return self._in_parts(source, positions, shape)
 
@@ -65,7 +65,7 @@ class Trial:
         return [np.concatenate(part) for part in parts]
 
     def limit(self, source: PositionSource) -> int:
-        """The number of positions, MOST at most, that the graph takes: a table may end before; 0 for none."""
+        """The number of positions that the graph takes, at most MOST: a table may end before; 0 for none."""
         low, high = 0, MOST
         while low < high:
             middle = high if high == MOST else (low + high + 1) // 2
@@ -91,7 +91,7 @@ class Trial:
 
 
 def near_and_far(limit: int, seed: int = 0) -> Whole:
-    """Positions below a limit: the first, drawn ones up to each power of two, and the last."""
+    """Positions below a limit: the first ones, random ones up to each power of two, and the last one."""
     rng = np.random.default_rng(seed)
     found = [*range(min(limit, 6))]
     for power in range(3, MOST.bit_length()):
@@ -101,7 +101,8 @@ def near_and_far(limit: int, seed: int = 0) -> Whole:
 
 
 def far(limit: int, seed: int = 0) -> Whole:
-    """Positions at which errors are stated: the last quarter before the limit, of 2^20 and above where it allows."""
+    """The positions at which errors are stated: from 2^20, or from 3/4 of the limit if that is less, up to the
+    limit."""
     rng = np.random.default_rng((seed, 1))
     start = min(2**20, limit * 3 // 4)
     found = {start, limit - 1, limit // 2} | set(rng.integers(start, limit, 40).tolist())

@@ -1,7 +1,7 @@
-"""Whether a rotation takes its angles from two values of the graph alone: tried with other angles put in their place.
+"""Whether a rotation takes its angles only from two values of the graph: tried with other angles in their place.
 
-A graph may keep angles in more values than those that were recognised, such as the negative sine; exact angles in some
-of them and rounded ones in others would be neither the one function nor the other.
+A graph may have angles in more values than the recognised ones, such as the negative sine. With exact angles in some of
+them and rounded ones in others, the result would be neither of the two functions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 EXACT = 1e-9
-"""Part of the largest value that the rotation by other angles may differ by in float64."""
+"""The part of the largest value by which the rotation by other angles may differ in float64."""
 
 _ROOM = 2**20
-"""Positions that are tried, from 0."""
+"""The number of positions that are tried, from 0."""
 
 
 def turning_error(
     view: View, evaluator: Evaluator, rotary: Rotary, exact: ExactAngles, columns: Sequence[Columns], dim: int
 ) -> float:
-    """How far the graph's rotation with exact angles of drawn positions is from what it must be, as a part of the
-    largest value; infinite where it is no rotation of heads of `dim` features at all."""
+    """How far the graph's rotation with exact angles of random positions is from the correct one.
+
+    The difference is a part of the largest value; infinite if it is not a rotation of heads with `dim` features at all.
+    """
     batch, tokens, _ = rotary.solved[0].shape
     heads = math.prod(view.probe.shape(rotary.source)) // (batch * tokens * dim)
     sizes = (batch, heads, tokens, dim)
@@ -60,7 +62,7 @@ def turning_error(
 
 
 def _layout(view: View, rotary: Rotary, sizes: Sizes) -> Layout | None:
-    """How the result of the rotation is laid out."""
+    """The layout of the result of the rotation; None if it has none that is known."""
     still = view.probe.random_like(rotary.source)
     moved = view.probe.through(rotary.source, [rotary.target], still)[0]
     expected = rotary.pairs.turned(rotary.layout.to_heads(still, sizes), *rotary.solved)
@@ -72,7 +74,7 @@ def _layout(view: View, rotary: Rotary, sizes: Sizes) -> Layout | None:
 
 
 def _known(view: View, rotary: Rotary) -> dict[str, torch.Tensor]:
-    """What the nodes of a rotation read, on the probe's inputs."""
+    """The inputs of the nodes of a rotation, on the probe's inputs."""
     nodes = view.flow.between(rotary.source, rotary.target)
     computed = {value for node in nodes for value in node.outputs}
     read = {value for node in nodes for value in node.inputs if value is not None}

@@ -1,8 +1,8 @@
-"""Exact cosines and sines put into a graph: in the places where rotations read those that the graph has.
+"""Puts exact cosines and sines into a graph, where its rotations read cosines and sines.
 
     positions [B or 1, S] int64 -> ExactSinusoids -> cos, sin [B or 1, S, P] fp32 -> laid out, in the dtype of the old
 
-The old values stay for whatever else reads them.
+The old values stay for everything else that reads them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Reader = tuple[str, int]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Written:
-    """A plan that is to be written: where rotations read each of its values."""
+    """A plan to write, with the places where rotations read each of its values."""
 
     plan: AnglePlan
     readers: tuple[tuple[Reader, ...], ...]
@@ -39,7 +39,7 @@ class Written:
 def write_exact(
     model: ir.Model, written: Sequence[Written], dtypes: Mapping[str, ir.DataType], ranks: Mapping[str, int], form: str
 ) -> dict[AnglePlan, tuple[AngleSource, ...]]:
-    """Put exact angles into `model`, a copy of a view's model; returns where it has them now.
+    """Put exact angles into `model`, a copy of a view's model; returns the values that have them now.
 
     `dtypes` and `ranks` are those of the values that are replaced, by name.
     """
@@ -70,7 +70,7 @@ def write_exact(
 
 
 def _moved(nodes: Mapping[str, ir.Node], source: AngleSource, readers: Iterable[Reader]) -> AngleSource:
-    """The same in the new value."""
+    """The source with the new value."""
     output, at = next(iter(readers))
     value = nodes[output].inputs[at]
     assert value is not None
@@ -114,7 +114,7 @@ class _Writer:
         dtype: ir.DataType,
         rank: int,
     ) -> ir.Value:
-        """The features of the cosines and sines of a plan, with the axes of a value of this `rank`."""
+        """The features of the cosines and sines of a plan, with the axes of a value with this `rank`."""
         nodes = self.nodes
         value = nodes.cast(self._features(angles, columns, len(plan.exact.frequencies)), dtype)
         if source.batch is None:
@@ -132,7 +132,7 @@ class _Writer:
         return nodes.one("Unsqueeze", value, nodes.constant(added)) if added else value
 
     def _features(self, angles: tuple[ir.Value, ir.Value], columns: Columns, pairs: int) -> ir.Value:
-        """[B or 1, S, F] made of [B or 1, S, P] of so many pairs, fp32."""
+        """[B or 1, S, F] made from [B or 1, S, P] with P = `pairs`, fp32."""
         nodes, count = self.nodes, pairs
         kinds = sorted(set(zip(columns.sines, columns.negative, strict=True)))
         parts = [angles[sine] if not negative else nodes.one("Neg", angles[sine]) for sine, negative in kinds]

@@ -1,7 +1,7 @@
-"""The command line: one command per stage, each in its own file, loaded when it is called.
+"""The command line: one command per stage, each in its own file, which is loaded when the command is called.
 
-`main` turns posexport's errors, and click's, into one sentence on stderr and the exit code of the contract:
-0 fine, 1 checked and not equal, 2 the request or the input is wrong, 3 a required runtime is not there.
+`main` turns posexport's and click's errors into one sentence on stderr and an exit code: 0 fine, 1 checked and not
+equal, 2 the request or the input is wrong, 3 a required runtime is not installed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ COMMANDS = {
     "report": "write a page of results: what is fastest, wrong or not run",
     "inspect": "show the inputs, operators and attention of a file",
 }
-"""Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""
+"""Every command, in the order in which an artifact passes through them; the code is in
+`posexport.cli.<name>_command`."""
 
 _OTHER_NAMES = {"--runtime": "--for", "--for": "--runtime", "--jobs": "--workers", "--workers": "--jobs"}
-"""Options with another name in other commands; their spellings are too different for click to suggest them."""
+"""Options with another name in other commands; they are spelled too differently for click to suggest them."""
 
 
 _OUTPUTS = {"output", "junit", "markdown", "save", "cache", "timing_cache", "runtime_cache"}
-"""Parameters that name what a command writes; whatever file another one names is an input."""
+"""Parameters that name what a command writes. All other files that a parameter names are inputs."""
 
 INTERRUPTED = 130
-"""The code of a command that says itself how far it came before a signal; each signal has its own: 128 + its number."""
+"""The code that a command returns if it itself reports how far it came before a signal.
+
+`main` then exits with the code of the signal: 128 + its number.
+"""
 
 _EXIT_CODE_OF_SIGPIPE = 141
 """The shell's code for a command whose reader closed the pipe: 128 + SIGPIPE."""
@@ -61,9 +65,9 @@ _EXIT_CODE_OF_SIGPIPE = 141
 def typed_options(command: click.Command, ctx: click.Context, arguments: list[str]) -> dict[str, str]:
     """The options among the arguments of a command as they were typed, by the names of their parameters.
 
-    RequestError for an option of a single value that is given twice, since the first value would be dropped; for an
-    empty text, as an unset variable gives; for the name of the option in another command; and for more arguments than
-    the command takes. So is a character that neither a name nor a text of the system can have.
+    RequestError for an option with a single value that is given twice, since the first value would be lost; for an
+    empty text, such as an unset variable; for an option name of another command; for more arguments than the command
+    takes; and for a character that neither a file name nor a text of the system can contain.
     """
     for argument in arguments:
         try:
@@ -112,11 +116,11 @@ def _too_many(command: click.Command, ctx: click.Context, extra: list[str]) -> s
 
 
 _UNLIMITED = ("list", "sweep")
-"""Commands that read no artifact themselves: the first is fast, and Ray's processes, as children, keep a limit."""
+"""Commands that read no artifact themselves. `list` is fast; with `sweep`, Ray's child processes would keep a limit."""
 
 
 def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
-    """The limit on the memory of this process, in which files that somebody else made are read."""
+    """The limit on the memory of this process, which reads files from others."""
     if not arguments or arguments[0] in _UNLIMITED or {"-h", "--help"} & set(arguments):
         return nullcontext()
     from posexport.cli.memory_limit import check_limit
@@ -128,8 +132,8 @@ def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _protected(arguments: Sequence[str]) -> AbstractContextManager[None]:
-    """No file that the command reads is written over."""
-    if not arguments or arguments[0] not in COMMANDS or arguments[0] == "list":  # which loads next to nothing
+    """Ensure that no file that the command reads is overwritten."""
+    if not arguments or arguments[0] not in COMMANDS or arguments[0] == "list":  # list imports very little
         return nullcontext()
     from posexport.files import protected_inputs
 
@@ -143,7 +147,7 @@ def _is_short(error: BaseException) -> bool:
 
 
 class Commands(click.Group):
-    """Commands that import their file when they are called, so that `--help` and `list` load no engine."""
+    """Commands whose file is imported when they are called, so that `--help` and `list` load no engine."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -157,7 +161,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, arguments = super().resolve_command(ctx, args)
-        if command is not None and not ctx.resilient_parsing:  # shell completion is
+        if command is not None and not ctx.resilient_parsing:  # shell completion parses like this
             ctx.meta[__name__] = typed_options(command, click.Context(command, info_name=name, parent=ctx), arguments)
         return name, command, arguments
 
@@ -194,13 +198,13 @@ class Commands(click.Group):
                 with _limited(given), _protected(given):
                     code = super().main(*args, **kwargs)
             except Exception:
-                if signals:  # which another package made an error of its own of
+                if signals:  # another package turned the signal into its own error
                     raise KeyboardInterrupt from None
                 raise
             finally:
                 interrupts.held = True
                 remove_since(made_before)
-                if in_process:  # else a signal is noted to the very end of the process
+                if in_process:  # else signals are caught to the very end of the process
                     interrupts.end()
             if signals and code != INTERRUPTED:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
@@ -223,7 +227,7 @@ class Commands(click.Group):
             code = fail(f"{how}: no file is half-written; files written before are kept.", 128 + number)
         except SystemExit:
             raise
-        except BaseException as error:  # what Rust code raises where it can't go on is no Exception
+        except BaseException as error:  # a panic in Rust code is not an Exception
             if not _is_short(error):
                 raise
             problem = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -235,7 +239,8 @@ class Commands(click.Group):
 
 
 def _check_working_folder() -> None:
-    """RequestError where the working folder was removed: no name means a file there, and libraries end the process."""
+    """RequestError if the working folder was removed: then no name refers to a file there, and libraries end the
+    process."""
     try:
         os.getcwd()  # noqa: PTH109 (no path is wanted)
     except FileNotFoundError:
@@ -244,7 +249,7 @@ def _check_working_folder() -> None:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Give errors of the system their sentence, those of stdout included, and a closed pipe its exit code."""
+    """Turn errors of the system into a sentence, including those of stdout, and a closed pipe into its exit code."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Attention that was recognised in a graph, shown to people."""
+"""Shows the recognised attention of a graph to people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posexport.report.attentions import Data, alike, cache_text, encoding_text, 
 
 
 def show_attentions(file: str, attentions: Sequence[Data]) -> None:
-    """Every attention; those that follow each other and are alike but for their names are shown once."""
+    """Show every attention. Consecutive ones that differ only in their names are shown once."""
     if not attentions:
         console.write()
         console.write(f"no attention found in {file}")

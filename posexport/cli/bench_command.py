@@ -1,4 +1,4 @@
-"""`posexport bench`: latency of an artifact on the runtimes that are there, beside torch and the lower bound."""
+"""`posexport bench`: latency of an artifact on the installed runtimes, compared with torch and the lower bound."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _show(result: Benchmark, save: Path | None, alternatives: bool, as_json: boo
             console.show_json(result.to_dict())
         else:
             show_benchmark(result, alternatives)
-    finally:  # the file is written also where stdout fails
+    finally:  # the file is written even if stdout fails
         if save is not None:
             write_json(save, result.to_dict())
     if save is not None and not as_json:

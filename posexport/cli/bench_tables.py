@@ -1,4 +1,4 @@
-"""What people see of benchmarks: of one file, of its gate, and of a project."""
+"""Tables of benchmarks for people: of one file, of its gate, and of a project."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "st
 
 
 def show_benchmark(result: Benchmark, alternatives: bool) -> None:
-    """A table for each shape, then what is to be said of some of it, and the gate."""
+    """Show a table for each shape, then remarks, and the gate."""
     timed = {timing.runtime for timing in result.timings if timing.seconds is not None}
     unknown = {*RATIOS.values()} - timed if result.no_torch else set()
     for shape in result.shapes:
@@ -75,7 +75,7 @@ def _show_gate(gate: Gate) -> None:
 
 
 def show_project(result: ProjectBenchmark, alternatives: bool, as_json: bool) -> None:
-    """Every file with its gate and its limits, or why none is timed."""
+    """Show every file with its gate and its limits, or why none was timed."""
     if as_json:
         console.show_json(unstructure(result))
     elif any(file.state == OUT_OF_DATE for file in result.files):
@@ -136,7 +136,7 @@ def _with_interval(ratio: Ratio | None) -> str:
 
 
 def _times(ratio: float) -> str:
-    """A ratio in few digits, whatever its size."""
+    """A ratio with few digits, whatever its size."""
     return f"{ratio:.2f}" if 0.1 <= ratio < 100 else f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.0f}"
 
 

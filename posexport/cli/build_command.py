@@ -1,4 +1,4 @@
-"""`posexport build`: the artifacts that a project ships, made where they are out of date."""
+"""`posexport build`: makes the artifacts of a project that are out of date."""
 
 from __future__ import annotations
 

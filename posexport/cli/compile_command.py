@@ -1,4 +1,4 @@
-"""`posexport compile`: an ONNX file becomes a TensorRT plan with its manifest, and what the builder chose."""
+"""`posexport compile`: turns an ONNX file into a TensorRT plan with its manifest, and shows what the builder chose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posexport.machine import size_text
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.options import BuildOptions
 
-_NODES, _ROWS = 4, 40  # the table shows so many nodes of a kernel, and so many kernels; the manifest has all
+_NODES, _ROWS = 4, 40  # the most nodes of a kernel, and kernels, in the table; the manifest has all
 
 _PROFILE_HELP = (
     "shapes to build for, repeatable: seq=1:1024:4096, or position_ids=1x1,1x1024,8x4096 (min, opt, max)  "
@@ -109,7 +109,7 @@ def compile(
 
 
 def _fusion(kernels: PlanKernels) -> str:
-    """Whether attention is fused, and if not, why not and what to change."""
+    """Whether attention is fused; if not, why not and what to change."""
     if kernels.fused_attention is None:
         return f"not known: {kernels.unknown}"
     if kernels.attentions:
@@ -124,7 +124,7 @@ def _fusion(kernels: PlanKernels) -> str:
 def _show_summary(
     target: Path, manifest: PlanManifest, seconds: float, warned: Collection[str], is_default: bool
 ) -> None:
-    """`warned` are the codes of warnings, `is_default` whether no profile was asked for."""
+    """Show what was built. `warned` are the codes of warnings; `is_default` is true if no profile was given."""
     from posexport.export.compile import SCRATCH_MEMORY
 
     much = {"scratch": ", see the warning: lower largest sizes of --profile"} if SCRATCH_MEMORY in warned else {}
@@ -151,7 +151,7 @@ _FUSED = {True: "yes", False: "no", None: "not known"}
 
 
 def _show_rows(target: Path, what: str, several: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of the first rows of a plan, where it has any."""
+    """Show a table of the first rows of a plan, if it has any."""
     if not rows:
         return
     console.write()

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 Clock = Callable[[], float]
-"""Gives the seconds since some moment in the past."""
+"""Returns the seconds since some moment in the past."""
 
 MINUTE = 60.0
-_STARTED = "posexport.cli.started"  # the key in click's context of the time at which the command began
+_STARTED = "posexport.cli.started"  # the key in click's context for the time at which the command began
 
-_CELL, _LINE = 400, 2_000  # characters of a name of a fact or a step, and of a line in a cell of a table
+_CELL, _LINE = 400, 2_000  # the most characters of a name of a fact or a step, and of a line in a table cell
 
 _STATE_STYLES: dict[str, dict[str, Any]] = {
     "passed": {"fg": "green"},
@@ -43,12 +43,13 @@ def write_part(text: str) -> None:
 
 
 def write(line: str = "", err: bool = False) -> None:
-    """One line on stdout or stderr. Names from files, which may hold anything, can't control the terminal here."""
+    """Write one line on stdout or stderr. Names from files may contain anything, but can't control the terminal
+    here."""
     click.echo(plain(line, kept=""), err=err)
 
 
 def show_json(data: Any) -> None:
-    """One JSON document on stdout, for machines; what can't be seen is escaped as JSON escapes it."""
+    """Write one JSON document on stdout, for programs. Invisible characters are escaped as in JSON."""
     text = json.dumps(data, indent=2, ensure_ascii=False)
     hidden = {character for character in {*text} if not character.isprintable() and character != "\n"}
     click.echo(text.translate({ord(character): _escaped(character) for character in hidden}))
@@ -60,10 +61,10 @@ def _escaped(character: str) -> str:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout, folded where it is wider than the terminal, or than 180 characters elsewhere.
+    """Write a table on stdout, folded if it is wider than the terminal, or than 180 characters elsewhere.
 
-    The columns that `right` names are right-aligned. Where it is too wide, empty columns are left out, and words and
-    names are folded, never numbers. Not a table of rich, whose import would make `list` slow.
+    The columns in `right` are right-aligned. If the table is too wide, empty columns are left out, and words and names
+    are folded, but never numbers. This is not a table of rich, whose import would make `list` slow.
     """
     table = [
         [[plain(line, _LINE, "") for line in cell.splitlines()] or [""] for cell in row] for row in (columns, *rows)
@@ -107,14 +108,14 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def _least_width(column: Sequence[Sequence[str]]) -> int:
-    """The width that holds each word of the header, and each number."""
+    """The smallest width in which each word of the header, and each number, fits."""
     (header,), cells = column[0], column[1:]
     numbers = (line for cell in cells for line in cell if line[:1].isdigit() and " " not in line)
     return max([6, *map(len, header.split()), *map(len, numbers)])
 
 
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Names and values, one pair on each line."""
+    """Write names and values, one pair on each line."""
     facts = [(plain(name, _CELL, ""), value) for name, value in facts]
     width = max((len(name) for name, _ in facts), default=0)
     click.echo(click.style(plain(title, kept=""), bold=True))
@@ -128,19 +129,21 @@ def manifest_facts(path: object, signer: str | None) -> list[tuple[str, str]]:
 
 
 def say(text: str) -> None:
-    """Text on stderr. Where that can't be written, it is dropped: the exit code remains."""
+    """Write text on stderr. If that isn't possible, it is dropped: the exit code remains."""
     with suppress(OSError, ValueError):
         write(text, err=True)
 
 
 def warn(sentence: str) -> None:
-    """One line on stderr; the command goes on."""
+    """Write one line on stderr; the command continues."""
     say(f"Warning: {' '.join(sentence.split())}")
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print the error that ends the command, also as JSON into the file that a parent process may name in the variable
-    ERROR_FILE; returns the exit code."""
+    """Print the error that ends the command; returns the exit code.
+
+    The error is also written as JSON into a file, if a parent process gives its name in the variable ERROR_FILE.
+    """
     text = plain(" ".join(sentence.split()))
     say(f"Error: {text}")
     if path := os.environ.get(ERROR_FILE):
@@ -150,8 +153,10 @@ def fail(sentence: str, code: int) -> int:
 
 
 def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """`facts` with equal values of consecutive layers in one row: `past_key.0 ... past_key.31`, and where others lie
-    between them `past.0.key, past.1.key ... past.31.key`."""
+    """`facts` with equal values of consecutive layers in one row: `past_key.0 ... past_key.31`.
+
+    If other names lie between them, the row is `past.0.key, past.1.key ... past.31.key`.
+    """
     rows: list[tuple[dict[int, str], Any]] = []  # names by their places
     last: dict[tuple[str, str], tuple[int, int]] = {}  # a name without its number: its last row, and the number there
     for place, (name, value) in enumerate(facts):
@@ -169,7 +174,8 @@ def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _run(names: Mapping[int, str]) -> str:
-    """The first name and the last; the second too where the names don't end in their numbers and others lie between."""
+    """The first name and the last; also the second if the names don't end in their numbers and others lie between
+    them."""
     shown, places = [*names.values()], [*names]
     if len(shown) < 3:
         return ", ".join(shown)
@@ -178,7 +184,7 @@ def _run(names: Mapping[int, str]) -> str:
 
 
 class Steps:
-    """What a command is doing now: called with the step that begins, as a `posexport.progress.Progress` is."""
+    """What a command is doing now. It is called with each step that begins, like a `posexport.progress.Progress`."""
 
     def __init__(self, step: str, total: int | None = None, bar: Bar | None = None) -> None:
         self.step, self.total, self.completed = step, total, 0
@@ -191,7 +197,7 @@ class Steps:
     def update(
         self, step: str | None = None, *, advance: int = 0, completed: int | None = None, total: int | None = None
     ) -> None:
-        """Change the step, and how many parts of the `total` are complete; None leaves a value as it is."""
+        """Change the step, and how many parts of the `total` are complete; None leaves a value unchanged."""
         self.step = self.step if step is None else step
         self.total = self.total if total is None else total
         self.completed = (self.completed if completed is None else completed) + advance
@@ -206,10 +212,10 @@ class Steps:
 
 @contextmanager
 def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) -> Iterator[Steps]:
-    """Show on stderr what a long piece of work does; yields what is called with each step that begins.
+    """Show on stderr what a long piece of work does; yields a callable for the steps that begin.
 
-    A terminal gets a bar, which counts parts where `total` is given. Elsewhere, such as in a CI, each full minute since
-    the command began gets one line: "still running, 3 min: timing batch=1,seq=128".
+    A terminal gets a bar, which counts parts if `total` is given. Elsewhere, for example in a CI, each full minute
+    since the command began gets one line: "still running, 3 min: timing batch=1,seq=128".
     """
     if not sys.stderr.isatty():
         current, ended = Steps(step, total), threading.Event()

@@ -1,4 +1,4 @@
-"""`posexport export`: a block, or a torch module of the user, becomes an ONNX file with its manifest."""
+"""`posexport export`: turns a block, a user's torch module or a whole model into an ONNX file with its manifest."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _WITH_MODEL = ("hidden_states", "require_all")
 
 
 def _refuse_others(given: Mapping[str, Any]) -> None:
-    """RequestError for an option that goes with --module or --model alone."""
+    """RequestError for an option that is only for --module or --model."""
     needed = {"example": "module FILE.py:NAME", **dict.fromkeys(_WITH_MODEL, "model")}
     for name, other in needed.items():
         if given.get(name):
@@ -198,7 +198,7 @@ def _warn_of_left(records: Iterable[Mapping[str, Any]], form: str) -> None:
 
 
 def _weights(request: Request) -> str:
-    """Where the weights come from, and how to get others where nobody chose them."""
+    """Where the weights come from, and how to get others if the user chose none."""
     given = request.given
     if request.checkpoint is not None:
         return f"{request.checkpoint}" + ("" if "layer" in given else "; give --layer for another")

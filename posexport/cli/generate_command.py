@@ -1,4 +1,4 @@
-"""`posexport generate`: tokens from an exported decoder or encoder-decoder, to try a file in one command."""
+"""`posexport generate`: makes tokens with an exported decoder or encoder-decoder, to try a file in one command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from posexport.runtimes.tokens import Tokenizer
 
 _DRAWING = ("top_k", "top_p", "seed")
-"""Options that say how tokens are drawn, which needs a temperature above 0."""
+"""Options for sampling tokens, which needs a temperature above 0."""
 
 _RUNTIMES = [name for name, row in RUNTIMES.items() if row.module == ORT]
 
@@ -160,7 +160,7 @@ def generate(
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a word of the command line was UTF-8: Python keeps the bytes of others as halves of surrogate pairs."""
+    """Whether a word of the command line was UTF-8: Python keeps other bytes as halves of surrogate pairs."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -175,7 +175,7 @@ def _ids(option: str, text: str) -> list[int]:
 
 
 class _Stream:
-    """Shows tokens as they come; of several rows, each one at the end."""
+    """Shows the tokens of one row as they come; several rows are shown at the end."""
 
     def __init__(self, tokenizer: Tokenizer | None, silent: bool) -> None:
         self._tokenizer, self._silent = tokenizer, silent
@@ -187,7 +187,7 @@ class _Stream:
             return
         self._ids.append(tokens[0])
         text = self._text(self._ids)
-        if not text.endswith("\ufffd"):  # half of a character, whose other tokens are to come
+        if not text.endswith("\ufffd"):  # part of a character; its other tokens follow
             console.write_part(text[len(self._written) :])
             self._written = text
 

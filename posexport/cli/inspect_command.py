@@ -1,4 +1,4 @@
-"""`posexport inspect`: what any ONNX file or plan holds, from the file itself and its manifest, with its attention."""
+"""`posexport inspect`: shows the contents of any ONNX file or plan, its manifest and its attention."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def inspect(file: str, roles: tuple[str, ...], attention: bool, as_json: bool) -
 
 
 _APART = ("roles", "attentions", "attention_reason")
-"""What is not shown as facts of the file."""
+"""Keys that are not shown as facts of the file."""
 
 
 def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts with one text for each tensor, inputs with their roles."""
+    """The facts with one text for each tensor; inputs also have their roles."""
     shown = {key: value for key, value in facts.items() if key not in _APART}
     roles = {name: f" {role}" for name, role in facts.get("roles", {}).items() if role is not None}
     shown["inputs"] = {one["name"]: _tensor_text(one) + roles.get(one["name"], "") for one in facts["inputs"]}
@@ -74,7 +74,7 @@ def _tensor_text(tensor: Mapping[str, Any]) -> str:
 
 
 def _facts(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]]:
-    """A value as lines of name and text; what it holds stands indented below it, without what says nothing."""
+    """A value as lines of name and text, with its contents indented below it. Entries that say nothing are left out."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         for index, item in enumerate(value):
             yield from _facts(f"{name}.{index}", item, inside)
@@ -101,7 +101,8 @@ _MATCH = {True: "matches the file", False: "does not match the file"}
 
 
 def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[str, Any], str | None]:
-    """What the file holds, and why its manifest is not of it, or None; so is that of a plan."""
+    """The contents of the file, and why its manifest does not belong to it, or None. `_plan` returns the same for a
+    plan."""
     from posexport.artifact.graph_file import read_graph
     from posexport.artifact.onnx_artifact import ForeignFileError, artifact_of
     from posexport.graphs.inspection import inspect_graph
@@ -111,7 +112,7 @@ def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[s
         graph = artifact_of(graph)
     except ForeignFileError as error:
         if not error.is_graph:
-            raise  # an artifact that lost some of what is written into it
+            raise  # an artifact that lost some of its metadata
     facts, fault = _file(graph)
     with console.steps("looking at the graph") as progress:
         found = inspect_graph(graph, roles, progress, attention=attention)
@@ -124,7 +125,7 @@ def _onnx(path: Path, roles: Mapping[str, str], attention: bool) -> tuple[dict[s
 
 
 def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
-    """What the bytes of an ONNX file say."""
+    """What the bytes of an ONNX file say, and why its manifest does not belong to it, or None."""
     from posexport.artifact.authenticity import signature_of
     from posexport.artifact.external import external
     from posexport.artifact.graph_file import dtype_name
@@ -135,7 +136,7 @@ def _file(graph: GraphFile) -> tuple[dict[str, Any], str | None]:
 
     data = [graph.path.with_name(name) for name in graph.external_files()]
     manifest = read_manifest_of(OnnxManifest, graph.path)
-    # without the weights beside it: gigabytes would take their time
+    # without the weights in other files: gigabytes would take too long
     fault = None if manifest is None else manifest_mismatch(graph, manifest, external=False)
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
     known = graph.model.graph
@@ -175,7 +176,7 @@ def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
     manifest = plan_manifest(path)
     fault, source = plan_mismatch(path, manifest), path.with_name(manifest.onnx.file)
     if fault is None:
-        with suppress(RequestError):  # it is not there, another one or without a spec: nothing to compare with
+        with suppress(RequestError):  # missing, another file or without a spec: nothing to compare with
             fault = source_mismatch(path, manifest, read_onnx(source, manifest.onnx.sha256))
     facts = {
         "manifest": _MATCH[fault is None],

@@ -1,4 +1,4 @@
-"""`posexport list`: encodings with their parameters, forms with their limits, runtimes, and presets."""
+"""`posexport list`: shows encodings with their parameters, forms with their limits, runtimes, and presets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def list(presets: bool, roles: bool, as_json: bool) -> None:
 
 
 def _here(name: str, missing: str | None) -> str:
-    """Whether a runtime is there, why it isn't, and whether it builds plans all the same."""
+    """Whether a runtime is installed, why it isn't, and whether it can build plans all the same."""
     if missing is None:
         return "there"
     return f"builds plans, runs none: {missing}" if name in BUILDERS and can_build(name) is None else missing
@@ -106,7 +106,7 @@ def _scaling_parameters(row: dict[str, Any]) -> str:
 
 
 def _written(defaults: dict[str, Any]) -> str:
-    """A line for each parameter, with its default where it has one."""
+    """A line for each parameter, with its default if it has one."""
     return "\n".join(name if value is None else f"{name}={value}" for name, value in defaults.items()) or "-"
 
 

@@ -1,4 +1,4 @@
-"""`posexport matrix`: what works where, measured; written as matrix.json, matrix.md and matrix.png."""
+"""`posexport matrix`: measures what works where, and writes matrix.json, matrix.md and matrix.png."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class MatrixOptions:
-    """The numbers among the options, validated."""
+    """The numeric options, validated."""
 
     jobs: int | None = integer(None, "entries measured side by side")
     minutes: float | None = positive(None, "minutes after which nothing more is begun")
@@ -124,7 +124,7 @@ def _folder(output: str) -> Path:
 
 
 def _write(table: Matrix, folder: Path, drawn: bool) -> None:
-    """Write the matrix, its Markdown and, with `drawn`, its picture; without it an old picture is removed."""
+    """Write the matrix, its Markdown and, with `drawn`, its picture; otherwise an old picture is removed."""
     from posexport.files import staged
     from posexport.report.matrix_markdown import to_markdown
     from posexport.report.matrix_picture import draw

@@ -1,8 +1,8 @@
-"""A limit on memory that the user set (`ulimit -v`, `ulimit -d`, a batch system): refused where a command can't work.
+"""Refuses commands that can't work within the user's limit on memory (`ulimit -v`, `ulimit -d`, a batch system).
 
-Libraries that run out of memory while they are loaded crash, wait without end, or raise anything at all. So below a
-generous limit a child process, which has the same limit, loads them first and takes some memory more. What it needs
-depends on the machine (each CPU has a thread, and each thread its buffers), so it is tried and not looked up.
+Libraries that run out of memory while they are loaded may crash, wait forever, or raise anything. So if there is a
+limit, a child process with the same limit first loads them and takes some more memory. How much they need depends on
+the machine (each CPU has a thread, and each thread its buffers), so it is tried, not looked up.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LIGHT = ("inspect", "package", "positions", "report")
 _LIBRARIES = ("numpy", "onnx")
 _ENGINES = (*_LIBRARIES, "torch", "onnxruntime")
 
-_LEAST = 256 * 2**20  # bytes that a command needs to read a small file and work on it, beside its libraries
-_SECONDS = 60.0  # that loading may take: near their end of memory, libraries may wait for more
+_LEAST = 256 * 2**20  # bytes that a command needs to read a small file and work on it, without its libraries
+_SECONDS = 60.0  # the most for loading: with little memory left, libraries may wait for more
 
 
 def check_limit(command: str) -> None:
-    """RequestError where the limit on this process's memory is too small for `command`."""
+    """RequestError if the limit on this process's memory is too small for `command`."""
     limit = set_limit()
     if limit is None:
         return
@@ -57,7 +57,7 @@ def check_limit(command: str) -> None:
 
 
 def _try(modules: Sequence[str]) -> None:
-    """Load the modules, let torch's threads begin, and take as much memory as a small piece of work does."""
+    """Load the modules, start torch's threads, and take as much memory as a small piece of work."""
     from contextlib import suppress
     from importlib import import_module
     from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -65,7 +65,7 @@ def _try(modules: Sequence[str]) -> None:
     def take(size: int) -> None:
         mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS).close()
 
-    take(_LEAST * (2 if "torch" in modules else 1))  # fails at once where there is much too little
+    take(_LEAST * (2 if "torch" in modules else 1))  # fails at once if there is much too little
     for name in modules:
         with suppress(ModuleNotFoundError):
             import_module(name)

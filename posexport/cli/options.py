@@ -61,22 +61,22 @@ roles_option = click.option(
 
 
 def input_roles(pairs: Sequence[str]) -> dict[str, str]:
-    """The roles of inputs by name, as `--input NAME=ROLE` gives them; RequestError for other text and unknown roles."""
+    """The roles of inputs by name, from `--input NAME=ROLE`; RequestError for other text and unknown roles."""
     roles: dict[str, str] = {}
     for pair in pairs:
-        name, equals, role = pair.rpartition("=")  # a name may hold the sign, a role doesn't
+        name, equals, role = pair.rpartition("=")  # a name may contain the sign, a role doesn't
         if not equals or not name or not role:
             raise RequestError(f"--input {pair!r} is not NAME=ROLE, such as --input tokens=token_ids: {WHERE}.")
         if roles.setdefault(name, role) != role:
             raise RequestError(f"--input gives {name!r} two roles, {roles[name]!r} and {role!r}: keep one of them.")
     for name, role in roles.items():
-        if name not in ROLES:  # else the two may be the wrong way round, which the inputs of the file tell later
+        if name not in ROLES:  # else the two may be swapped; the inputs of the file show that later
             check_role(name, role)
     return roles
 
 
 def signing_key(path: str | None) -> SigningKey | None:
-    """The key that `--sign` names; RequestError where the file holds none."""
+    """The key that `--sign` names; RequestError if the file has no key."""
     if path is None:
         return None
     from posexport.artifact.signing import read_signing_key
@@ -85,7 +85,7 @@ def signing_key(path: str | None) -> SigningKey | None:
 
 
 def trusted_keys(paths: Sequence[str]) -> tuple[TrustedKey, ...]:
-    """The keys that `--trust` names; RequestError where a file holds none."""
+    """The keys that `--trust` names; RequestError if a file has no key."""
     if not paths:
         return ()
     from posexport.artifact.signing import read_trusted_keys
@@ -117,7 +117,7 @@ source_options = _options(
     ),
     click.option("--layer", metavar="N", help="with --from FOLDER, the number of the layer  [default: 0]"),
 )
-"""What the other options change."""
+"""The source of a block; other options override what it says."""
 
 block_options = _options(
     click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]"),
@@ -150,22 +150,24 @@ def field_options(names: Collection[str]) -> Decorator:
         shown = "" if field.default in (None, ()) else f"  [default: {field.default}]"
         kinds = field.metadata["allowed"].split(" or ")
         metavar = "PATTERN" if field.name == "layer_pattern" else "|".join(kinds) if len(kinds) > 1 else "N"
-        # bare `--kv-cache` is the first kind
+        # `--kv-cache` without a value is the first kind
         bare: dict[str, Any] = {"is_flag": False, "flag_value": CACHES[0]} if field.name == "kv_cache" else {}
         options.append(click.option(f"--{name}", metavar=metavar, help=help + shown, **bare))
     return _options(*options)
 
 
 def check_no_project(what: str, project_file: str | None, allow_outside: bool) -> None:
-    """RequestError for an option of a project beside `what`, such as "files"."""
+    """RequestError for an option of a project together with `what`, such as "files"."""
     name = "--project" if project_file is not None else "--allow-outside" if allow_outside else None
     if name is not None:
         raise RequestError(f"both {what} and {name} were given: without {what} the project's are meant; drop one.")
 
 
 def report_file(option: str, text: str, taken: Collection[str], endings: Collection[str] = ()) -> Path:
-    """The path of a report to write; RequestError unless it has one of the `endings` (none: any) and none of those that
-    are `taken`."""
+    """The path of a report to write.
+
+    RequestError unless it has one of the `endings` (none: any), and none of those that are `taken`.
+    """
     path = Path(text)
     if endings and path.suffix not in endings:
         raise RequestError(f"{option} is {text!r}: give a name that ends in {' or '.join(endings)}.")

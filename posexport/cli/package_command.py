@@ -1,4 +1,4 @@
-"""`posexport package`: an artifact becomes a model of a server."""
+"""`posexport package`: turns an artifact into a model for a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`posexport plot`: a picture of one or more encodings, drawn from what they compute."""
+"""`posexport plot`: draws a picture of one or more encodings from what they compute."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def _is_file(text: str) -> bool:
 def _check_files(
     encodings: Sequence[str], parameters: Sequence[str], roles: Sequence[str], block: Mapping[str, Any]
 ) -> None:
-    """RequestError for options of a block beside a file, which has its own, and for roles of inputs without one."""
+    """RequestError for options of a block together with a file, which has its own, and for roles of inputs without a
+    file."""
     files = [text for text in encodings if _is_file(text)]
     if roles and not files:
         raise RequestError("--input was given without a file: it is about an ONNX file, so give that too.")

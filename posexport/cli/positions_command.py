@@ -1,4 +1,4 @@
-"""`posexport positions`: the positions of a grid of patches, as a .npz with `position_ids`."""
+"""`posexport positions`: writes the positions of a grid of patches as a .npz file with `position_ids`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posexport.spec.fields import integer, stated
 
 @attrs.frozen(kw_only=True)
 class PositionsOptions:
-    """The numbers among the options, validated."""
+    """The numeric options, validated."""
 
     frames: int | None = integer(None, "number of frames")
     prefix_tokens: int = integer(0, "tokens in front of the grid", at_least=0)

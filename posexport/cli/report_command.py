@@ -1,4 +1,4 @@
-"""`posexport report`: what results say, as one page for people and as Markdown for a job's summary."""
+"""`posexport report`: writes results as one page for people, and as Markdown for the summary of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posexport.report.paths import check_paths
 if TYPE_CHECKING:
     from posexport.report.page.blocks import Box
 
-_WIDE = 160  # characters of a line about a point
+_WIDE = 160  # the most characters of a line about a point
 _TAKEN = (".onnx", ".plan", ".json", ".npz", ".data", ".safetensors")
 
 

@@ -1,4 +1,4 @@
-"""`posexport rewrite`: the attention of any ONNX file in one of the forms, with what was recognised and tested."""
+"""`posexport rewrite`: rewrites the attention of any ONNX file in a form, and shows what was recognised and tested."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ _GROUPED = (
 
 
 def _unchanged(result: RewriteResult) -> str:
-    """Why the new file is a copy, where it is one."""
+    """Why the new file is a copy, if it is one."""
     if result.changed:
         return ""
     every, refused, angles = result.attentions, result.refused, result.angles_left
@@ -173,7 +173,7 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def angles_text(angles: Mapping[str, Any] | None) -> str:
-    """What became of the angles of an attention: `exact, 1.1e-07 in place of 0.26 up to 16777215`."""
+    """What became of the angles of an attention: `exact, error 1.1e-07, was 2.6e-01 up to 16777215`."""
     if angles is None:
         return "-"
     if angles["reason"] is not None:

@@ -1,5 +1,5 @@
-"""What surrounds a command: standard streams that are open, signals that end it cleanly, and temporary files that go
-away with it."""
+"""The surroundings of a command: open standard streams, signals that end it cleanly, and temporary files that are
+removed with it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posexport.temporary import ENDING_SIGNALS
 
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
 WAIT_SECONDS, MOST_WAITS = 0.02, 500
-"""How long, and how often, a signal waits for the end of an import: torch's takes seconds."""
+"""How long, and how often, a signal waits for the end of an import: that of torch takes seconds."""
 
 
 def open_streams() -> None:
-    """Give stdin, stdout and stderr a file where they are closed, and let stdout take any character.
+    """Open stdin, stdout and stderr if they are closed, and let stdout take any character.
 
-    Otherwise the next file that is opened would get the number of stdout, and engines would print into it. Writing to a
-    stdout that was closed fails, as the system's own commands do; what goes to a closed stderr is dropped.
+    Otherwise the next opened file would get the number of stdout, and engines would print into it. Writing to a stdout
+    that was closed fails, as in the system's own commands. Text for a closed stderr is dropped.
     """
     for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -40,12 +40,14 @@ def open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # names and messages may hold what its encoding lacks
+        sys.stdout.reconfigure(errors="replace")  # names and messages may contain characters that its encoding lacks
 
 
 def drop_output() -> None:
-    """Send what is still to be written to stdout and stderr nowhere: they can't be written, and the interpreter tries
-    again at its end."""
+    """Discard the text that is still in the buffers of stdout and stderr, if it can't be written.
+
+    Otherwise the interpreter tries to write it again when it ends.
+    """
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()
@@ -58,17 +60,19 @@ def drop_output() -> None:
 
 
 class Interrupts:
-    """The signals that end a command: `received` has them as they arrive, and each raises KeyboardInterrupt, until
-    `held` is True: then they are noted only, so that nothing keeps the command from cleaning up.
+    """The signals that end a command.
 
-    `held` is to be set by the first line of a `finally` of the command's own frame: Python runs handlers at calls and
-    jumps only, so there is no moment between the end of the work and that line.
+    `received` has them in the order of arrival. Each raises KeyboardInterrupt until `held` is True. After that they are
+    only noted, so that nothing keeps the command from cleaning up.
 
-    Python raises KeyboardInterrupt wherever the main thread is. In the middle of an import it may become some other
-    error, be swallowed, or end the process where a compiled module calls Python: so it waits until no import is under
-    way, though not for ever. Where an object is freed, Python prints and drops it: there it is raised again a moment
-    later, without a word. A signal that has another handler, or is ignored, as after `nohup`, is left
-    alone; so are all of them outside the main thread.
+    `held` must be set by the first line of a `finally` in the command's own frame: Python runs handlers only at calls
+    and jumps, so there is no moment between the end of the work and that line.
+
+    Python raises KeyboardInterrupt wherever the main thread is. During an import, the error may become another one, be
+    swallowed, or end the process if a compiled module calls Python. So it waits until no import is under way, but not
+    forever. While an object is freed, Python prints and drops the error: then it is raised again a moment later,
+    silently. A signal that has another handler, or is ignored, as after `nohup`, is left alone. Outside the main
+    thread, all signals are left alone.
     """
 
     def __init__(self) -> None:
@@ -80,7 +84,7 @@ class Interrupts:
         self._hook = sys.unraisablehook
 
     def begin(self) -> None:
-        """Take the signals whose handlers are Python's own."""
+        """Handle the signals whose handlers are Python's own."""
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         if threading.current_thread() is not threading.main_thread():
             return
@@ -91,7 +95,7 @@ class Interrupts:
         self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
 
     def end(self) -> None:
-        """Give the signals back."""
+        """Restore the handlers of the signals."""
         if _ALARM in self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
@@ -100,7 +104,8 @@ class Interrupts:
             sys.unraisablehook = self._hook
 
     def ignore(self) -> None:
-        """Let no signal change how the process ends: at its very end Python would give it back to the system."""
+        """Ensure that no signal changes how the process ends: at its very end, Python restores the system's
+        handlers."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
@@ -118,7 +123,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _again(self) -> bool:
-        """Interrupt a moment later; False where that can't be, or was so too often."""
+        """Interrupt a moment later; False if that isn't possible, or has happened too often."""
         if _ALARM not in self._before or self._waits >= MOST_WAITS:
             return False
         self._waiting = True

@@ -1,4 +1,5 @@
-"""`posexport sweep`: many jobs, on this machine or on a Ray cluster; finished jobs are kept and never run again."""
+"""`posexport sweep`: runs many jobs, on this machine or on a Ray cluster; finished jobs are kept and never run
+again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`posexport tune`: the best way to write a block for one runtime, timed, verified, and written with its reasons."""
+"""`posexport tune`: finds the best way to write a block for one runtime: timed, verified, and written with its
+reasons."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def tune(
             console.show_json(result.to_dict())
         else:
             show_tuning(result, request.output)
-    finally:  # the file is written also where stdout fails
+    finally:  # the file is written even if stdout fails
         if request.save is not None:
             write_json(request.save, result.to_dict())
     if result.winner is None:
@@ -127,7 +128,7 @@ def _request(
 
 
 def show_tuning(result: Result, output: Path) -> None:
-    """A table of the candidates, and what was written to `output`."""
+    """Show a table of the candidates, and what was written to `output`."""
     counted = any(row.kernels is not None for row in result.candidates)
     columns, cells = (_COUNTED, _counted) if counted else (_TIMED, _timed)
     rows = [
@@ -193,7 +194,7 @@ def _counted(row: Row) -> tuple[str, ...]:
 
 
 def _space(row: Row, objective: str) -> str:
-    """What it takes: memory, unless size is the objective; files may be too small for MB."""
+    """The memory, or the size if that is the objective; files may be too small for MB."""
     if objective == "size":
         return "-" if row.size is None else f"{row.size:,} B"
     return "-" if row.memory is None else size_text(row.memory)

@@ -1,4 +1,5 @@
-"""`posexport verify`: artifacts, or those of a project, against the float64 reference on each runtime that is there."""
+"""`posexport verify`: compares artifacts, or those of a project, with the float64 reference on each installed
+runtime."""
 
 from __future__ import annotations
 
@@ -180,7 +181,7 @@ def verify(
 
 
 def _original(**given: str | None) -> Original | None:
-    """What `--weights`, or `--from` with its own options, hold the files against."""
+    """The original that `--weights`, or `--from` with its own options, compare the files with."""
     options = stated(given)
     if "weights" in options and "checkpoint" in options:
         raise RequestError("both --weights and --from were given: a file is compared with one of them, so drop one.")
@@ -196,7 +197,8 @@ def _original(**given: str | None) -> Original | None:
 
 
 def _show_report(report: Report, head: str) -> None:
-    """A table of verdicts whose title begins with `head`, runtimes that ran nothing for one reason, and the counts."""
+    """Show a table of verdicts with a title that begins with `head`, runtimes that ran nothing for one reason, and the
+    counts."""
     from posexport.report.verdicts import COLUMNS, rows, summary
 
     idle = _idle_runtimes(report)
@@ -223,7 +225,7 @@ def _show_errors(report: Report, code: int) -> None:
 
 
 def _missing_sentence(report: Report, required: Sequence[str]) -> str:
-    """Which required runtime was not run and why, or why nothing was."""
+    """Which required runtime was not run and why, or why no runtime was run."""
     for verdict in report.verdicts:
         if verdict.check == PARITY and verdict.runtime in required and verdict.state == NOT_RUN:
             return f"required runtime {verdict.runtime} was not run: {verdict.reason}."
@@ -244,7 +246,7 @@ def _idle_runtimes(report: Report) -> dict[str, str]:
 
 
 def _report_path(name: str, text: str | None) -> Path | None:
-    """The path of a report to write, or None where none was given; RequestError where it can't be written."""
+    """The path of a report to write, or None if none was given; RequestError if it can't be written."""
     if text is None:
         return None
     return report_file(f"--{name}", text, (".onnx", ".plan", ".npz", ".data"))

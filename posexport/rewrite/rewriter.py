@@ -1,6 +1,6 @@
-"""Attention of any graph, written anew in a form: recognised, replaced, tested site by site, and kept where it differs.
+"""Rewrites the attention of any graph in a form: recognises, replaces and tests it site by site.
 
-A site whose replacement is not the same function is left as it was; nothing is rewritten on the strength of names.
+A site whose replacement is not the same function stays as it was. No decision is based on names alone.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ from posexport.spec.forms import FORMS, TARGETS
 
 @attrs.frozen(kw_only=True)
 class SiteResult:
-    """What became of one attention: `state` REWRITTEN or KEPT, with the reason, the evidence, and what became of its
-    angles where exact ones are asked for. `view` is the graph that it was found in, None where that was not read."""
+    """What became of one attention: `state` REWRITTEN or KEPT, with the reason and the evidence.
+
+    `angles` says what became of its angles, if exact ones were asked for. `view` is the graph that it was found in,
+    None if that was not read.
+    """
 
     attention: Attention | UnknownAttention
     state: str
@@ -49,10 +52,10 @@ class SiteResult:
 
 @attrs.frozen(kw_only=True)
 class Rewritten:
-    """A rewritten model; `changed` is False where it is the model that was given.
+    """A rewritten model; `changed` is False if it is the given model.
 
-    `original` is the model whose function it has: the one that was given, but for angles that were made exact. `roles`
-    are those of its inputs, none where the graph can hold no attention, or only operators that can't be evaluated.
+    `original` is the model whose function it has: the given one, except for angles that were made exact. `roles` are
+    those of its inputs; empty if the graph can't have attention, or only in operators that can't be evaluated.
     """
 
     model: ir.Model
@@ -75,10 +78,10 @@ def rewrite_model(
     kv_cache: str | None = None,
     seed: int = 0,
 ) -> Rewritten:
-    """`model` with its attention in `form`; the model that is given stays as it is.
+    """`model` with its attention in `form`; the given model is not changed.
 
-    RequestError for unknown names, for an opset that the form or the file can't have, and where the role of an input
-    can't be guessed.
+    RequestError for unknown names, for an opset that the form or the file can't have, and if the role of an input can't
+    be guessed.
     """
     check_known("form", form, FORMS)
     check_known("target", target, TARGETS)
@@ -118,7 +121,7 @@ def rewrite_model(
         after, refused = _written(view, before, chosen, form, target, shared)
         if refused:
             told = {name: _refusal(error) for name, error in refused.items()}
-            reasons = told | reasons  # of what was tried first
+            reasons = told | reasons  # the reasons of what was tried first count
             if any(isinstance(error, OtherReader) for error in refused.values()):
                 reasons = dict.fromkeys((one.name for one in chosen), _others_left(next(iter(refused)))) | reasons
                 chosen = []
@@ -136,7 +139,7 @@ def rewrite_model(
         if not wrong:
             break
         if not shared and any(one.name in wrong and (one.near is not None or one.turns) for one in chosen):
-            # what lies before the products was not what it seemed: they alone may be
+            # what comes before the products was not what it seemed, but the products may be replaced
             chosen = _narrowed(view, chosen, wrong, keep=True)
             continue
         reasons |= {name: _disagreement(evidence[name]) for name in wrong}
@@ -169,12 +172,12 @@ def rewrite_model(
 
 
 def kept_domain(form: str) -> str | None:
-    """The domain whose functions stay functions in a form, None where all are put in place of their calls."""
+    """The domain whose functions stay functions in a form; None if all calls are inlined."""
     return DOMAIN if form == "function" else None
 
 
 def rewrite_as(model: ir.Model, options: RewriteOptions) -> Rewritten:
-    """`rewrite_model` with what these options ask for, but for exact angles (posexport.rewrite.angles.rewriter)."""
+    """`rewrite_model` with these options, without exact angles (posexport.rewrite.angles.rewriter)."""
     return rewrite_model(
         model,
         form=options.form,
@@ -188,8 +191,10 @@ def rewrite_as(model: ir.Model, options: RewriteOptions) -> Rewritten:
 
 
 def _narrowed(view: View, chosen: Sequence[Attention], names: Collection[str], *, keep: bool) -> list[Attention]:
-    """The attentions, of which those of these names begin and end nearer to their products; those that can't be any
-    nearer go, unless they are to be kept."""
+    """The attentions; those with these names begin and end nearer to their products.
+
+    Those that can't be any nearer are left out, unless `keep` is set.
+    """
     found = []
     for one in chosen:
         nearer = narrower(view.flow, view.probe, one) if one.name in names else one
@@ -202,7 +207,7 @@ def _without(chosen: Sequence[Attention], names: Collection[str]) -> list[Attent
 
 
 def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:
-    """The attention that calls of posexport's functions stand for; it is in the form `function` already."""
+    """The attention in calls of posexport's functions; it is in the form `function` already."""
     names = {operator.function for operator in KINDS}
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type.rstrip("_0123456789") in names:
@@ -215,15 +220,15 @@ def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:
 
 
 def _has_buffers(view: View) -> bool:
-    """Whether all caches of the graph are buffers of a fixed length already."""
+    """Whether all caches of the graph are already buffers of a fixed length."""
     pasts = [role for role in view.roles.values() if role.kind == "past"]
     return bool(pasts) and all(SLOTS in role.axes for role in pasts)
 
 
 def _unusable_cache(view: View, chosen: Sequence[Attention]) -> Reason | None:
-    """Why no cache can be a buffer, None where all can: a cache belongs to no attention that was recognised.
+    """Why no cache can be a buffer, None if all can: a cache belongs to no recognised attention.
 
-    RequestError where the graph has no cache that grows, or one of an attention that is not chosen.
+    RequestError if the graph has no cache that grows, or one of an attention that is not chosen.
     """
     caches = {cache for one in chosen for cache in _caches(one)}
     others = [name for name, role in view.roles.items() if role.kind == "past" and name not in caches]
@@ -260,8 +265,11 @@ def _written(
 
 
 def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], form: str) -> bool:
-    """Whether an operator that was written out is to stay one: an output of it is read, nothing inside, and it is no
-    rotation that the form has no operator for."""
+    """Whether an operator that was written out should stay an operator.
+
+    It should if one of its outputs is read but no value inside it, and it is not a rotation that the form has no
+    operator for.
+    """
     foreign = form == "decomposed" or (form != "contrib" and domain_of(operator.node) == "com.microsoft")
     if foreign and operator.node.op_type == "RotaryEmbedding":
         return False

@@ -1,4 +1,4 @@
-"""Rotations of queries and keys written anew: cosines and sines [B, S, P] from the graph, and RotaryPosition."""
+"""Writes rotations of queries and keys: cosines and sines [B, S, P] from the graph, and RotaryPosition."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class RotationWriter:
     sizes: Broadcasts
 
     def rotated(self, rotary: Rotary, x: ir.Value, extent: Extent, heads: int, dim: int) -> tuple[ir.Value, Extent]:
-        """Queries or keys [B, S, heads*dim], turned by one operator, or run by run where they have no operator, and
-        their lengths then."""
+        """Queries or keys [B, S, heads*dim] after rotation, and their lengths then.
+
+        They are rotated by one operator, or run by run if there is no operator for all of them.
+        """
         pairs = rotary.pairs
         both = [[self._part(part) for part in one.parts] for one in (rotary.cos, rotary.sin)]
         beside = [
@@ -76,19 +78,19 @@ class RotationWriter:
         return self.writing.call(rotate, shaped, attributes)[0]
 
     def _slice(self, value: ir.Value, axis: int, first: int, last: int) -> ir.Value:
-        """The places `first` to `last` of an axis."""
+        """The elements `first` to `last` of an axis."""
         nodes = self.writing.nodes
         return nodes.one("Slice", value, *(nodes.constant([end]) for end in (first, last, axis)))
 
     def _angles(
         self, source: AngleSource, values: list[ir.Value], x: ir.Value, extent: Extent, fill: float
     ) -> ir.Value:
-        """Cosines or sines [B, S, P] of queries or keys `x`."""
+        """Cosines or sines [B, S, P] for queries or keys `x`."""
         parts = [self._fitted(part, value, x, extent, fill) for part, value in zip(source.parts, values, strict=True)]
         return parts[0] if len(parts) == 1 else self.writing.nodes.one("Concat", *parts, axis=-1)
 
     def _fitted(self, part: AngleSource, value: ir.Value, x: ir.Value, extent: Extent, fill: float) -> ir.Value:
-        """Cosines or sines [B or 1, S or 1, P] with the rows and tokens of `x`, `fill` for the tokens without."""
+        """Cosines or sines [B or 1, S or 1, P] with the rows and tokens of `x`; `fill` for tokens that have none."""
         nodes, own = self.writing.nodes, self.sizes.of_angles(part)
         one = nodes.constant([1])
         longer = not self.sizes.same(own.tokens, extent.tokens)
@@ -109,7 +111,7 @@ class RotationWriter:
         return value
 
     def _part(self, source: AngleSource) -> ir.Value:
-        """The cosines or sines [B or 1, S or 1, P] that one value holds."""
+        """The cosines or sines [B or 1, S or 1, P] that one value has."""
         nodes, value = self.writing.nodes, self.writing.read(source.value)
         shape = self.sizes.shapes.actual(source.value)
         rank = len(shape)

@@ -1,9 +1,9 @@
-"""Caches that grow, made buffers of a fixed length into which new keys and values are written.
+"""Turns caches that grow into buffers of a fixed length, into which new keys and values are written.
 
-`past` [B, K, P, D] becomes a buffer [B, K, M, D], M at least P + S, of which the first P places are full; `present` is
-the buffer with the new rows behind them. P is the length of the attention mask less that of the tokens, or the new
-input `past_sequence_length` [1] where the graph has no such mask. All rows have the same P: shorter ones are padded on
-the left. Whatever the graph computes from the length of a cache is computed from P.
+`past` [B, K, P, D] becomes a buffer [B, K, M, D], M at least P + S, of which the first P places are full. `present` is
+the buffer with the new rows after them. P is the length of the attention mask minus that of the tokens, or the new
+input `past_sequence_length` [1] if the graph has no such mask. All rows have the same P: shorter ones are padded on the
+left. Whatever the graph computes from the length of a cache is computed from P.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lengths:
 
 
 def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Lengths:
-    """The lengths, from the inputs that have them; adds the input `past_sequence_length` where none has P."""
+    """The lengths, from the inputs that have them; adds the input `past_sequence_length` if none has P."""
     inputs = {value.name: value for value in model.graph.inputs}
 
     def length(axis: str, kinds: Sequence[str]) -> ir.Value | None:
@@ -73,7 +73,7 @@ def _names(model: ir.Model) -> set[str]:
 
 
 def _check_one_length(roles: Mapping[str, Role]) -> None:
-    """Raise RequestError where caches have lengths of different names, of which no mask says that they are equal."""
+    """Raise RequestError if caches have lengths with different names, and no mask says that they are equal."""
     lengths = {
         str(role.shape[role.axes.index(PAST)]): name
         for name, role in roles.items()
@@ -93,12 +93,12 @@ def shared_cache(nodes: Nodes, lengths: Lengths, past: ir.Value) -> SharedCache:
 
 
 class OtherReader(RequestError):
-    """A cache that more than its attention reads, so that no cache can be shared."""
+    """A cache that something besides its attention reads, so that no cache can be shared."""
 
 
 def check_own(attention: Attention, presents: Collection[ir.Value]) -> None:
-    """OtherReader for keys or values that are one of these caches without being the attention's own: a buffer has
-    places without keys."""
+    """OtherReader if keys or values are one of these caches, but not the attention's own: a buffer has places without
+    keys."""
     for side in (attention.k, attention.v):
         value: ir.Value | None = side.source.value if side.cache is None else None
         while value is not None and value not in presents:
@@ -115,10 +115,10 @@ _LAYOUTS = {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity"
 def redirect(
     model: ir.Model, attentions: Sequence[Attention], nodes: Nodes, lengths: Lengths
 ) -> dict[str, RequestError]:
-    """Let readers of the length of a cache read P or P + S. Returns an OtherReader by the name of each attention whose
-    cache something else reads: the model is of no use then.
+    """Make readers of the length of a cache read P or P + S.
 
-    The sites must be written into the graph, but not lowered; `nodes` are theirs, and get new ones.
+    Returns an OtherReader by the name of each attention whose cache something else reads: the model is then unusable.
+    The sites must be in the graph, but not lowered; `nodes` are theirs, and new ones are added.
     """
     values = {value.name: value for value in model.graph.inputs}
     values |= {value.name: value for node in model.graph for value in node.outputs}
@@ -143,7 +143,8 @@ def redirect(
 
 
 def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]) -> ir.Node | None:
-    """Let nodes that read the shape of a buffer read that of its first `length` places; a node that reads more."""
+    """Make nodes that read the shape of a buffer read that of its first `length` places. Returns a node that reads
+    more."""
     reader = None
     for node in [use.node for use in value.uses()]:
         if node.domain == DOMAIN or node in new:
@@ -171,7 +172,7 @@ def _give_shape(node: ir.Node, value: ir.Value, length: ir.Value, nodes: Nodes) 
 
 
 def buffered(case: DrawnInputs, pasts: Iterable[str], model: ir.Model) -> dict[str, np.ndarray[Any, Any]]:
-    """The inputs of a graph with grown caches for `model` with buffers, whose empty places hold large numbers."""
+    """The inputs of a graph with grown caches for `model` with buffers, whose empty places have large numbers."""
     arrays = dict(case.arrays)
     room = case.sizes[SEQ] + SPARE
     for name in pasts:

@@ -1,10 +1,10 @@
-"""One attention written anew: the nodes that compute what it computes, with posexport's operators in their middle.
+"""Writes one attention: nodes that compute the same as the graph's own, with posexport's operators at the core.
 
-    q, k  laid out as [B, S, heads*D], rotated by RotaryPosition where a rotation was recognised
-    bias  the sum of masks and biases, still computed by the nodes of the graph, in fp32, or fp64 as queries are
+    q, k  laid out as [B, S, heads*D], rotated by RotaryPosition if a rotation was recognised
+    bias  the sum of masks and biases, still computed by the nodes of the graph, in fp32, or in fp64 like the queries
     out   PositionalAttention, CachedAttention or SharedCacheAttention (posexport.custom_ops.attention)
 
-Everything is looked up by name in the graph that is written to, which may be a copy of the one that was recognised.
+All values are looked up by name in the graph that is written to, which may be a copy of the recognised one.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class SharedCache:
 
 @attrs.frozen(kw_only=True)
 class Site:
-    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new ones.
-    `sizes` knows which lengths are equal."""
+    """The new values of one attention, by the names of those that they replace; `keys` [B, S, K*D] are the new keys.
+
+    `sizes` knows which lengths are equal.
+    """
 
     replaced: Mapping[str, ir.Value]
     keys: ir.Value
@@ -67,7 +69,7 @@ class SiteWriter:
         self._totals, self._pasts = (_lengths_of(view, axis) for axis in (TOTAL, PAST))
 
     def write(self, attention: Attention, shared: SharedCache | None = None) -> Site:
-        """The nodes of one attention; raises RequestError where the form can't express it."""
+        """Write the nodes of one attention; raises RequestError if the form can't express it."""
         nodes, heads, dim = self._nodes, attention.num_heads, attention.head_dim
         sizes = Broadcasts(self._shapes, attention, self._totals, self._pasts)
         rotations = RotationWriter(writing=self._writing, sizes=sizes)
@@ -81,7 +83,7 @@ class SiteWriter:
             )
         )
         kinds = {q.dtype, k.dtype, v.dtype}
-        if self._functions.form in ("native", "contrib"):  # whose operators add in the dtype of their queries
+        if self._functions.form in ("native", "contrib"):  # operators of these forms add in the dtype of their queries
             kinds |= logit_types(self._view, attention, self._dtypes)
         if len(kinds) > 1:
             most = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
@@ -165,14 +167,16 @@ class SiteWriter:
         )
 
     def _in(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-        """The value in a dtype, that of what it stands for."""
+        """The value in a dtype, that of the value that it replaces."""
         if dtype is None or value.dtype in (None, dtype):
             return value
         return self._nodes.one("Cast", value, to=dtype.value, dtype=dtype)
 
     def _needs_one_size(self, attention: Attention) -> bool:
-        """Whether operators must have values of the size of keys, and these haven't; RequestError with caches, which
-        must stay as they are."""
+        """Whether operators need values of the size of keys, and these have another size.
+
+        RequestError with caches, which can't be changed.
+        """
         if attention.value_dim == attention.head_dim or self._functions.form not in ("native", "contrib"):
             return False
         if self._functions.target == "ort":
@@ -182,7 +186,7 @@ class SiteWriter:
         return True
 
     def _padded(self, value: ir.Value, heads: int, size: int, to: int) -> ir.Value:
-        """Heads [B, S, heads*size] with zeros behind their features: scores stay what they are."""
+        """Heads [B, S, heads*size] with zeros after their features: scores stay the same."""
         if size == to:
             return value
         split = self._nodes.shaped(value, 0, 0, heads, size)
@@ -198,7 +202,7 @@ class SiteWriter:
         return self._nodes.shaped(cut, 0, 0, heads * to)
 
     def _guarded(self, out: ir.Value, sees: tuple[ir.Value, bool], heads: int, size: int) -> ir.Value:
-        """A result [B, S, heads*size] with zeros where a query sees no key."""
+        """A result [B, S, heads*size] with zeros for queries that see no key."""
         nodes, (sees_key, by_head) = self._nodes, sees
         zero = nodes.constant(0.0, out.dtype or ir.DataType.FLOAT)
         if not by_head:
@@ -207,7 +211,7 @@ class SiteWriter:
         return nodes.shaped(nodes.one("Where", sees_key, split, zero), 0, 0, heads * size)
 
     def _check_caches(self, attention: Attention, q: ir.Value, v: ir.Value) -> None:
-        """RequestError where what is cached has another dtype than the products compute in."""
+        """RequestError if caches have another dtype than the products compute in."""
         for side, value in ((attention.k, q), (attention.v, v)):
             past = None if side.cache is None else self._writing.read(side.cache.past)
             if past is not None and past.dtype != value.dtype:
@@ -226,7 +230,7 @@ class SiteWriter:
         return rotations.rotated(rotary, tokens, rotations.sizes.of_source(side), source.heads, dim)[0]
 
     def _of_width(self, value: ir.Value, width: int, *, fixed: bool) -> ir.Value:
-        """A value [B, S, width] whose file says that it has this width: ONNX Runtime takes no other for Attention."""
+        """A value [B, S, width] with its width in its declared shape: ONNX Runtime requires that for Attention."""
         stated = None if value.shape is None else [*value.shape]
         if stated is not None and isinstance(stated[-1], int):
             return value
@@ -242,7 +246,7 @@ class SiteWriter:
         operands: tuple[ir.Value, ir.Value, ir.Value],
         added: Added | None,
     ) -> tuple[tuple[ir.Value, Extent], ir.Value, ir.Value]:
-        """Queries with their lengths, keys and values, with as many rows each where they may have others."""
+        """Queries with their lengths, keys and values, expanded to the same number of rows if it may differ."""
         q, k, v = operands
         dim, kv_heads = attention.head_dim, attention.num_kv_heads
         beside = [Beside(value=one, extent=own, tokens=None) for one, own in ((k, sizes.k), (v, sizes.v))]
@@ -261,7 +265,7 @@ class SiteWriter:
         return (q, of_q), wide_k, wide_v
 
     def _keys(self, attention: Attention, sizes: Broadcasts, added: Added, k: ir.Value) -> ir.Value | None:
-        """The number of keys [1] where what is added may have another; None where it has that."""
+        """The number of keys [1] if the bias may have another number of them; None if it has the same."""
         keys = added[1].keys
         if sizes.same(keys, sizes.keys()):
             return None
@@ -281,7 +285,7 @@ class SiteWriter:
         return None
 
     def _to_the_end(self, bias: ir.Value, shared: SharedCache) -> ir.Value:
-        """A bias to the end of the buffer, whose other places no query sees."""
+        """A bias up to the end of the buffer; no query sees the other places of the buffer."""
         more = self._nodes.one("Sub", shared.length, self._nodes.length(bias, 3))
         pads = self._nodes.one("Concat", self._nodes.constant([0] * 7), more, axis=0)
         return self._nodes.one("Pad", bias, pads)
@@ -290,7 +294,7 @@ class SiteWriter:
         return times(self._nodes, value, number)
 
     def _by_heads(self, q: ir.Value, attention: Attention) -> ir.Value:
-        """Queries times the scale of each head, where there is one."""
+        """Queries times the scale of each head, if there is one."""
         for scale, divides in attention.head_scales:
             heads, width = attention.num_heads, attention.num_heads * attention.head_dim
             per_head = self._nodes.shaped(self._writing.read(scale), -1, 1)  # or one number for all
@@ -303,7 +307,7 @@ class SiteWriter:
 
 
 def _lengths_of(view: View, axis: str) -> list[Size]:
-    """The lengths of an axis of the inputs that have it. A mask that has queries too may be broadcast to all keys."""
+    """The lengths of an axis of the inputs that have it. A mask that also has queries may be broadcast to all keys."""
     shapes, inputs = view.probe.shapes, {value.name: value for value in view.model.graph.inputs}
     found = [(inputs[name], role.axes) for name, role in view.roles.items() if axis in role.axes and name in inputs]
     found = [(value, axes) for value, axes in found if axis != TOTAL or SEQ not in axes]
@@ -311,28 +315,29 @@ def _lengths_of(view: View, axis: str) -> list[Size]:
 
 
 _SCALED_IN_DTYPE = ("decomposed", "function")
-"""Forms whose operators multiply by the scale in the dtype of the queries, others do so in float32."""
+"""The forms whose operators multiply by the scale in the dtype of the queries; the others do so in float32."""
 
 
 def split_scale(factors: Sequence[float], q: ir.Value) -> tuple[float, list[float]]:
-    """The factor that goes into the operator's attribute, a float32, and those that queries are multiplied by.
+    """The factor for the operator's attribute, a float32, and the factors that queries are multiplied by.
 
-    A product of float32 numbers need not be one; the function must stay the same to the last digit of float64.
+    A product of float32 numbers need not be a float32 number; the function must stay the same to the last digit of
+    float64.
     """
     dtype = q.dtype or ir.DataType.FLOAT
     whole, left = 1.0, list[float]()
-    # what the graph's dtype can't hold goes into the attribute first
+    # numbers that the graph's dtype can't hold go into the attribute first
     numbers = _without_roots(factors)
     for number in sorted(numbers, key=lambda one: is_exact(one, dtype) or is_exact(1.0 / one, dtype)):
         if is_exact(whole * number, ir.DataType.FLOAT):
             whole *= number
         else:
             left.append(number)
-    return (whole, left) if whole > 0 else (-whole, [*left, -1.0])  # a negative one is refused by ONNX Runtime
+    return (whole, left) if whole > 0 else (-whole, [*left, -1.0])  # ONNX Runtime refuses a negative one
 
 
 def _without_roots(factors: Sequence[float]) -> list[float]:
-    """The factors, where two that are the same root of a float32 number are this number: queries and keys may have one
+    """The factors, with two equal roots of a float32 number replaced by this number: queries and keys may have one
     each."""
     left = list[float]()
     for number in factors:

@@ -1,4 +1,4 @@
-"""Sites put into a graph: new nodes take the place of old values, and what nobody reads any more goes."""
+"""Puts sites into a graph: new nodes replace old values, and what is not read any more is removed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def values_of(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
-    """Add the new nodes to the graph, let them stand in for what they replace, and remove what is left unused.
+    """Add the new nodes to the graph, replace the old values by theirs, and remove what is unused then.
 
-    RequestError where they need what they give themselves.
+    RequestError if they depend on their own outputs.
     """
     values = values_of(model)
     model.graph.extend(nodes.nodes)
@@ -57,7 +57,7 @@ def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
 
 
 def remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
-    """Remove the nodes and initializers that only computed these values."""
+    """Remove the nodes and initializers that were only needed to compute these values."""
     pending = list(values)
     while pending:
         value = pending.pop()
@@ -75,7 +75,7 @@ def remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
 
 
 def lower(model: ir.Model, functions: Functions, form: str) -> None:
-    """Give posexport's operators their bodies; in all forms but `function`, in place of the calls."""
+    """Give posexport's operators their bodies; inline the calls in all forms except `function`."""
     before = {node for node in model.graph if node.domain != DOMAIN}
     names = set(values_of(model))
     functions.attach(model)
@@ -87,12 +87,12 @@ def lower(model: ir.Model, functions: Functions, form: str) -> None:
         model.opset_imports.setdefault("com.microsoft", 1)
     _share(model, inner, names)
     for node in inner:
-        if node.graph is model.graph:  # those that are alike are gone
+        if node.graph is model.graph:  # duplicates are removed already
             _read_before_repeating(model, node)
 
 
 def _share(model: ir.Model, nodes: Collection[ir.Node], names: Collection[str]) -> None:
-    """Let equal new nodes be one: what all sites compute alike, such as lengths, is computed once."""
+    """Merge equal new nodes: what all sites compute in the same way, such as lengths, is computed once."""
     known: dict[tuple[object, ...], ir.Node] = {}
     for node in nodes:
         key = (node.domain, node.op_type, tuple(node.inputs), len(node.outputs), _attributes_key(node.attributes))
@@ -105,7 +105,8 @@ def _share(model: ir.Model, nodes: Collection[ir.Node], names: Collection[str]) 
 
 
 def _read_before_repeating(model: ir.Model, node: ir.Node) -> None:
-    """Let the largest of equal numbers be that number: on a GPU, ONNX Runtime then knows it without waiting for it."""
+    """Replace the maximum of equal numbers by the number: ONNX Runtime on a GPU then knows it without waiting for
+    it."""
     source = node.inputs[0].producer() if node.op_type == "ReduceMax" and node.inputs[0] is not None else None
     if source is not None and source.op_type == "Expand":
         value = source.inputs[0]
@@ -127,9 +128,9 @@ def _attributes_key(attributes: Mapping[str, ir.Attr]) -> object:
 def write_sites(
     view: View, model: ir.Model, attentions: Sequence[Attention], functions: Functions, *, shared: bool
 ) -> dict[str, RequestError]:
-    """Write these attentions of `view` anew in `model`, a copy of it; `shared` makes buffers of their caches.
+    """Write these attentions of `view` in `model`, a copy of its model; `shared` turns their caches into buffers.
 
-    Returns the errors of those that the form can't express, by name; the model is of no use then.
+    Returns the errors of those that the form can't express, by name; the model is then unusable.
     """
     values = values_of(model)
     taken = set(values) | {node.name or "" for node in model.graph}
@@ -173,9 +174,9 @@ def write_sites(
 
 
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:
-    """Let nodes that ask for the shape of a rotated value ask for that of the value before its rotation.
+    """Make nodes that read the shape of a rotated value read that of the value before its rotation.
 
-    Else they would keep the rotation that is replaced.
+    Otherwise they would keep the rotation that is replaced.
     """
     for one in attentions:
         for rotary in rotations(one):
@@ -195,7 +196,7 @@ def rotations(one: Attention) -> list[Rotary]:
 
 
 def _replaced(attentions: Iterable[Attention]) -> list[ir.Value]:
-    """Every value that others take the place of."""
+    """Every value that is replaced."""
     values: list[ir.Value] = []
     for one in attentions:
         values += [one.output.value, *(turn.rotary.target for turn in one.turns)]

@@ -1,7 +1,8 @@
 """Evidence for a whole rewritten graph: all its outputs before and after, in float64, on the same drawn inputs.
 
-Sites are tested alone, behind features that are drawn (posexport.rewrite.evidence); here they meet, behind the model's
-own. Only tokens that are no padding count: what padding gives, which sees no key, differs between runtimes too.
+Sites are tested one by one, with drawn features (posexport.rewrite.evidence); here they are tested together, with the
+model's own features. Only tokens that are not padding count: padding sees no key, and its outputs differ between
+runtimes too.
 """
 
 from __future__ import annotations
@@ -27,31 +28,39 @@ from posexport.rewrite.shared_cache import buffered
 from posexport.runtimes.tensors import to_tensors
 
 LIMIT = 1e-7
-"""Of the largest value of an output. Rounding of float64 grows through the layers of a model, and no farther."""
+"""The largest difference, as a part of the largest value of an output. Rounding of float64 grows through the layers of
+a model, but not beyond this."""
 
 FILL = 1e30
-"""Numbers farther from zero that are the same in both graphs, as logits of tokens that are never chosen, measure no
-others."""
+"""Numbers farther from zero than this are not used as a scale, if they are the same in both graphs.
+
+They are, for example, logits of tokens that are never chosen.
+"""
 
 WORK = 5e10
-"""What the cases may take together, in weights times tokens; each case takes CALL more, for the weights are converted
-to float64 in each. There are at least MIN_CASES."""
+"""The most that all cases may cost together, in weights times tokens.
+
+Each case costs CALL tokens more, since the weights are converted to float64 for each. There are at least MIN_CASES.
+"""
 
 CALL, MIN_CASES = 50, 3
 
 NARROW_CASES = 3
-"""Cases with padding that are evaluated in the dtypes of the file too: two masks that add up to minus infinity there,
-which rows of padding then spread as NaN, are finite in float64."""
+"""The number of cases with padding that are also evaluated in the dtypes of the file.
+
+There, two masks may add up to minus infinity, which rows of padding then spread as NaN. In float64 they are finite.
+"""
 
 DIFFERS, NOT_TESTED = "whole-graph-differs", "not-tested"
-"""Codes of reasons why a whole graph is not as it was."""
+"""Codes of reasons why a whole graph differs, or was not tested."""
 
 
 @attrs.frozen(kw_only=True)
 class WholeEvidence:
-    """The largest difference of an output, relative to its largest value, the number of cases, and how the two differ.
+    """The largest difference of an output, relative to its largest value, the number of cases, and the problem.
 
-    `untested` says why there is no case, and `left` are outputs of which no case has a finite number.
+    `problem` says how the graphs differ. `untested` says why there is no case. `left` are outputs that have no finite
+    number in any case.
     """
 
     error: float = 0.0
@@ -64,8 +73,10 @@ class WholeEvidence:
 def whole_evidence(
     before: ir.Model, after: ir.Model, cases: Sequence[DrawnInputs], buffers: Sequence[str] = (), few: int | None = None
 ) -> WholeEvidence:
-    """What the cases show of two graphs; `buffers` are the inputs of `after` that are caches of a fixed length. One of
-    more queries than `few` is tried if there is one."""
+    """What the cases show about two graphs; `buffers` are the inputs of `after` that are caches of a fixed length.
+
+    One case with more queries than `few` is tried if there is one.
+    """
     old, new = Evaluator(before), Evaluator(after)
     outputs = [value.name or "" for value in before.graph.outputs]
     missing = [name for name in outputs if name not in {value.name for value in after.graph.outputs}]
@@ -73,7 +84,7 @@ def whole_evidence(
         return WholeEvidence(problem=_differs(f"it has no output {missing[0]!r}"))
     outputs += _read_by_unread(before, cases)
     twice = next(_given_twice(before, after), None)
-    if twice is not None:  # which runtimes refuse
+    if twice is not None:  # runtimes refuse that
         return WholeEvidence(problem=_differs(f"two of its nodes give {twice!r}"))
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
     computable, finite = set[str](), set[str]()
@@ -85,7 +96,7 @@ def whole_evidence(
             untested = Reason(NOT_TESTED, f"float64 can't be computed: {problem}".rstrip("."))
             continue
         computable |= set(expected)
-        if set(expected) != computable:  # the model takes such inputs in parts only, as positions beyond a table
+        if set(expected) != computable:  # the model takes such inputs only in part, as positions beyond a table
             continue
         arrays = buffered(case, buffers, after) if buffers else case.arrays
         try:
@@ -117,7 +128,7 @@ def whole_evidence(
 
 
 def _read_by_unread(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[str]:
-    """The numbers that operators read whose outputs are drawn as inputs are (posexport.graphs.unread)."""
+    """The floats that are read by operators whose outputs are drawn like inputs (posexport.graphs.unread)."""
     inputs = {value.name for value in model.graph.inputs}
     drawn = {name for case in cases[:1] for name in case.arrays} - inputs
     nodes = [node for node in model.graph if any(value.name in drawn for value in node.outputs)]
@@ -140,9 +151,9 @@ def _overflowing(
     outputs: Sequence[str],
     buffers: Sequence[str],
 ) -> str | None:
-    """The first output that is not finite at the same tokens in both graphs, in the dtypes of the file.
+    """The first output that is finite at different tokens in the two graphs, in the dtypes of the file.
 
-    `arrays` are the inputs of `after`. None too where they can't be evaluated in these dtypes.
+    `arrays` are the inputs of `after`. Also None if they can't be evaluated in these dtypes.
     """
     try:
         expected = Evaluator(before, wide=False).run(to_tensors(case.arrays), outputs)
@@ -160,7 +171,7 @@ def _overflowing(
 def _evaluated(
     evaluator: Evaluator, arrays: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """The outputs that are tensors and can be evaluated; RequestError where none can."""
+    """The outputs that are tensors and can be evaluated; RequestError if there are none."""
     try:
         values = evaluator.run(to_tensors(arrays), outputs)
     except RequestError as error:
@@ -178,8 +189,10 @@ def _differs(text: str) -> Reason:
 
 
 def _affordable(model: ir.Model, cases: Sequence[DrawnInputs], few: int | None = None) -> list[DrawnInputs]:
-    """The cases that a model of its size can be evaluated on: all, or some of each part, with one of more queries than
-    `few`."""
+    """The cases that a model of this size can be evaluated on: all, or some from every part of the list.
+
+    A case with more queries than `few` is always among them.
+    """
     tensors = (value.const_value for value in model.graph.initializers.values())
     weights = sum(math.prod(tensor.shape.numpy()) for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
     for count in range(len(cases), 0, -1):
@@ -206,8 +219,10 @@ def _is_unseen(case: DrawnInputs) -> bool:
 
 
 def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> float:
-    """The largest difference as a part of the largest value; infinite where another value is finite. Where tokens see
-    no key, only what is finite counts: the graph promises nothing else there."""
+    """The largest difference as a part of the largest value; infinite if another value is finite.
+
+    If tokens see no key, only finite values count: the graph promises nothing else there.
+    """
     selections = [*_selections(want, have, case)]
     if case.kinds.unseen:
         selections = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in selections]
@@ -219,7 +234,7 @@ def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> fl
 def _selections(
     want: torch.Tensor, have: torch.Tensor, case: DrawnInputs
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both whole, and for each axis that may be that of tokens without padding and free places of buffers."""
+    """Both as a whole, and for each axis that may be that of tokens: without padding and free places of buffers."""
     yield want, have
     for axis in range(1, want.dim()):
         for keys in (case.tokens, case.keys, case.slots, case.encoder_keys):
@@ -241,8 +256,10 @@ def _relative(want: torch.Tensor, have: torch.Tensor) -> float:
 
 
 def _given_twice(before: ir.Model, after: ir.Model) -> Iterator[str]:
-    """Names that two nodes of a graph give, and names of subgraphs that graphs around them have too, which those of
-    `before` don't."""
+    """Names that two nodes of a graph give, and names in subgraphs that an outer graph also has.
+
+    Names that `before` already hides in this way are left out.
+    """
     names = Counter(value.name for node in after.graph for value in node.outputs if value.name)
     yield from (name for name, count in names.items() if count > 1)
     known = {*_hidden_by_inner(before.graph, frozenset())}
@@ -250,7 +267,7 @@ def _given_twice(before: ir.Model, after: ir.Model) -> Iterator[str]:
 
 
 def _hidden_by_inner(graph: ir.Graph, outer: frozenset[str]) -> Iterator[str]:
-    """Names of values in subgraphs that a value of a graph around them has too; `outer` are those around `graph`."""
+    """Names of values in subgraphs that a value of an outer graph also has; `outer` are the names around `graph`."""
     values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
     names = {value.name for value in values if value.name}
     yield from names & outer

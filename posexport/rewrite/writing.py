@@ -1,4 +1,4 @@
-"""What the parts of a site are written with: values of the graph by name, calls of operators, and expanded operands."""
+"""Tools for writing the parts of a site: values of the graph by name, calls of operators, and expanded operands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from posexport.graphs.nodes import Nodes
 from posexport.rewrite.broadcasts import Broadcasts, Extent
 
 Shaped = tuple["ir.Value | None", "tuple[int | str, ...]"]
-"""An input of an operator with its shape; None for one that is absent."""
+"""An input of an operator with its shape; None for an absent input."""
 
 
 @attrs.frozen(kw_only=True)
 class Beside:
-    """A value that another one meets: its lengths, and the axes that have them; `tokens` None where they don't meet."""
+    """Another operand of the same operator, with its lengths and its axes of rows and tokens.
+
+    `tokens` is None if its tokens are not the same axis.
+    """
 
     value: ir.Value
     extent: Extent
@@ -38,7 +41,7 @@ class Writing:
     dtypes: Mapping[str, ir.DataType]
 
     def read(self, value: ir.Value) -> ir.Value:
-        """The value of this name in the graph that is written to, with its dtype."""
+        """The value with this name in the graph that is written to, with its dtype."""
         name = value.name or ""
         own = self.values[name]
         if own.dtype is None and name in self.dtypes:
@@ -46,7 +49,7 @@ class Writing:
         return own
 
     def call(self, operator: Any, inputs: Sequence[Shaped], attributes: dict[str, Any]) -> tuple[ir.Value, ...]:
-        """A node of one of posexport's operators, whose inputs have these shapes."""
+        """A node for one of posexport's operators, whose inputs have these shapes."""
         described = tuple(
             None if value is None else ir.Value(name=value.name, type=value.type, shape=ir.Shape(shape))
             for value, shape in inputs
@@ -59,7 +62,7 @@ class Writing:
     def widened(
         self, x: ir.Value, extent: Extent, others: Iterable[Beside], sizes: Broadcasts, width: int
     ) -> tuple[ir.Value, Extent]:
-        """A value [B, S, width], expanded where others may have more rows or tokens, and its lengths then."""
+        """A value [B, S, width], expanded if others may have more rows or tokens, and its lengths then."""
         one = self.nodes.constant([1])
         for other in others:
             rows = sizes.joint(extent.rows, other.extent.rows)
@@ -79,8 +82,11 @@ class Writing:
 
 
 def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
-    """A value times a number, exact where its dtype, or fp32, holds the number or one divided by it, or these are the
-    second or fourth root of what fp32 holds: a scale may be computed from the size of heads while the graph runs."""
+    """A value times a number, exact if possible.
+
+    It is exact if its dtype, or fp32, can hold the number or its reciprocal, or if one of these is the second or fourth
+    root of a number in fp32: a scale may be computed from the size of heads while the graph runs.
+    """
     assert value.dtype is not None
     if number == -1.0:
         return nodes.one("Neg", value)
@@ -96,8 +102,8 @@ def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
 
 
 def _as_root(number: float) -> tuple[str, tuple[float, int]] | None:
-    """The operator that takes a float32 number, after so many square roots, in the place of a product with `number`."""
-    for roots in range(3 if 1e-9 < number < 1e9 else 0):  # fp32 holds the fourth powers of these
+    """The operator that replaces a product with `number`, its float32 operand, and how many square roots this needs."""
+    for roots in range(3 if 1e-9 < number < 1e9 else 0):  # fp32 can hold the fourth powers of these
         for kind, whole in (("Div", number ** -(2**roots)), ("Mul", number ** (2**roots))):
             rounded = float(np.float32(whole))
             if abs(rounded - whole) <= ROUNDING * whole:
@@ -106,6 +112,6 @@ def _as_root(number: float) -> tuple[str, tuple[float, int]] | None:
 
 
 def is_exact(number: float, dtype: ir.DataType) -> bool:
-    """Whether a dtype holds a number as it is."""
+    """Whether a dtype can hold a number exactly."""
     with np.errstate(over="ignore"):  # infinity is another number
         return float(np.asarray(number).astype(dtype.numpy())) == number

@@ -1,1 +1,1 @@
-"""Attention of any graph written anew in a form, with evidence."""
+"""The attention of any graph rewritten in a form, with evidence."""

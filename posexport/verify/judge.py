@@ -66,10 +66,8 @@ if TYPE_CHECKING:
     from posexport.verify.locate import Graphs
 
 NO_REFERENCE = (*LOST, CRASHED, EXITED)
-"""Failures of the reference that say nothing about the artifact: then no runtime is judged.
-
-A process that ended, for whatever cause, is one of them. An ordinary error on a file that was read is not.
-"""
+"""Failures of the reference that say nothing about the artifact, so that no runtime is judged: its process ended, for
+whatever cause. An ordinary error on a file that was read is not one of them."""
 
 TORCH_EAGER = "torch eager"
 
@@ -244,8 +242,8 @@ class ArtifactJob:
     ) -> list[Comparison]:
         """Comparisons of a case with the largest of several of torch's errors, if the first ones are near the limit.
 
-        If torch is then near its ceiling, the runtime is run on the copies too, and the median error of each token is
-        judged.
+        If torch is then near its ceiling, the median error of each token is judged, with the runtime's outputs on
+        copies.
         """
         draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
         near = [each.output for each in first if is_near(each)]
@@ -272,11 +270,8 @@ class ArtifactJob:
         return self.torch_again[index].failure if is_near(each) and index in self.torch_again else None
 
     def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
-        """Why failed comparisons say nothing, if rounding errors hide the result in each of them.
-
-        Then the runtime is within its share of torch's error, and the exact result moves as far if inputs and weights
-        differ in their last bits.
-        """
+        """Why failed comparisons say nothing: the runtime is within its share of torch's error in each of them, and the
+        exact result moves as far if inputs and weights differ in their last bits. None if that isn't so."""
         failed, moved = [each for each in comparisons if each.state == FAILED], dict[str, float]()
         if not failed or not all(is_unclear(each, self._tolerances[each.case]) for each in failed):
             return None
@@ -360,8 +355,7 @@ class ArtifactJob:
 
     @cached_property
     def _tolerances(self) -> dict[str, Tolerance]:
-        """The tolerance of each case: that of the dtype, or wider if runtimes round terms of the encoding in different
-        ways."""
+        """The tolerance of each case: that of the dtype, wider if runtimes round terms of the encoding differently."""
         outputs = () if self.reference is None else result(self.reference).outputs
         found = tolerances_of(self.artifact.spec, self.cases, outputs)
         return {name: attrs.evolve(tolerance, **self.overrides.tolerance) for name, tolerance in found.items()}

@@ -171,10 +171,8 @@ class GraphJob:
         return [attrs.evolve(verdict, **known) for verdict in verdicts]
 
     def _try_other_sizes(self) -> None:
-        """Try sizes that the graph may have been made for; keep the first that work.
-
-        This is for graphs that take none of the drawn sizes, though their inputs may be declared with sizes that vary.
-        """
+        """If the graph takes none of the drawn sizes, though its inputs may vary, use the first sizes that work of
+        those that it may have been made for."""
         if self.truth is None or self.given or self.truth.tried:
             return
         for roles in self.other_roles:
@@ -290,10 +288,8 @@ class GraphJob:
         return Verdict.of(path, name, FAILED, reason, where=where, **fields)
 
     def _other_function(self, index: int) -> str | None:
-        """A clause if the file and the module are different functions, and the layer from which on they differ.
-
-        Their nodes can't be compared.
-        """
+        """A clause if the file and the module are different functions, with the layer from which on they differ: nodes
+        of different functions can't be compared."""
         difference = None if self.module is None or self.truth is None else self.truth.difference
         if difference is None or difference.of_rounding <= 1:
             return None
@@ -332,10 +328,8 @@ class GraphJob:
         return _Outcome(found, None if found else next(iter(passed_over.values()), None), passed_over)
 
     def _comparisons(self, truth: Truth, outputs: Mapping[int, Arrays]) -> tuple[list[Comparison], list[str]]:
-        """The comparisons of all cases, and what they leave open.
-
-        If a runtime is near the limit, more draws of the honest evaluation's errors are taken.
-        """
+        """The comparisons of all cases, and what they leave open. If a runtime is near the limit, more draws of the
+        honest evaluation's errors are taken."""
         comparisons, left = list[Comparison](), list[str]()
         for index, arrays in outputs.items():
             case = self.cases[index]

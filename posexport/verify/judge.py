@@ -240,11 +240,8 @@ class ArtifactJob:
     def _compared_again(
         self, row: Runtime, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, first: list[Comparison]
     ) -> list[Comparison]:
-        """Comparisons of a case with the largest of several of torch's errors, if the first ones are near the limit.
-
-        If torch is then near its ceiling, the median error of each token is judged, with the runtime's outputs on
-        copies.
-        """
+        """Comparisons of a case with the largest of several of torch's errors. If torch is then near its ceiling, the
+        median error of each token is judged, with the runtime's outputs on copies."""
         draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
         near = [each.output for each in first if is_near(each)]
         farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))

@@ -146,8 +146,8 @@ def _of_layer(
 def _head(queries: Array, keys: Array, scale: float, cross: bool) -> Head:
     """The directions of one head, computed from its projections [head_dim, hidden_size].
 
-    The products of rows are as small as the dimensions of a head. So their decompositions are cheap, compared with one
-    of the projections themselves.
+    Only products of rows are decomposed, which are no larger than the dimensions of the head. That is far cheaper than
+    a decomposition of the projections themselves.
     """
     rows = np.concatenate((queries, keys)).astype(np.float64)
     products, size = rows @ rows.T, len(queries)

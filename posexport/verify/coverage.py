@@ -30,10 +30,9 @@ MOST_OF = 0.9
 """The part of the reach that inputs must have at least to count as having it."""
 
 PAIR, MANY_ROWS = 2, 8
-"""Two numbers about batches.
+"""Tokens of a prompt up to which its rows don't count as reached, and the rows of a batch whose longest is stated.
 
-The most tokens of a prompt whose rows don't count as reached, since each distance between two tokens has such a row;
-and the rows of a batch that counts as one of many rows, whose longest is stated.
+Prompts of two tokens don't count, since there is a row for every distance between two tokens.
 """
 
 ALIKE = 16

@@ -55,7 +55,7 @@ MOST = 1_400
 """The most tokens of a further case, so that many further cases can be asked for."""
 
 MANY = 24
-"""The most rows of a batch that are not shortened."""
+"""Batches with more rows than this get shorter rows if they cost too much."""
 
 SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""

@@ -156,7 +156,7 @@ class Probe:
 
 
 def decay(target: ProbeTarget) -> tuple[Array, Array]:
-    """The distances [T] of keys from one query, and their logits minus the logit at distance 0, [heads, axes or 1,
+    """The distances [T] of keys before one query, and their logits minus the logit at distance 0, [heads, axes or 1,
     T]."""
     axes, side = target.encoding.axes, target.side(512, 25, 13)
     at = side - 1 if axes < 2 and target.spec.causal else side // 2

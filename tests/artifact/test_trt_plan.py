@@ -281,7 +281,7 @@ def test_inspect_says_first_that_a_plan_is_not_that_of_its_manifest(tmp_path: Pa
 @pytest.mark.parametrize(("name", "version"), [("tensorrt", "1.2.3"), ("tensorrt-rtx", "1.2.4"), ("tensorrt", None)])
 def test_only_its_builder_opens_a_plan(tmp_path: Path, name: str, version: str | None) -> None:
     plan = made(tmp_path)
-    with pytest.raises(RequestError, match=r"built by tensorrt-rtx 1\.2\.3 and runs on nothing else"):
+    with pytest.raises(RequestError, match=r"built by tensorrt-rtx 1\.2\.3 and runs only there"):
         check_builder(plan, check_plan(plan), name, version)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from helpers import small_spec
@@ -15,7 +16,7 @@ from posexport import machine
 from posexport.bench import worker as bench_worker
 from posexport.bench.worker import Worker, explain
 from posexport.errors import Reason, RequestError
-from posexport.runtimes import Runtime, cuda
+from posexport.runtimes import RUNTIMES, Runtime, cuda
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ class Hungry:
 def test_each_shape_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "load", lambda self, path: Hungry())
     worker = Worker()
-    worker.open("ort-cpu", {}, "block.onnx", None)
+    worker.open(attrs.asdict(RUNTIMES["ort-cpu"]), {}, "block.onnx", None)
     spec = small_spec("none").to_dict()
     large, small = (worker.shape(spec, batch=1, seq=seq, seed=0, warmup=1)["memory"] for seq in (4, 5))
     assert large >= 2**26
@@ -74,7 +75,7 @@ def test_the_gpu_is_asked_before_memory_counts_and_without_torch(monkeypatch: py
     monkeypatch.setattr(bench_worker, "memory_used", lambda: order.append("gpu") or 5)
     monkeypatch.setattr(machine, "forget_peak", lambda: order.append("peak") or 0)
     worker = Worker()
-    worker.open("ort-cuda", {}, "block.onnx", None)
+    worker.open(attrs.asdict(RUNTIMES["ort-cuda"]), {}, "block.onnx", None)
     assert order == ["gpu", "peak"]
     assert worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=1)["gpu_memory"] == 0
 
@@ -188,7 +189,7 @@ def test_short_runs_come_in_bursts_behind_one_that_wakes_threads(
     runner = Runs(seconds)
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
     worker = Worker()
-    worker.open("ort-cpu", {}, "block.onnx", None)
+    worker.open(attrs.asdict(RUNTIMES["ort-cpu"]), {}, "block.onnx", None)
     found = worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
     assert found["run_seconds"] == seconds
     before = runner.runs
@@ -202,7 +203,7 @@ def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runs(0.001)
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
     worker = Worker()
-    worker.open("ort-cpu", {}, "block.onnx", None)
+    worker.open(attrs.asdict(RUNTIMES["ort-cpu"]), {}, "block.onnx", None)
     worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
     before = runner.runs
     monkeypatch.setattr(bench_worker.time, "perf_counter", lambda: next(clock))
@@ -215,6 +216,6 @@ def test_warming_up_ends_in_time_but_not_before_the_second_run(monkeypatch: pyte
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
     monkeypatch.setattr(bench_worker, "WARMUP_SECONDS", -1.0)
     worker = Worker()
-    worker.open("ort-cpu", {}, "block.onnx", None)
+    worker.open(attrs.asdict(RUNTIMES["ort-cpu"]), {}, "block.onnx", None)
     worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=9)
     assert runner.runs == 2

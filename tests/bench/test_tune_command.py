@@ -55,11 +55,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "preset": (("--preset", "llama-2-7b", "--encoding", "rope"), "both preset and encoding were given"),
     "promise": (
         ("--encoding", "rope2d", "--allow", "consecutive"),
-        "with rope2d, which has no positions that can be so: drop it",
+        "with rope2d, which has no positions that can be consecutive: drop it",
     ),
     "promise with denormals": (
         ("--encoding", "none", "--allow", "denormal-as-zero", "--allow", "consecutive"),
-        "--allow consecutive with none, which has no positions that can be so: drop it",
+        "--allow consecutive with none, which has no positions that can be consecutive: drop it",
     ),
     "unknown promise": (("--encoding", "rope", "--allow", "zeros"), "unknown allow 'zeros'"),
     "denormals": (

@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no words": (["model.onnx", "--prompt", " "], "a prompt has no tokens: give at least one"),
     "out of range": (["model.onnx", "--prompt-ids", "60"], "the token 60 is none of the model's: give ids from 0 to 5"),
     "no file": (["nothing.onnx", "--prompt-ids", "1"], "'nothing.onnx' is not there"),
-    "no ONNX file": (["config.json", "--prompt-ids", "1"], "'config.json' is no .onnx: give the ONNX file"),
+    "no ONNX file": (["config.json", "--prompt-ids", "1"], "'config.json' does not end in .onnx: give the ONNX file"),
     "damaged": (["damaged.onnx", "--prompt-ids", "1"], "'damaged.onnx' is not an ONNX file, or it is cut short"),
     "no decoder": (["block.onnx", "--prompt-ids", "1"], "the file has the input 'hidden_states'"),
     "no tokenizer": (["alone/model.onnx", "--prompt", "w1"], "'alone' holds no tokenizer (tokenizer.json)"),

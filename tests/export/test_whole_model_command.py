@@ -96,7 +96,7 @@ def test_one_layer_says_that_there_is_a_whole_model(tmp_path: Path) -> None:
         (["--preset", "llama3-8b"], "--preset was given with --model"),
         (["--example", "x.npz"], "--example was given with --model"),
         (["--kv-cache", "paged"], "unknown kv_cache 'paged'"),
-        (["--dtype", "fp8"], "--dtype is 'fp8'"),
+        (["--dtype", "fp8"], "unknown dtype 'fp8'"),
         (["--form", "nativ"], "did you mean 'native'"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
 import ml_dtypes
 import numpy as np
 import onnxruntime
@@ -293,4 +294,6 @@ def test_dtypes_have_one_name_each() -> None:
 
 @pytest.mark.parametrize("name", ["torch", "onnx-reference", "ort-cpu"])
 def test_bench_gives_an_engine_only_options_that_it_knows(artifacts: dict[str, Path], name: str) -> None:
-    assert worker.Worker().open(name, {}, str(artifacts["fp32"]), threads=1)["describe"]["engine"]
+    assert worker.Worker().open(attrs.asdict(RUNTIMES[name]), {}, str(artifacts["fp32"]), threads=1)["describe"][
+        "engine"
+    ]

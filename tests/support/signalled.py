@@ -40,7 +40,8 @@ def arm(module: str, name: str, call: int, number: int, when: str) -> None:
 
 if __name__ == "__main__":
     if sys.platform != "win32":
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run where it is ignored, as after nohup
+        for ignored in (signal.SIGHUP, signal.SIGQUIT):  # by nohup, and by shells in their background jobs
+            signal.signal(ignored, signal.SIG_DFL)
     end = sys.argv.index("--")
     moments, arguments = sys.argv[1:end], sys.argv[end + 1 :]
     for module, name, call, number, when in zip(*[iter(moments)] * 5, strict=True):

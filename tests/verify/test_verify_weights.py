@@ -308,7 +308,7 @@ def test_the_sign_of_a_zero_is_a_part_of_the_weights(tmp_path: Path) -> None:
     assert original.mismatch(spec, values) is None
     changed = {**values, "q_proj.weight": values["q_proj.weight"].clone()}
     changed["q_proj.weight"][3, 5] = -0.0
-    assert "q_proj.weight has -0.0 where the original has 0.0" in str(original.mismatch(spec, changed))
+    assert "q_proj.weight has -0.0 in place of 0.0" in str(original.mismatch(spec, changed))
 
 
 @pytest.mark.slow

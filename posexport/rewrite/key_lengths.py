@@ -156,7 +156,7 @@ def _read(attention: Attention, values: Mapping[str, ir.Value]) -> list[ir.Value
     """What a site reads, without the angles of `turns`, in the graph that is written to."""
     read = [term.value for term in attention.terms] + [scale for scale, _ in attention.head_scales]
     read += [side.source.value for side in (attention.q, attention.k, attention.v)]
-    read += [] if attention.sinks is None else [attention.sinks]
+    read += [attention.sinks] if isinstance(attention.sinks, ir.Value) else []
     read += [angles for side in (attention.q, attention.k) if side.rotary for angles in side.rotary.angle_values]
     return [values[value.name or ""] for value in read]
 

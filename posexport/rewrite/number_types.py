@@ -46,7 +46,7 @@ def logit_types(view: View, attention: Attention, dtypes: Mapping[str, ir.DataTy
     inputs.
     """
     found = set()
-    if attention.sinks is not None:  # no more digits than the logits of the same softmax
+    if isinstance(attention.sinks, ir.Value):  # no more digits than the logits of the same softmax
         both = [dtypes.get(value.name or "") for value in (attention.sinks, attention.logits)]
         known = [dtype for dtype in both if dtype is not None]
         found.update(sorted(known, key=digits)[:1])

@@ -29,7 +29,7 @@ from posexport.rewrite.added import Added, BiasWriter
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart
 from posexport.rewrite.number_types import logit_types, operands, widest
 from posexport.rewrite.rotated import RotationWriter
-from posexport.rewrite.writing import Beside, Shaped, Writing, is_exact, times
+from posexport.rewrite.writing import Beside, Shaped, Writing, is_exact, number_constant, times
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +107,7 @@ class SiteWriter:
             keys = self._keys(attention, sizes, added, k) if shared is None else None
             bias = biases.fitted(added, q, of_q, keys)
             bias = bias if shared is None else self._to_the_end(bias, shared)
-        sinks = None if attention.sinks is None else nodes.shaped(self._writing.read(attention.sinks), -1)
+        sinks = self._sinks(attention)
         if sinks is not None and self._functions.form in ("native", "contrib"):
             sinks = self._in(sinks, q.dtype)
         attributes = {
@@ -165,6 +165,15 @@ class SiteWriter:
             keys=k,
             sizes=sizes,
         )
+
+    def _sinks(self, attention: Attention) -> ir.Value | None:
+        """The sinks [N] of an attention; None without sinks."""
+        if isinstance(attention.sinks, ir.Value):
+            return self._nodes.shaped(self._writing.read(attention.sinks), -1)
+        if attention.sinks is None:
+            return None
+        logit = number_constant(self._nodes, attention.sinks, ir.DataType.FLOAT)
+        return self._nodes.one("Expand", logit, self._nodes.constant([attention.num_heads]))
 
     def _in(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
         """The value in a dtype, that of the value that it replaces."""

@@ -215,5 +215,5 @@ def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:
         values += [value for rotary in rotations(one) for value in rotary.angle_values]
         values += [turn.rotary.source for turn in one.turns]
         values += [term.value for term in one.terms] + [scale for scale, _ in one.head_scales]
-        values += [] if one.sinks is None else [one.sinks]
+        values += [one.sinks] if isinstance(one.sinks, ir.Value) else []
     return list(dict.fromkeys(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,8 @@ def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
     """A value times a number, exact if possible.
 
     It is exact if its dtype, or fp32, can hold the number or its reciprocal, or if one of these is the second or fourth
-    root of a number in fp32: a scale may be computed from the size of heads while the graph runs.
+    root of a number in fp32, or if the number is the logarithm of one in fp32: a scale may be computed from the size of
+    heads while the graph runs, and powers may have another base.
     """
     assert value.dtype is not None
     if number == -1.0:
@@ -94,11 +96,27 @@ def times(nodes: Nodes, value: ir.Value, number: float) -> ir.Value:
         return nodes.one("Mul", value, nodes.constant(number, value.dtype))
     if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and not is_exact(1.0 / number, value.dtype):
         return nodes.cast(times(nodes, nodes.cast(value, ir.DataType.FLOAT), number), value.dtype)
+    if _as_weight(number) is not None:
+        return nodes.one("Mul", value, number_constant(nodes, number, value.dtype))
     kind, root = _as_root(number) or ("Div", (1.0 / number, 0))
     other = nodes.constant(root[0], value.dtype)
     for _ in range(root[1]):
         other = nodes.one("Sqrt", other, dtype=value.dtype)
     return nodes.one(kind, value, other)
+
+
+def number_constant(nodes: Nodes, number: float, dtype: ir.DataType) -> ir.Value:
+    """A number, exact in float64 if it is a number of this dtype or the logarithm of one."""
+    weight = None if is_exact(number, dtype) else _as_weight(number)
+    return nodes.constant(number, dtype) if weight is None else nodes.one("Log", nodes.constant(weight, dtype))
+
+
+def _as_weight(number: float) -> float | None:
+    """The float32 number whose logarithm a number is, if it is one and no root; None otherwise."""
+    if not math.log(1e-30) < number < math.log(1e30) or _as_root(number) is not None:
+        return None
+    weight = float(np.float32(math.exp(number)))
+    return weight if abs(math.log(weight) - number) <= ROUNDING * abs(number) else None
 
 
 def _as_root(number: float) -> tuple[str, tuple[float, int]] | None:

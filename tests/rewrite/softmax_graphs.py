@@ -378,7 +378,6 @@ REASONS: dict[str, tuple[str, Mix]] = {
     "late behind a Transpose": ("softmax-form", late_behind_a_transpose),
     "Max": ("softmax-form", bounded("Max")),
     "Clip": ("softmax-form", bounded("Clip")),
-    "a number more": ("sinks", bounded("Add")),
     "maximum in the logarithm": ("softmax-form", log_with_maximum),
     "linear before": ("mixed-heads", talking(linear, before=True, behind=False)),
     "linear behind": ("mixed-heads", talking(linear, before=False, behind=True)),

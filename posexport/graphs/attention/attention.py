@@ -22,10 +22,10 @@ class Attention:
 
     `name` is the name of its softmax or operator, `layer` its place among the attentions of the graph. `near` is the
     same attention without the nodes before and after its two products. `logits` have the axes `logits_axes`
-    (posexport.graphs.attention.score_axes). `output` is the result [B, N, S, D] as the graph lays it out. `square`:
-    whether there are as many keys as queries. `divides_zeros`: whether the graph divides zero by zero for a query that
-    sees no key. `guard`: a query gets zeros if its masks and biases are at most this for all keys; None if the graph
-    never gives zeros.
+    (posexport.graphs.attention.score_axes). `sinks` are values, or one logit for all heads. `output` is the result
+    [B, N, S, D] as the graph lays it out. `square`: whether there are as many keys as queries. `divides_zeros`: whether
+    the graph divides zero by zero for a query that sees no key. `guard`: a query gets zeros if its masks and biases are
+    at most this for all keys; None if the graph never gives zeros.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Attention:
     v: Side
     terms: tuple[Term, ...]
     head_scales: tuple[tuple[ir.Value, bool], ...]
-    sinks: ir.Value | None
+    sinks: ir.Value | float | None
     output: Source
     square: bool
     softmax: ir.Node

@@ -32,7 +32,8 @@ def scores_by_key(
 
     `weighted` is the product of the softmax with values, and the nodes before that product.
     """
-    scores, rank = scores_of(flow, probe, softmax.logits), len(probe.shape(softmax.logits))
+    rank = len(probe.shape(softmax.logits))
+    scores = scores_of(flow, probe, softmax.logits, factor=softmax.factor, sink=softmax.sink)
     scores = attrs.evolve(scores, product=by_rows(probe, scores.product))
     is_operator = softmax.total is None  # Softmax or LogSoftmax, not a softmax that is written out
     old = flow.graph.opset_imports.get("", 13) < 13 and is_operator
@@ -49,10 +50,10 @@ def scores_by_key(
     if transposed and axes.get(softmax.logits) != KEYS_FIRST:
         letters = scores.product.axes[2]
         keys = probe.shape(scores.product.result)[letters.index("t") - len(letters)]
-        if probe.shape(softmax.logits)[-1] != keys + (scores.sinks is not None):
+        if probe.shape(softmax.logits)[-1] != keys + (scores.column is not None):
             raise Declined("softmax-axis", f"{over}, which holds more than the keys of one query")
         return scores, axes
-    whole = rank == 4 and scores.sinks is None
+    whole = rank == 4 and scores.column is None
     known = whole and (transposed or not any(node.op_type in MOVES for node in scores.nodes))
     turned = with_keys_at(scores.product, -2 if transposed else axis) if known else None
     if turned is None or turned.right not in flow.content:

@@ -23,9 +23,10 @@ from posexport.graphs.attention.operands import check_heads, dims_of, operand_si
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.score_axes import USUAL, ScoreAxes
-from posexport.graphs.attention.scores import Declined, Scores, Term, reaches_product
+from posexport.graphs.attention.scores import LARGEST_SINK, Declined, Scores, Term, reaches_product
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
+from posexport.graphs.attention.uniform import number_of
 from posexport.graphs.attention.unweighted import WEIGHT_OPS, mixed_scores, reason_without_product
 from posexport.graphs.attention.weights import check_weights
 from posexport.graphs.attention.written_out import check_written_out
@@ -217,7 +218,7 @@ def _attention(
         logits_axes=axes.get(inner, USUAL),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.node.outputs[0],
-        divides_zeros=softmax.zeroed is not None,
+        divides_zeros=softmax.zeroed is not None and softmax.beside is None,
         guard=guard if can_act(probe, guard, scores.terms) else None,
     )
     whole = _whole(flow, probe, near, operands)
@@ -332,16 +333,22 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
     return tuple(kept)
 
 
-def _sinks(probe: Probe, column: ir.Value | None, heads: int) -> ir.Value | None:
-    """The sinks before they are laid out for all rows and queries; None without sinks."""
-    value, passed = column, set[ir.Node]()
+def _sinks(probe: Probe, column: ir.Value | float | None, heads: int) -> ir.Value | float | None:
+    """The sinks before they are laid out for all rows and queries, or their logit; None without sinks."""
+    if not isinstance(column, ir.Value):
+        return column
+    logit = number_of(probe, column)
+    if logit is not None and abs(logit) <= LARGEST_SINK and math.prod(probe.shape(column)) != heads:
+        return logit
+    value: ir.Value | None = column
+    passed = set[ir.Node]()
     while value is not None and math.prod(probe.shape(value)) != heads:
         node = value.producer()
         if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
             raise Declined("sinks", "its sinks, an additional column of the scores, are not one number per head")
         passed.add(node)
         value = node.inputs[0]
-    if column is None or value is None:
+    if value is None:
         return None
     random = probe.random_like(value)
     wide = probe.replaced({value: random}, [column], passed)[0]

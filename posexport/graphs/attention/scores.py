@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import attrs
+import numpy as np
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
-from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.behind import KEEPS_ORDER, above, behind, unexpanded
+from posexport.graphs.attention.dataflow import Dataflow, constant_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
-from posexport.graphs.attention.softmaxes import KEEPS_ORDER, above, behind, unexpanded
 from posexport.graphs.attention.uniform import factor_of, number_of
 from posexport.graphs.nearest import nearest_first
 
@@ -49,14 +51,16 @@ class Scores:
     """What was found between a softmax and its product. `nodes` are the nodes in between, the last one first.
 
     The product of `factors` is the scale. `maxima` are subtracted before the softmax; each has the node that does it.
+    `sinks` are values, or the same logit for all heads. They are a column of the logits, which is their first
+    (`column` 0) or last one (-1), or come only after the exponentials, without a column.
     """
 
     product: Product
     factors: tuple[float, ...]
     softcap: float = 0.0
     terms: tuple[Term, ...] = ()
-    sinks: ir.Value | None = None
-    sinks_first: bool = False
+    sinks: ir.Value | float | None = None
+    column: int | None = None
     head_scales: tuple[tuple[ir.Value, bool], ...] = ()
     maxima: tuple[tuple[ir.Node, ir.Value], ...] = ()
     nodes: tuple[ir.Node, ...] = ()
@@ -79,8 +83,8 @@ class _Walk:
     factor: float = 1.0
     softcap: float = 0.0
     terms: list[Term] = attrs.Factory(list)
-    sinks: ir.Value | None = None
-    sinks_first: bool = False
+    sinks: ir.Value | float | None = None
+    column: int | None = None
     head_scales: list[tuple[ir.Value, bool]] = attrs.Factory(list)
     maxima: list[tuple[ir.Node, ir.Value]] = attrs.Factory(list)
     nodes: list[ir.Node] = attrs.Factory(list)
@@ -92,9 +96,16 @@ class _Walk:
         self.factors.append(number)
 
 
-def scores_of(flow: Dataflow, probe: Probe, logits: ir.Value) -> Scores:
-    """What is between the input of a softmax and the product of queries and keys. Raises Declined."""
-    walk = _Walk(logits, probe)
+def scores_of(
+    flow: Dataflow, probe: Probe, logits: ir.Value, *, factor: float = 1.0, sink: float | None = None
+) -> Scores:
+    """What is between the input of a softmax and the product of queries and keys. Raises Declined.
+
+    The softmax multiplies the logits by `factor`. Its sum has the exponential of `sink` too, unless it is None.
+    """
+    walk = _Walk(logits, probe, sinks=sink)
+    if factor != 1.0:
+        walk.multiply(factor)
     for _ in range(DEPTH):
         node = walk.value.producer()
         if node is None:
@@ -109,7 +120,7 @@ def scores_of(flow: Dataflow, probe: Probe, logits: ir.Value) -> Scores:
                 softcap=walk.softcap,
                 terms=tuple(walk.terms),
                 sinks=walk.sinks,
-                sinks_first=walk.sinks_first,
+                column=walk.column,
                 head_scales=tuple(walk.head_scales),
                 maxima=tuple(walk.maxima),
                 nodes=tuple(walk.nodes),
@@ -288,7 +299,41 @@ def _sinks(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if walk.factor != 1.0 or walk.softcap or walk.head_scales:
         text = f"{shown(node.name or '')} concatenates the scores with sinks before they are capped or scaled"
         raise Declined("score-order", text)
-    walk.sinks, walk.sinks_first, walk.value = inputs[1 - path], path == 1, inputs[path]
+    walk.sinks, walk.column, walk.value = inputs[1 - path], path - 1, inputs[path]
+
+
+def _padded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    """One more logit for each query, the same number for all."""
+    path, name = node.inputs[0], shown(node.name or "")
+    assert path is not None
+    pads, axes = (constant_of(node.inputs[at]) if len(node.inputs) > at else None for at in (1, 3))
+    logit = number_of(walk.probe, node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else 0.0
+    rank = len(walk.probe.shape(path))
+    column = None if pads is None else _column(pads.numpy(), None if axes is None else axes.numpy(), rank)
+    is_plain = node.attributes.get_string("mode", "constant") == "constant" and (
+        axes is not None or len(node.inputs) < 4
+    )
+    if column is None or logit is None or not is_plain or walk.sinks is not None or walk.terms:
+        raise Declined("score-concat", f"{name} pads the scores with more than one logit that is the same for all")
+    if walk.factor != 1.0 or walk.softcap or walk.head_scales:
+        raise Declined("score-order", f"{name} pads the scores with a sink before they are capped or scaled")
+    if abs(logit) > LARGEST_SINK:
+        raise Declined("sinks", f"{name} pads the scores with a logit of {logit:g}, which is no sink")
+    walk.sinks, walk.column, walk.value = logit, column, path
+
+
+LARGEST_SINK = 1e3
+"""The largest logit of a sink that all heads share: others are masks."""
+
+
+def _column(pads: np.ndarray[Any, Any], axes: np.ndarray[Any, Any] | None, rank: int) -> int | None:
+    """Where a Pad puts one more number on the last axis: 0 at its start, -1 at its end; None if it does more."""
+    padded = [axis % rank for axis in (range(rank) if axes is None else axes.reshape(-1).tolist())]
+    starts, ends = pads.reshape(2, -1).tolist()
+    found = [(axis, start, end) for axis, start, end in zip(padded, starts, ends, strict=True) if start or end]
+    if found == [(rank - 1, 1, 0)]:
+        return 0
+    return -1 if found == [(rank - 1, 0, 1)] else None
 
 
 _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
@@ -301,6 +346,7 @@ _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
     "Max": _bounded,
     "Tanh": _tanh,
     "Concat": _sinks,
+    "Pad": _padded,
     "Cast": _through,
     "Identity": _through,
     "Dropout": _through,

@@ -2,6 +2,7 @@
 
     exp(x) / sum(exp(x))      exp(LogSoftmax(x))      exp(x - log(sum(exp(x))))      (exp(x) v) / sum(exp(x))
 
+Exponentials may have another base, and a number beside their sum is a sink (posexport.graphs.attention.powers).
 The exponentials of hidden keys may be set to zero before the sum (posexport.graphs.attention.zeroed). This is the
 softmax of logits that are minus infinity there: in both, a query that sees no key gives zero divided by zero.
 The sum may drop its axis and get it back by a Reshape or an Unsqueeze. Its shape then tells whether that is the same
@@ -10,24 +11,22 @@ axis (posexport.graphs.attention.written_out).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
+from posexport.graphs.attention.behind import KEEPS_ORDER, PASSED, above, behind, stored_number, unexpanded
 from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.attention.powers import Beside, Power, beside, parted, power_above, power_of
 from posexport.graphs.attention.products import PRODUCTS, WEIGHTED, Product, product_of
 from posexport.graphs.attention.zeroed import Zeroed, zeroed_by
 from posexport.graphs.nearest import nearest_first
 
-_PASSED = ("Cast", "Identity")
-
 _DEPTH = 6
 """The most operators between exponentials and their sum, or between the sum and a division by it."""
-
-KEEPS_ORDER = (*_PASSED, "Unsqueeze", "Squeeze", "Reshape", "Expand")
-"""Operators that keep the numbers of a sum or a maximum in order."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +35,8 @@ class Softmax:
 
     If the softmax is written out, exponentials are divided by `total`. With `product`, the product with values is
     divided instead, and the result of `product` is that of the division. `zeroed` sets exponentials of hidden keys to
-    zero before. `doubt` says why it is not known to be a softmax.
+    zero before. `factor` multiplies the logits, and `beside` is added to the sum of the exponentials. `doubt` says why
+    it is not known to be a softmax.
     """
 
     node: ir.Node
@@ -45,7 +45,14 @@ class Softmax:
     total: ir.Value | None = None
     product: Product | None = None
     zeroed: Zeroed | None = None
+    factor: float = 1.0
+    beside: Beside | None = None
     doubt: Reason | None = None
+
+    @property
+    def sink(self) -> float | None:
+        """The logit of the sink that the number beside the sum is; None without one."""
+        return None if self.beside is None else math.log(self.beside.weight)
 
 
 def softmax_of(node: ir.Node) -> Softmax | None:
@@ -57,26 +64,6 @@ def softmax_of(node: ir.Node) -> Softmax | None:
     if node.op_type == "Exp":
         return _of_logarithms(node, node.inputs[0])
     return _divided(node)
-
-
-def above(value: ir.Value | None, operator: str, through: Collection[str] = _PASSED) -> ir.Node | None:
-    """The node of this operator that a value comes from, with only operators of `through` in between; None if none."""
-    node = None if value is None else behind(value, through).producer()
-    return node if node is not None and node.op_type == operator else None
-
-
-def behind(value: ir.Value, through: Collection[str]) -> ir.Value:
-    """The value that another one is computed from by operators of `through` only."""
-    while (node := value.producer()) is not None and node.op_type in through and node.inputs[0] is not None:
-        if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
-            break
-        value = node.inputs[0]
-    return value
-
-
-def unexpanded(value: ir.Value) -> ir.Value:
-    """The value that another one is broadcast from."""
-    return behind(value, (*_PASSED, "Expand"))
 
 
 def _axis_of(node: ir.Node) -> int | None:
@@ -98,7 +85,7 @@ def _of_logarithms(node: ir.Node, logarithms: ir.Value) -> Softmax | None:
         sums = None if logarithm is None else above(logarithm.inputs[0], "ReduceSum", KEEPS_ORDER)
         exponentials = None if sums is None else above(sums.inputs[0], "Exp")
         source = None if exponentials is None else exponentials.inputs[0]
-    if sums is None or source is None or behind(source, _PASSED) is not behind(logits, _PASSED):
+    if sums is None or source is None or behind(source, PASSED) is not behind(logits, PASSED):
         return _doubted(node, logits) if _sums_of(total) else None
     return _of_sums(node, logits, sums, total)
 
@@ -107,22 +94,35 @@ def _divided(node: ir.Node) -> Softmax | None:
     """Exponentials, or their product with values, divided by the sum or multiplied by its reciprocal."""
     for part, divisor in _quotients(node):
         total = _inverse(divisor) if node.op_type == "Mul" else divisor
-        sums = above(_unbounded(total), "ReduceSum", KEEPS_ORDER)
-        powers = None if sums is None or sums.inputs[0] is None else behind(sums.inputs[0], _PASSED)
+        parts = parted(total)
+        summed = total if parts is None else parts[0]
+        sums = above(_unbounded(summed), "ReduceSum", KEEPS_ORDER)
+        powers = None if sums is None or sums.inputs[0] is None else behind(sums.inputs[0], PASSED)
         zeroed = None if powers is None else zeroed_by(powers.producer())
-        source = None if powers is None else above(powers if zeroed is None else zeroed.kept, "Exp")
-        if sums is None or powers is None or source is None or source.inputs[0] is None:
+        power = power_above(powers if zeroed is None else zeroed.kept)
+        if sums is None or powers is None or power is None:
             continue
-        if zeroed is not None and above(total, "ReduceSum", KEEPS_ORDER) is None:
+        if zeroed is not None and above(summed, "ReduceSum", KEEPS_ORDER) is None:
             continue  # a bound changes the sum if the largest logit is that of a hidden key
-        if behind(part, _PASSED) is powers:
-            return attrs.evolve(_of_sums(node, source.inputs[0], sums, divisor), zeroed=zeroed)
+        more = None if parts is None else beside(*parts, power)
+        if parts is not None and more is None:
+            continue
+        if behind(part, PASSED) is powers:
+            return _of_powers(node, power, sums, divisor, more, zeroed)
         late = _product_with(powers, part)
         last = powers.producer()
         if late is not None and last is not None:
-            found = _of_sums(last, source.inputs[0], sums, divisor)
-            return attrs.evolve(found, product=attrs.evolve(late, result=node.outputs[0]), zeroed=zeroed)
+            found = _of_powers(last, power, sums, divisor, more, zeroed)
+            return attrs.evolve(found, product=attrs.evolve(late, result=node.outputs[0]))
     return _almost_divided(node)
+
+
+def _of_powers(
+    node: ir.Node, power: Power, sums: ir.Node, total: ir.Value, more: Beside | None, zeroed: Zeroed | None
+) -> Softmax:
+    """A softmax whose exponentials are `power`, with `more` added to their sum."""
+    logits = power.exponent if more is None or more.whole is None else more.whole
+    return attrs.evolve(_of_sums(node, logits, sums, total), zeroed=zeroed, factor=power.factor, beside=more)
 
 
 def _quotients(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
@@ -143,13 +143,7 @@ def _inverse(value: ir.Value | None) -> ir.Value | None:
     if node is not None:
         return node.inputs[0]
     node = above(value, "Div", KEEPS_ORDER)
-    return node.inputs[1] if node is not None and _stored_number(node.inputs[0]) == 1.0 else None
-
-
-def _stored_number(value: ir.Value | None) -> float | None:
-    """The number of a constant with one element; None for other values."""
-    tensor = constant_of(value)
-    return tensor.numpy().item() if tensor is not None and tensor.size == 1 else None
+    return node.inputs[1] if node is not None and stored_number(node.inputs[0]) == 1.0 else None
 
 
 def _unbounded(value: ir.Value | None) -> ir.Value | None:
@@ -160,10 +154,10 @@ def _unbounded(value: ir.Value | None) -> ir.Value | None:
     node = None if value is None else behind(value, KEEPS_ORDER).producer()
     if node is None or node.op_type not in ("Max", "Clip") or len([one for one in node.inputs if one is not None]) != 2:
         return value
-    number = _stored_number(node.inputs[1])
+    number = stored_number(node.inputs[1])
     sums = above(node.inputs[0], "ReduceSum", KEEPS_ORDER)
-    source = None if sums is None else above(sums.inputs[0], "Exp")
-    less = None if source is None else above(source.inputs[0], "Sub", ())
+    source = None if sums is None else power_above(sums.inputs[0])
+    less = None if source is None else above(source.exponent, "Sub", ())
     if number is None or sums is None or less is None:
         return value
     maximum = above(less.inputs[1], "ReduceMax", KEEPS_ORDER)
@@ -178,7 +172,7 @@ def _product_with(powers: ir.Value, result: ir.Value) -> Product | None:
     """
     node = result.producer()
     for weights in () if node is None else node.inputs:
-        if node is None or weights is None or behind(weights, _PASSED) is not powers:
+        if node is None or weights is None or behind(weights, PASSED) is not powers:
             continue
         product = product_of(node, WEIGHTED, weights=weights)
         if product is not None and product.axes[0].endswith("st") and product.axes[2] == product.axes[0][:-1] + "d":
@@ -217,9 +211,10 @@ def _almost_divided(node: ir.Node) -> Softmax | None:
         is_late = product is not None and product.op_type in PRODUCTS
         parts = [*product.inputs[:2]] if product is not None and is_late else [part]
         source = next((one for value in parts for one in _exponentials(value) if one in summed), None)
-        if source is None or source.inputs[0] is None:
+        power = power_of(source)
+        if power is None:
             continue
-        found = _doubted(node, source.inputs[0])
+        found = _doubted(node, power.exponent)
         if product is not None and is_late:
             return attrs.evolve(found, product=product_of(product, WEIGHTED))
         if any(_is_added_to(divisor, one) for one in sums):
@@ -237,7 +232,7 @@ _OF_SUMS = {*KEEPS_ORDER, "Add", "Max", "Clip", "Where", "Log", "Mul", "Reciproc
 
 
 def _exponentials(value: ir.Value | None) -> list[ir.Node]:
-    return _found(value, {"Exp"}, _CHANGES)
+    return [one for one in _found(value, {"Exp", "Pow"}, _CHANGES) if power_of(one) is not None]
 
 
 def _sums_of(value: ir.Value | None) -> list[ir.Node]:

@@ -60,8 +60,8 @@ def check_weights(
         replaced = by_query(replaced, axes, result.shape[1]).permute(["bhst".index(one) for one in product.axes[0]])
     elif product.axes[0].endswith("ts"):
         replaced = replaced.transpose(-1, -2)
-    without = {True: replaced[..., 1:], False: replaced[..., :-1]}
-    for expected in (replaced, without[scores.sinks_first]) if scores.sinks is not None else (replaced,):
+    without = {0: replaced[..., 1:], -1: replaced[..., :-1]}
+    for expected in (replaced,) if scores.column is None else (replaced, without[scores.column]):
         if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
             return guard
     # the weights of hidden keys, which are zero, may be set to zero once more

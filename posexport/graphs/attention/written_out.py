@@ -13,6 +13,7 @@ from itertools import takewhile
 import onnx_ir as ir
 
 from posexport.errors import shown
+from posexport.graphs.attention.powers import Beside
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.scores import Declined, Scores
 from posexport.graphs.attention.softmaxes import Softmax
@@ -26,8 +27,11 @@ def check_written_out(probe: Probe, softmax: Softmax, scores: Scores, name: str)
         divided = softmax.node.outputs[0]
         if probe.shapes.of(softmax.total) != (*shape[:-1], ONE) or probe.shapes.of(divided) != shape:
             raise Declined("softmax-axis", f"the sums of {shown(name)} don't stand beside the keys that they are of")
+    if softmax.beside is not None and not _stands_beside(probe, softmax.beside):
+        text = f"the number that {shown(name)} adds to its sums is not known to be one for each sum"
+        raise Declined("sinks", text)
     zeroed = softmax.zeroed
-    if zeroed is not None and (scores.sinks is not None or probe.shapes.of(zeroed.result) != shape):
+    if zeroed is not None and (scores.column is not None or probe.shapes.of(zeroed.result) != shape):
         raise Declined("softmax-form", f"{shown(name)} sets exponentials to zero, but not one for each score")
     product = softmax.product
     if product is not None and probe.shapes.of(product.result) != probe.shapes.of(product.node.outputs[0]):
@@ -36,6 +40,22 @@ def check_written_out(probe: Probe, softmax: Softmax, scores: Scores, name: str)
         if probe.shapes.of(maximum)[-1:] != (ONE,) or not _keeps_keys(probe, scores, node):
             text = f"{shown(node.name or '')} subtracts a maximum that may not be the maximum over all keys"
             raise Declined("score-operator", text)
+
+
+def _stands_beside(probe: Probe, beside: Beside) -> bool:
+    """Whether what is added to sums over keys, and subtracted from the logits, is one number for each sum.
+
+    Both are laid out by the same operators as the sums, or are one number for all.
+    """
+    if beside.level is None or beside.whole is None or beside.less is None:
+        return True
+    shapes = probe.shapes
+    whole, level = shapes.of(beside.whole), shapes.of(beside.level)
+    if shapes.of(beside.less) != whole:
+        return False
+    if all(size == ONE for size in (*level, *shapes.of(beside.number))):
+        return True
+    return level == (*whole[:-1], ONE) and shapes.of(beside.number) == shapes.of(beside.sums)
 
 
 def _keeps_keys(probe: Probe, scores: Scores, node: ir.Node) -> bool:

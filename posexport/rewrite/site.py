@@ -148,6 +148,7 @@ class SiteWriter:
         results = self._writing.call(operator, shaped, attributes)
         out = self._cut(results[0], heads, value_dim, attention.value_dim)
         out = out if sees is None else self._guarded(out, sees, heads, attention.value_dim)
+        out = self._weighted(out, attention)
         out = from_tokens(nodes, out, attention.output.layout, heads, attention.value_dim)
         replaced = {attention.output.value.name or "": out}
         for turn in attention.turns:
@@ -218,6 +219,18 @@ class SiteWriter:
             return nodes.one("Where", sees_key, out, zero)
         split = nodes.shaped(out, 0, 0, heads, size)
         return nodes.shaped(nodes.one("Where", sees_key, split, zero), 0, 0, heads * size)
+
+    def _weighted(self, out: ir.Value, attention: Attention) -> ir.Value:
+        """A result [B, S, heads*size] times the numbers that the graph multiplies the weights of its heads by."""
+        factors = attention.weight_factors
+        if len(factors) < 2:
+            return self._times(out, factors[0]) if factors else out
+        split = self._nodes.shaped(out, 0, 0, attention.num_heads, attention.value_dim)
+        dtype = out.dtype or ir.DataType.FLOAT
+        divides = not all(is_exact(factor, dtype) for factor in factors)
+        numbers = [[1.0 / factor if divides else factor] for factor in factors]
+        scaled = self._nodes.one("Div" if divides else "Mul", split, self._nodes.constant(numbers, dtype))
+        return self._nodes.shaped(scaled, 0, 0, attention.num_heads * attention.value_dim)
 
     def _check_caches(self, attention: Attention, q: ir.Value, v: ir.Value) -> None:
         """RequestError if caches have another dtype than the products compute in."""

@@ -25,7 +25,8 @@ class Attention:
     (posexport.graphs.attention.score_axes). `sinks` are values, or one logit for all heads. `output` is the result
     [B, N, S, D] as the graph lays it out. `square`: whether there are as many keys as queries. `divides_zeros`: whether
     the graph divides zero by zero for a query that sees no key. `guard`: a query gets zeros if its masks and biases are
-    at most this for all keys; None if the graph never gives zeros.
+    at most this for all keys; None if the graph never gives zeros. `weight_factors` multiply the weights of each head,
+    or of all heads if there is only one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Attention:
     weights: ir.Value
     divides_zeros: bool = False
     guard: float | None = None
+    weight_factors: tuple[float, ...] = ()
     near: Attention | None = None
 
     state = RECOGNISED

@@ -189,7 +189,7 @@ def _attention(
     if loses_digits(flow, scores.product.result, product.left):
         raise Declined("score-digits", f"scores or weights around {shown(name)} have fewer digits than both products")
     inner = _logits(probe, logits)
-    guard = check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
+    weights = check_weights(flow, probe, softmax.node, product, passed, scores, axes.get(inner, USUAL))
     operands = (
         (scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim)),
         (scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim)),
@@ -219,7 +219,8 @@ def _attention(
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.node.outputs[0],
         divides_zeros=softmax.zeroed is not None and softmax.beside is None,
-        guard=guard if can_act(probe, guard, scores.terms) else None,
+        guard=weights.guard if can_act(probe, weights.guard, scores.terms) else None,
+        weight_factors=weights.factors,
     )
     whole = _whole(flow, probe, near, operands)
     if whole is None and k.source.heads != v.source.heads:

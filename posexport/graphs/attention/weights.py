@@ -1,10 +1,12 @@
-"""The nodes between a softmax and its product with values: they may only change weights of queries that see no key."""
+"""The nodes between a softmax and its product with values: they may change weights of queries that see no key, or
+multiply the weights of a head by a number."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 
+import attrs
 import onnx_ir as ir
 import torch
 
@@ -20,6 +22,19 @@ from posexport.graphs.attention.scores import Declined, Scores
 from posexport.graphs.attention.uniform import number_of
 
 
+@attrs.frozen(kw_only=True)
+class Weights:
+    """What is done with weights before their product with values.
+
+    `guard` is the largest logit of keys that count as not seen: minus infinity if NaN weights become zeros, HIDDEN if
+    the weights of hidden keys become zeros, and None if no weights do. `factors` multiply the weights of each head, or
+    of all heads if there is only one; none if there is nothing to multiply.
+    """
+
+    guard: float | None = None
+    factors: tuple[float, ...] = ()
+
+
 def check_weights(
     flow: Dataflow,
     probe: Probe,
@@ -28,16 +43,15 @@ def check_weights(
     passed: Sequence[ir.Node],
     scores: Scores,
     axes: ScoreAxes,
-) -> float | None:
-    """Raise Declined unless the values are weighted by the probabilities themselves (without the sinks' column), or by
-    zeros if a query sees no key.
+) -> Weights:
+    """Raise Declined unless the values are weighted by the probabilities (without the sinks' column), each head's times
+    a number, or by zeros if a query sees no key.
 
-    Returns the largest logit of keys that count as not seen: minus infinity if NaN weights become zeros, HIDDEN if the
-    weights of hidden keys become zeros, and None if no weights do. `axes` are those of the scores.
+    `axes` are those of the scores.
     """
     source, target = softmax.outputs[0], product.left
     if not passed:
-        return None
+        return Weights()
     nodes = flow.between(source, target)
     changed = Declined(
         "weights", f"the weights of {shown(softmax.name or '')} are changed before the product with the values"
@@ -48,7 +62,7 @@ def check_weights(
     logits = softmax.inputs[0] if softmax.op_type == "Softmax" else None
     weights = [source, *(value for node in nodes for value in node.outputs)]
     for node in nodes:
-        if keeps_numbers(flow, probe, node) or _never_chooses(probe, node, weights):
+        if keeps_numbers(flow, probe, node) or _never_chooses(probe, node, weights) or _scales(flow, probe, node):
             continue
         hidden_up_to = _zeros(flow, probe, node, scores, logits)
         if hidden_up_to is None:
@@ -62,8 +76,10 @@ def check_weights(
         replaced = replaced.transpose(-1, -2)
     without = {0: replaced[..., 1:], -1: replaced[..., :-1]}
     for expected in (replaced,) if scores.column is None else (replaced, without[scores.column]):
-        if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
-            return guard
+        if expected.numel() == result.numel():
+            factors = _factors(result, expected.reshape(result.shape), product.axes[0])
+            if factors is not None:
+                return Weights(guard=guard, factors=factors)
     # the weights of hidden keys, which are zero, may be set to zero once more
     operators = {node.op_type for node in passed}
     kept = result != 0
@@ -75,8 +91,35 @@ def check_weights(
     some = kept.any(product.axes[0].index("t") - len(product.axes[0]), keepdim=True)  # other queries see no key
     only_zeros = operators <= {"Where", "Mul", "Cast", "Identity", "Dropout"}
     if same and only_zeros and not bool((hidden > 0)[some & ~kept].any()):
-        return guard
+        return Weights(guard=guard)
     raise changed
+
+
+def _scales(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
+    """Whether a node multiplies or divides weights by one number, however the graph computes it."""
+    content = [value for value in node.inputs if value in flow.content]
+    if (
+        node.op_type not in ("Mul", "Div")
+        or len(content) != 1
+        or (node.op_type == "Div" and node.inputs[0] not in content)
+    ):
+        return False
+    return bool(number_of(probe, node.inputs[1 - node.inputs.index(content[0])]))
+
+
+def _factors(result: torch.Tensor, expected: torch.Tensor, axes: str) -> tuple[float, ...] | None:
+    """The numbers that each head of `expected` is multiplied by: none if all are 1, one number if all are the same.
+
+    None if a head is not multiplied by one number.
+    """
+    whole = factor(result, expected)
+    if whole is not None:
+        return () if whole == 1.0 else (whole,)
+    if result.dim() != 4:
+        return None
+    heads = [one.unbind(axes.index("h")) for one in (result, expected)]
+    found = [factor(*pair) for pair in zip(*heads, strict=True)]
+    return tuple(one for one in found if one is not None) if None not in found else None
 
 
 def _zeros(flow: Dataflow, probe: Probe, node: ir.Node, scores: Scores, logits: ir.Value | None) -> float | None:

@@ -3,6 +3,8 @@
 softmax(q k^T, axis=-1) v        scores [B, N, S, T], the usual form
 v^T softmax(k q^T, axis=-2)      scores [B, N, T, S]: queries and keys are exchanged
 softmax((k q^T)^T, axis=-1) v    the same, until the scores are transposed
+
+Scores may be transposed in any other way too, if each transpose can be followed.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from posexport.errors import shown
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.head_count import by_rows
 from posexport.graphs.attention.probe import Probe
-from posexport.graphs.attention.products import Product, with_keys_at
-from posexport.graphs.attention.score_axes import KEYS_FIRST, MOVES, ScoreAxes, score_axes
+from posexport.graphs.attention.products import SCORES, Product, with_keys_at
+from posexport.graphs.attention.score_axes import MOVES, USUAL, ScoreAxes, score_axes, turned
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
 from posexport.graphs.attention.softmaxes import Softmax
 
@@ -46,19 +48,34 @@ def scores_by_key(
     if not passed and "t" not in product.axes[0][axis:][:1]:
         raise Declined("softmax-axis", f"{over}, and values are summed over another one")
     axes = score_axes(probe, scores.product, scores.nodes)
-    transposed = axis == -1
-    if transposed and axes.get(softmax.logits) != KEYS_FIRST:
+    order = axes.get(softmax.logits, USUAL)
+    if order == USUAL and rank == 4 and scores.column is None:
+        order = USUAL if any(node.op_type in MOVES for node in scores.nodes) else _AS_PRODUCED
+    if len(order) == 4 and all(len(group) == 1 for group in order):
+        if order[axis] == "t":
+            return scores, axes
+        exchanged = _exchanged(scores, axes) if order[axis] == "s" else None
+        if exchanged is not None and exchanged[0].product.right in flow.content:
+            return exchanged
+    elif axis == -1:
         letters = scores.product.axes[2]
         keys = probe.shape(scores.product.result)[letters.index("t") - len(letters)]
         if probe.shape(softmax.logits)[-1] != keys + (scores.column is not None):
             raise Declined("softmax-axis", f"{over}, which holds more than the keys of one query")
         return scores, axes
-    whole = rank == 4 and scores.column is None
-    known = whole and (transposed or not any(node.op_type in MOVES for node in scores.nodes))
-    turned = with_keys_at(scores.product, -2 if transposed else axis) if known else None
-    if turned is None or turned.right not in flow.content:
-        raise Declined("softmax-axis", f"{over}, and keys are looked for on another one")
-    values = (turned.result, *(node.outputs[0] for node in scores.nodes))
-    if transposed:  # values after the Transpose have the usual axes
-        values = tuple(value for value in values if axes.get(value) != KEYS_FIRST)
-    return attrs.evolve(scores, product=turned), dict.fromkeys(values, tuple(turned.axes[2]))
+    raise Declined("softmax-axis", f"{over}, and keys are looked for on another one")
+
+
+_AS_PRODUCED = tuple(SCORES[2])
+"""The usual axes, written out."""
+
+
+def _exchanged(scores: Scores, axes: Axes) -> tuple[Scores, Axes] | None:
+    """The scores with the names of queries and keys exchanged; None if not all axes are separate."""
+    product = with_keys_at(scores.product, scores.product.axes[2].index("s"))
+    values = (scores.product.result, *(node.outputs[0] for node in scores.nodes))
+    renamed = {value: turned(axes.get(value, USUAL)) for value in values}
+    known = {value: one for value, one in renamed.items() if one is not None}
+    if product is None or len(known) < len(values):
+        return None
+    return attrs.evolve(scores, product=product), {value: one for value, one in known.items() if one != USUAL}

@@ -3,14 +3,16 @@
     [B, S, N, T], or with heads and queries as one axis: [B, N*S, T] and [B, S*N, T]; keys before queries: [B, N, T, S];
     heads before rows: [N, B, S, T]
 
-Multi-query attention that folds heads into tokens adds its mask and takes its softmax in such a layout. Axes are
-groups of the letters b rows, h heads, s queries, t keys. An empty tuple means the usual axes.
+Multi-query attention that folds heads into tokens adds its mask and takes its softmax in such a layout. A graph may
+also transpose its scores in any way before the softmax. Axes are groups of the letters b rows, h heads, s queries, t
+keys. An empty tuple means the usual axes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import permutations
 
 import onnx_ir as ir
 import torch
@@ -28,7 +30,8 @@ KEYS_FIRST: ScoreAxes = ("b", "h", "t", "s")
 _FOLDED: tuple[ScoreAxes, ...] = (("b", "s", "h", "t"), ("b", "hs", "t"), ("b", "sh", "t"))
 _FOLDED += tuple((*axes[:1], "", *axes[1:]) for axes in _FOLDED[1:])
 _FOLDED += (KEYS_FIRST, ("h", "b", "s", "t"))
-"""Axes of scores. An empty group is an axis of size 1."""
+_FOLDED += tuple(order for order in permutations("bhst") if order not in _FOLDED)
+"""Axes of scores, the usual ones first. An empty group is an axis of size 1."""
 
 MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose")
 """Operators that change the layout of scores."""
@@ -59,6 +62,16 @@ def score_axes(probe: Probe, product: Product, nodes: Iterable[ir.Node]) -> dict
             named = [axes for axes in _FOLDED if torch.equal(_laid_out(numbers, axes), current)]
             found[node.outputs[0]] = named[0] if named else USUAL
     return found
+
+
+def turned(axes: ScoreAxes) -> ScoreAxes | None:
+    """The axes with queries and keys exchanged; None if they are not four separate axes."""
+    if axes == USUAL:
+        return KEYS_FIRST
+    if len(axes) != 4 or any(len(group) != 1 for group in axes):
+        return None
+    exchanged = tuple({"s": "t", "t": "s"}.get(letter, letter) for letter in axes)
+    return USUAL if exchanged == tuple("bhst") else exchanged
 
 
 def by_query(value: torch.Tensor, axes: ScoreAxes, heads: int) -> torch.Tensor:

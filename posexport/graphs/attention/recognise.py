@@ -23,7 +23,8 @@ from posexport.graphs.attention.operands import check_heads, dims_of, operand_si
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.score_axes import USUAL, ScoreAxes
-from posexport.graphs.attention.scores import LARGEST_SINK, Declined, Scores, Term, reaches_product
+from posexport.graphs.attention.scores import Declined, Scores, Term, reaches_product
+from posexport.graphs.attention.sink_column import LARGEST_SINK
 from posexport.graphs.attention.softmaxes import Softmax, softmax_of
 from posexport.graphs.attention.turned_parts import turned_parts
 from posexport.graphs.attention.uniform import number_of

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import attrs
-import numpy as np
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
-from posexport.graphs.attention.behind import KEEPS_ORDER, above, behind, unexpanded
-from posexport.graphs.attention.dataflow import Dataflow, constant_of
+from posexport.graphs.attention.behind import KEEPS_ORDER, PASSED, above, behind, unexpanded
+from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
+from posexport.graphs.attention.sink_column import LARGEST_SINK, padded_logit
 from posexport.graphs.attention.uniform import factor_of, number_of
 from posexport.graphs.nearest import nearest_first
 
@@ -114,6 +113,7 @@ def scores_of(
         if product is not None and is_scores(flow, product):
             if node.op_type in ("FusedMatMul", "Gemm") and "alpha" in node.attributes:
                 walk.multiply(node.attributes["alpha"].as_float())
+            _check_fills(walk)
             return Scores(
                 product=product,
                 factors=tuple(walk.factors),
@@ -258,23 +258,77 @@ def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
         raise Declined(
             "score-where", f"{shown(node.name or '')} chooses between the scores and a value that is not one number"
         )
-    if fill * walk.factor > HIDDEN:
-        text = f"gives hidden keys a logit of {fill * walk.factor:g}, and scores may come near what is above {HIDDEN:g}"
-        raise Declined("score-fill", f"{shown(node.name or '')} {text}")
     walk.terms.append(Term(value=condition, level=node.outputs[0], seen_if=seen_if, fill=fill * walk.factor))
     walk.value = path
 
 
 def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
-    """Max with bounds far below any logit, which guard against overflow."""
+    """Max or Min with bounds that no logit reaches, which guard against overflow, or Min with a mask."""
     inputs = [value for value in node.inputs if value is not None]
     paths = [value for value in inputs if reaches_product(flow, value)]
     if not paths:
         raise Declined("no-scores", "the input of its softmax is not a product of queries and keys")
-    bounds = [number_of(walk.probe, value) for value in inputs if value is not paths[0]]
-    if walk.factor < 0 or any(number is None or number * walk.factor > HIDDEN for number in bounds):
-        raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
+    for value in inputs:
+        if value is paths[0]:
+            continue
+        number = number_of(walk.probe, value)
+        mask = _least(walk, node, value) if node.op_type == "Min" else None
+        if mask is not None:
+            _check_affine(walk, node)
+            walk.terms.append(mask)
+        elif number is None or walk.factor < 0 or not _is_far(number, walk.factor, node):
+            raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
     walk.value = paths[0]
+
+
+def _is_far(number: float, factor: float, node: ir.Node) -> bool:
+    """Whether no logit reaches a bound: hidden keys may be below that of a Max, and nothing is above that of a Min."""
+    if node.op_type == "Max":
+        return number * factor <= HIDDEN
+    dtype = node.outputs[0].dtype
+    return number >= (_LARGEST_FP16 if dtype == ir.DataType.FLOAT16 else _LARGE)
+
+
+_LARGE = 1e30
+"""A number above all logits. Results beyond it don't count in any comparison."""
+
+_LARGEST_FP16 = 65504.0
+
+
+def _least(walk: _Walk, node: ir.Node, value: ir.Value) -> Term | None:
+    """The mask of a Min: `value` is a number that no logit reaches where a key is seen, and hides the others."""
+    choice, shapes = above(value, "Where", (*PASSED, "Expand")), walk.probe.shapes
+    condition = None if choice is None else choice.inputs[0]
+    if choice is None or condition is None or walk.factor < 0:
+        return None
+    numbers = [number_of(walk.probe, one) for one in choice.inputs[1:3]]
+    if None in numbers or shapes.of(condition) != shapes.of(choice.outputs[0]):
+        return None
+    first, second = (one for one in numbers if one is not None)
+    fill = min(first, second)
+    if not _is_far(max(first, second), walk.factor, node) or fill * walk.factor > HIDDEN:
+        return None
+    seen_if = first > second
+    return Term(value=condition, level=node.outputs[0], seen_if=seen_if, fill=fill * walk.factor)
+
+
+def _check_fills(walk: _Walk) -> None:
+    """Raise Declined if scores may come near the logits of hidden keys."""
+    weak = [term for term in walk.terms if term.seen_if is not None and term.fill > HIDDEN]
+    if not weak:
+        return
+    # capped scores have a lower bound, unless something is added to them
+    bounded = walk.softcap > 0 and walk.sinks is None and all(term.seen_if is not None for term in walk.terms)
+    for term in weak:
+        if not bounded or term.fill > -walk.softcap - _VANISHES:
+            node = term.level.producer()
+            name = shown((node.name if node is not None else None) or term.level.name or "")
+            text = f"gives hidden keys a logit of {term.fill:g}, and scores may come near what is above {HIDDEN:g}"
+            raise Declined("score-fill", f"{name} {text}")
+
+
+_VANISHES = 800.0
+"""The exponential of minus this is zero in float64."""
 
 
 def _tanh(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
@@ -306,34 +360,15 @@ def _padded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     """One more logit for each query, the same number for all."""
     path, name = node.inputs[0], shown(node.name or "")
     assert path is not None
-    pads, axes = (constant_of(node.inputs[at]) if len(node.inputs) > at else None for at in (1, 3))
-    logit = number_of(walk.probe, node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else 0.0
-    rank = len(walk.probe.shape(path))
-    column = None if pads is None else _column(pads.numpy(), None if axes is None else axes.numpy(), rank)
-    is_plain = node.attributes.get_string("mode", "constant") == "constant" and (
-        axes is not None or len(node.inputs) < 4
-    )
-    if column is None or logit is None or not is_plain or walk.sinks is not None or walk.terms:
+    found = padded_logit(walk.probe, node)
+    if found is None or walk.sinks is not None or walk.terms:
         raise Declined("score-concat", f"{name} pads the scores with more than one logit that is the same for all")
     if walk.factor != 1.0 or walk.softcap or walk.head_scales:
         raise Declined("score-order", f"{name} pads the scores with a sink before they are capped or scaled")
-    if abs(logit) > LARGEST_SINK:
-        raise Declined("sinks", f"{name} pads the scores with a logit of {logit:g}, which is no sink")
-    walk.sinks, walk.column, walk.value = logit, column, path
-
-
-LARGEST_SINK = 1e3
-"""The largest logit of a sink that all heads share: others are masks."""
-
-
-def _column(pads: np.ndarray[Any, Any], axes: np.ndarray[Any, Any] | None, rank: int) -> int | None:
-    """Where a Pad puts one more number on the last axis: 0 at its start, -1 at its end; None if it does more."""
-    padded = [axis % rank for axis in (range(rank) if axes is None else axes.reshape(-1).tolist())]
-    starts, ends = pads.reshape(2, -1).tolist()
-    found = [(axis, start, end) for axis, start, end in zip(padded, starts, ends, strict=True) if start or end]
-    if found == [(rank - 1, 1, 0)]:
-        return 0
-    return -1 if found == [(rank - 1, 0, 1)] else None
+    if abs(found[0]) > LARGEST_SINK:
+        raise Declined("sinks", f"{name} pads the scores with a logit of {found[0]:g}, which is no sink")
+    walk.sinks, walk.column = found
+    walk.value = path
 
 
 _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
@@ -344,6 +379,7 @@ _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
     "Neg": _negate,
     "Where": _where,
     "Max": _bounded,
+    "Min": _bounded,
     "Tanh": _tanh,
     "Concat": _sinks,
     "Pad": _padded,

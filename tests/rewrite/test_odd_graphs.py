@@ -298,3 +298,21 @@ def test_weights_that_are_divided_by_their_sum_again_are_listed() -> None:
     model = model_of(g, {"mixed": ["batch", HEADS, "seq", SIZE]}, inputs=shapes)
     (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
     assert site.state == KEPT and site.reason is not None and site.reason.code == "weights"
+
+
+@pytest.mark.parametrize("without", ["queries", "keys", "all"])
+def test_attention_without_tokens_has_a_reason(without: str) -> None:
+    g = Graph()
+    nothing = g.op("Slice", "features", *(g.constant([at]) for at in (0, 0, 1)))
+    names = {"queries": "q", "keys": "kv", "all": "qkv"}[without]
+
+    def heads(name: str) -> str:
+        source = nothing if name in names else "features"
+        rows = g.op("MatMul", source, g.random(name, HIDDEN, HIDDEN))
+        sizes = g.op("Concat", g.op("Shape", rows, end=2), g.constant([HEADS, SIZE]), axis=0)
+        return g.op("Transpose", g.op("Reshape", rows, sizes, allowzero=1), perm=[0, 2, 1, 3])
+
+    attended(g, *(heads(name) for name in "qkv"))
+    model = model_of(g, {"mixed": ["batch", HEADS, None, SIZE]})
+    (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
+    assert site.reason is not None and (site.state, site.reason.code) == (KEPT, "empty")

@@ -178,6 +178,8 @@ def _attention(
     sizes = sizes_of(flow, probe, scores.product, batch)
     rows, heads, queries, keys, head_dim = sizes
     value_dim = dims_of(probe, product.right, product.axes[1]).get("d", 0)
+    if 0 in (*sizes, value_dim):
+        raise Declined("empty", f"the queries, keys or values of {shown(name)} have no tokens or no features")
     check_heads(probe, scores.product, heads)
     check_heads(probe, product, heads, values=True)
     check_written_out(probe, softmax, scores, name)

@@ -21,8 +21,9 @@ from posexport.bench.shapes import Sizes
 from posexport.errors import located
 from posexport.graphs.axes import SLOTS
 from posexport.graphs.load import ir_of
-from posexport.graphs.roles import Role, roles_of, values_of_model
+from posexport.graphs.roles import Role, values_of_model
 from posexport.graphs.sizes import fitted, shape_of
+from posexport.graphs.told_roles import told_roles
 from posexport.jsondata import unstructure
 from posexport.runtimes import ORT, TENSORRT, Runtime
 from posexport.spec.contract import Values
@@ -152,7 +153,7 @@ def timed_graph(graph: GraphFile, roles: Mapping[str, str]) -> TimedGraph:
         warnings, manifest = (f"{graph.path}: {reason}",), None
     rewrite = None if manifest is None else manifest.rewrite
     with located(repr(str(graph.path))):
-        known = roles_of(graph, {name: role for name, role in roles.items() if name in inputs})
+        known = told_roles(graph, {name: role for name, role in roles.items() if name in inputs})
     return TimedGraph(
         graph=graph,
         roles=known,

@@ -152,6 +152,11 @@ def is_token_first(axes: Axes | _Layout) -> bool:
     return axes[1:2] == (BATCH,) and axes[0] in _BY_TOKEN
 
 
+def is_first_of_tokens(axes: Axes) -> bool:
+    """Whether the first axis of an input is one of tokens."""
+    return axes[:1] != () and axes[0] in _BY_TOKEN
+
+
 def has_untold_order(kind: str, shape: Shape, axes: Axes) -> bool:
     """Whether an input whose `axes` were taken to be rows and then tokens may have tokens first.
 

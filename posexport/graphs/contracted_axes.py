@@ -13,19 +13,9 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
-from posexport.graphs.axes import has_untold_order, has_untold_rows
 from posexport.graphs.grouped import around_softmaxes
-from posexport.graphs.roles import Role
+from posexport.graphs.roles import Role, untold
 from posexport.graphs.symbolic_sizes import Size
-
-
-def untold(roles: Mapping[str, Role]) -> list[str]:
-    """The inputs that may have rows or tokens first, or only one of them: names don't tell."""
-    return [
-        name
-        for name, role in roles.items()
-        if has_untold_order(role.kind, role.stated, role.axes) or has_untold_rows(role.kind, role.stated, role.axes)
-    ]
 
 
 def token_first(model: ir.Model, probe: Probe, roles: Mapping[str, Role]) -> list[str]:

@@ -60,11 +60,17 @@ class Inspection:
 
 
 def inspect_graph(
-    graph: GraphFile, roles: Mapping[str, str] | None = None, progress: Progress = silent, *, attention: bool = True
+    graph: GraphFile,
+    roles: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+    *,
+    attention: bool = True,
+    describe: bool = True,
 ) -> Inspection:
     """What a file contains, found by another process. `roles` of inputs by name are those that the user knows.
 
-    Without `attention`, only inputs are looked at. RequestError for roles that the inputs can't have.
+    Without `attention`, only inputs are looked at. Without `describe`, attention is used to tell the axes of inputs,
+    and not described. RequestError for roles that the inputs can't have.
     """
     try:
         temporary.usual_parent()
@@ -72,8 +78,12 @@ def inspect_graph(
         return Inspection(roles=dict.fromkeys(graph.inputs()), reason=Reason(NOT_STARTED, str(error).rstrip(".")))
     worker = Worker("posexport.graphs.inspection")
     try:
-        request = {"path": str(graph.path.absolute()), "sha256": graph.sha256, "attention": attention}
-        reply = worker.ask({**request, "roles": dict(roles or {})}, LONGEST_STEP, progress)
+        request = {"path": str(graph.path.absolute()), "sha256": graph.sha256}
+        reply = worker.ask(
+            {**request, "roles": dict(roles or {}), "attention": attention, "describe": describe},
+            LONGEST_STEP,
+            progress,
+        )
     finally:
         worker.close()
     failure = failure_of(reply)
@@ -94,14 +104,20 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     from posexport.graphs.roles import GivenRoleError
 
     try:
-        found = inspected(graph, request["roles"], report, attention=request["attention"])
+        asked = {name: request[name] for name in ("attention", "describe")}
+        found = inspected(graph, request["roles"], report, **asked)
     except GivenRoleError as error:
         return {"refused": str(error), "inspection": None}
     return {"refused": None, "inspection": unstructure(found)}
 
 
 def inspected(
-    graph: GraphFile, given: Mapping[str, str], progress: Progress = silent, *, attention: bool = True
+    graph: GraphFile,
+    given: Mapping[str, str],
+    progress: Progress = silent,
+    *,
+    attention: bool = True,
+    describe: bool = True,
 ) -> Inspection:
     """`inspect_graph` in this process."""
     from posexport.graphs.axes import HEIGHT, WIDTH
@@ -134,6 +150,8 @@ def inspected(
         return found
     progress("looking for attention")
     branches = branches_of(model)
+    if not describe:
+        return found if branches else _described(model, given, found, progress, describe=False)
     if not branches:
         untouched = model.clone() if _has_choices(model) else None  # describing a model changes it
         described = _described(model, given, found, progress)
@@ -187,7 +205,9 @@ def _code(attention: Mapping[str, Any]) -> str | None:
     return (attention.get("reason") or {}).get("code")
 
 
-def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress) -> Inspection:
+def _described(
+    model: ir.Model, given: Mapping[str, str], found: Inspection, progress: Progress, *, describe: bool = True
+) -> Inspection:
     from posexport.graphs.attention.candidates import unread
     from posexport.graphs.attention.describe import Describer, undescribed
     from posexport.graphs.attention.origins import call_sites
@@ -209,6 +229,8 @@ def _described(model: ir.Model, given: Mapping[str, str], found: Inspection, pro
             found, reason=Reason(NOT_EVALUATED, f"the graph can't be evaluated {asked} ({type(error).__name__})")
         )
     found = attrs.evolve(found, axes={name: role.axes for name, role in view.roles.items() if name in found.roles})
+    if not describe:
+        return found
     describer = Describer(view, sites)
     attentions = []
     for number, one in enumerate(view.attentions, 1):

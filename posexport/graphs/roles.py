@@ -14,7 +14,16 @@ import onnx_ir as ir
 
 from posexport.artifact.graph_file import GraphFile, dtype_name
 from posexport.errors import PosexportError, RequestError, shown
-from posexport.graphs.axes import KNOWN_AXES, MASKS, Axes, axes_of, reused_names, without_names
+from posexport.graphs.axes import (
+    KNOWN_AXES,
+    MASKS,
+    Axes,
+    axes_of,
+    has_untold_order,
+    has_untold_rows,
+    reused_names,
+    without_names,
+)
 from posexport.graphs.compared import compared_ids
 from posexport.graphs.load import InvalidGraphError, inlined, ir_of
 from posexport.graphs.mask_senses import hides_where_true
@@ -82,6 +91,15 @@ def roles_of(
             "the roles of the graph's inputs can't be read, because a node after them is wrong "
             f"({type(error).__name__}): export it again."
         ) from error
+
+
+def untold(roles: Mapping[str, Role]) -> list[str]:
+    """The inputs that may have rows or tokens first, or only one of them: names don't tell."""
+    return [
+        name
+        for name, role in roles.items()
+        if has_untold_order(role.kind, role.stated, role.axes) or has_untold_rows(role.kind, role.stated, role.axes)
+    ]
 
 
 def _roles_of(graph: GraphFile | ir.Model, given: dict[str, str], token_first: Collection[str]) -> dict[str, Role]:

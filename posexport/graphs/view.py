@@ -14,7 +14,7 @@ from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.recognise import Found, recognise
 from posexport.graphs.axes import BATCH
-from posexport.graphs.contracted_axes import token_first, untold
+from posexport.graphs.contracted_axes import token_first
 from posexport.graphs.draw import DrawnInputs, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.expand import Expanded, Kind, expand, expandable, kind_of, maybe_folded
@@ -23,7 +23,7 @@ from posexport.graphs.frames import NodeError
 from posexport.graphs.kernels.registry import Value
 from posexport.graphs.load import live
 from posexport.graphs.operators import Shapes
-from posexport.graphs.roles import Role, roles_of
+from posexport.graphs.roles import Role, roles_of, untold
 from posexport.graphs.settled import settled_roles
 from posexport.graphs.unread import with_unread
 from posexport.runtimes.base import Arrays

@@ -10,7 +10,8 @@ from posexport.artifact.loaded import check_manifest
 from posexport.errors import Reason, RequestError, shown
 from posexport.export.triton.config import TYPES
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact, weight_files
-from posexport.graphs.roles import Role, roles_of
+from posexport.graphs.roles import Role
+from posexport.graphs.told_roles import told_roles
 from posexport.spec.contract import Shape, Values, read_dims
 
 
@@ -43,7 +44,7 @@ def served_graph(graph: GraphFile) -> ServedArtifact:
 def _roles(graph: GraphFile) -> dict[str, Role] | Reason:
     """The roles of the graph's inputs, or the reason why they can't be guessed."""
     try:
-        return roles_of(graph)
+        return told_roles(graph)
     except RequestError as error:
         return Reason("role", str(error).partition(": say it")[0].rstrip("."))
 

@@ -20,7 +20,8 @@ from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import Reason, RequestError
 from posexport.graphs.load import ir_of
 from posexport.graphs.node_arguments import ROUNDING
-from posexport.graphs.roles import Role, roles_of, values_of_model
+from posexport.graphs.roles import Role, values_of_model
+from posexport.graphs.told_roles import told_roles
 from posexport.runtimes.wide_outputs import widths
 from posexport.spec.contract import Values
 
@@ -79,7 +80,7 @@ class GraphSubject:
     def roles(self, given: Mapping[str, str] | None = None) -> dict[str, Role]:
         """The roles of its inputs; RequestError for an input whose role can't be guessed."""
         try:
-            return roles_of(self.graph, given)
+            return told_roles(self.graph, given)
         except RequestError as error:
             raise RequestError(f"{str(self.path)!r}: {error}") from None
 

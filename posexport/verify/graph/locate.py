@@ -8,16 +8,17 @@ first wrong one is found by bisection.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from posexport import temporary
 from posexport.artifact.graph_file import dtype_name
+from posexport.artifact.graph_writer import write_graph
 from posexport.errors import plain, shown
 from posexport.files import staged
 from posexport.graphs.load import model_at
@@ -160,27 +161,32 @@ class _Search:
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 
     def _run(self, names: list[str]) -> Arrays | str:
-        """The values with these names in the failing runtime, or why there are none."""
+        """The values with these names in the failing runtime, or why there are none.
+
+        The weights are copied from file to file, so they take no memory here.
+        """
         self._written += 1
         path = self._folder / f"exposed{self._written}.onnx"
-        proto = ir.to_proto(self._model)
-        onnx.load_external_data_for_model(proto, str(self._job.path.parent))
-        have = {output.name for output in proto.graph.output}
-        proto.graph.output.extend(_output(name) for name in names if name not in have)
-        data = proto.SerializeToString()
-        del proto
         with staged() as files:
-            files.write(path, lambda file: file.write(data))
+            written = write_graph(_with_outputs(self._model, names), self._job.path, path, files)
         run = self._job.runs[self._row.name]
         kept = self._job.subject.wide
         answer = result(self._job.pool.submit(self._row, path, [self._case.arrays], run.options, wide=kept))
-        path.unlink()
+        for name in written:
+            path.with_name(name).unlink()
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 
 
-def _output(name: str) -> onnx.ValueInfoProto:
-    """An output without a type; runtimes infer it."""
-    return onnx.ValueInfoProto(name=name)
+def _with_outputs(model: ir.Model, names: Collection[str]) -> ir.Model:
+    """A copy of the model with further outputs, which have no type: runtimes infer it. Weights are not copied."""
+    copy = model.clone()
+    have = {output.name for output in copy.graph.outputs}
+    for node in copy.graph:
+        for value in node.outputs:
+            if value.name in names and value.name not in have:
+                value.type, value.shape = None, None
+                copy.graph.outputs.append(value)
+    return copy
 
 
 def _called(node: ir.Node) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from posexport.custom_ops.angles import exact_sinusoids
-from posexport.graphs import attended_shapes, cut_shapes
+from posexport.graphs import attended_shapes, branch_shapes, cut_shapes
 from posexport.graphs.convolved_shapes import CONVOLUTIONS, convolved
 from posexport.graphs.node_arguments import input_of
 from posexport.graphs.symbolic_sizes import ONE, Shape, Size, product
@@ -27,6 +27,8 @@ def of_output(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
         return _sinusoids(shapes, node)
     if node.op_type == "Split":
         return cut_shapes.part(shapes, node, at)
+    if node.op_type == "If":
+        return branch_shapes.chosen(shapes, node, at)
     rule = _RULES.get(node.op_type)
     if rule is None or not all(value is None or shapes.knows(value) for value in node.inputs):
         return None

@@ -16,7 +16,15 @@ import torch
 from posexport.artifact.onnx_limits import RANDOM
 from posexport.graphs import shape_rules, symbolic_numbers
 from posexport.graphs.attention.computations import Computations
-from posexport.graphs.attention.dataflow import LENGTHS, Dataflow, constant_of, is_sequence, numbers_read, values_read
+from posexport.graphs.attention.dataflow import (
+    LENGTHS,
+    Dataflow,
+    bodies,
+    constant_of,
+    is_sequence,
+    numbers_read,
+    values_read,
+)
 from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, SEQ, SLOTS, TOTAL, WIDTH
 from posexport.graphs.equations import letters_of
 from posexport.graphs.forced_sizes import forced
@@ -74,6 +82,7 @@ class SymbolicShapes:
             if value in flow.constant and value.const_value is not None:
                 self._shapes[value] = tuple(Size(int(size)) for size in value.const_value.shape.numpy())
         for node in flow.graph:
+            self._follow_bodies(node)
             computed = self._is_fixed(node)
             for at, value in enumerate(node.outputs):
                 if computed:
@@ -86,6 +95,31 @@ class SymbolicShapes:
                     self.symbols.note_length(size)
                 if value not in flow.content and value not in self.fixed and self.whole_numbers(value) is not None:
                     self.fixed.add(value)
+
+    def _follow_bodies(self, node: ir.Node) -> None:
+        """Find the shapes of values in the branches of an If, as far as rules tell.
+
+        A branch may not run, so the lengths that it needs to be equal need not be.
+        """
+        equal, met = len(self.equal), len(self.met)
+        for body in bodies(node) if node.op_type == "If" else ():
+            with self.symbols.supposing():
+                self._follow(body)
+        del self.equal[equal:], self.met[met:]
+
+    def _follow(self, body: ir.Graph) -> None:
+        for value in body.initializers.values():
+            if value.const_value is not None:
+                self._shapes[value] = tuple(Size(int(size)) for size in value.const_value.shape.numpy())
+        for one in body:
+            self._follow_bodies(one)
+            for at, value in enumerate(one.outputs):
+                tensor = constant_of(value)
+                shape = shape_rules.of_output(self, one, at) if tensor is None else None
+                if tensor is not None:
+                    shape = tuple(Size(int(size)) for size in tensor.shape.numpy())
+                if shape is not None:
+                    self._shapes[value] = shape
 
     def of(self, value: ir.Value) -> Shape:
         """The shape of a value."""

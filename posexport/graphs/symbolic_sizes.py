@@ -8,9 +8,10 @@ same lengths gives the same symbol.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 import attrs
 
@@ -136,6 +137,14 @@ class Symbols:
             found = self.other("Div", one, other)
             self._exact[found.symbols[0]] = (one, other)
         return found
+
+    @contextlib.contextmanager
+    def supposing(self) -> Iterator[None]:
+        """Forget afterwards which divisions turned out to be exact, and new bounds: what requires them may never
+        run."""
+        before = dict(self._exact), dict(self._least)
+        yield
+        self._exact, self._least = before
 
     def solution(self, one: Size, other: Size) -> tuple[Size, int] | None:
         """The symbol, and its number, for which two sizes are equal; None unless there is exactly one solution."""

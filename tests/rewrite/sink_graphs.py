@@ -64,6 +64,25 @@ def padded_by_axes(axis: int = -1) -> Mix:
     return mix
 
 
+def padded_by_lengths(g: Graph, scores: str, values: str) -> str:
+    """Pads that the graph computes from constants, as TorchScript writes them."""
+    zeros = g.op("ConstantOfShape", g.constant([6]))
+    pairs = g.op("Reshape", g.op("Concat", g.constant([0, 1]), g.op("Cast", zeros, to=7), axis=0), g.constant([-1, 2]))
+    turned = g.op("Slice", pairs, g.constant([-1]), g.constant([-(2**60)]), g.constant([0]), g.constant([-1]))
+    pads = g.op("Reshape", g.op("Transpose", turned, perm=[1, 0]), g.constant([-1]))
+    wide = g.op("Pad", scores, pads, number(g, 0.0))
+    weights = g.op("Slice", g.op("Softmax", wide, axis=-1), g.constant([0]), g.constant([-1]), g.constant([3]))
+    return g.op("MatMul", weights, values)
+
+
+def padded_by_tokens(g: Graph, scores: str, values: str) -> str:
+    """As many more logits as there are tokens."""
+    pads = g.op("Concat", g.constant([0] * 7), g.length(scores, 3), axis=0)
+    weights = g.op("Softmax", g.op("Pad", scores, pads, number(g, 0.0)), axis=-1)
+    kept = g.op("Slice", weights, g.constant([0]), g.length(scores, 3), g.constant([3]))
+    return g.op("MatMul", kept, values)
+
+
 def concatenated(logit: float = 0.0, *, of_length: bool = False) -> Mix:
     """softmax([x, c]) with zeros, or a number, for each query; a near miss has the number of tokens as its logit."""
 
@@ -187,6 +206,7 @@ SPELLINGS: dict[str, tuple[Mix, dict[str, float | bool]]] = {
     "Pad at the start": (padded((0, 0, 0, 1, 0, 0, 0, 0), last=False), {"more": 1.0}),
     "Pad with another logit": (padded(logit=0.25), {"more": float(np.exp(0.25))}),
     "Pad with axes": (padded_by_axes(), {"more": 1.0}),
+    "Pad by computed numbers": (padded_by_lengths, {"more": 1.0}),
     "Pad behind a mask": (padded(masked=True), {"more": 1.0, "masked": True}),
     "Concat": (concatenated(), {"more": 1.0}),
     "Concat with another logit": (concatenated(-1.5), {"more": float(np.exp(-1.5))}),
@@ -212,6 +232,7 @@ SPELLINGS: dict[str, tuple[Mix, dict[str, float | bool]]] = {
 
 NEAR_MISSES: dict[str, tuple[str | None, Mix]] = {
     "two more logits": ("score-concat", padded((0, 0, 0, 0, 0, 0, 0, 2))),
+    "as many as tokens": ("score-concat", padded_by_tokens),
     "repeated logit": ("score-concat", padded(mode="edge")),
     "scaled with its sink": ("score-order", padded(logit=1.0, scaled=True)),
     "a logit that is a mask": ("sinks", padded(logit=-2000.0)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.uniform import number_of
 
@@ -18,14 +17,13 @@ def padded_logit(probe: Probe, node: ir.Node) -> tuple[float, int] | None:
     None if the Pad does more, or if this depends on the inputs.
     """
     inputs = (*node.inputs, None, None, None)[:4]
-    pads, axes = (constant_of(inputs[at]) for at in (1, 3))
+    pads, axes = (probe.shapes.whole_numbers(inputs[at]) for at in (1, 3))
     logit = 0.0 if inputs[2] is None else number_of(probe, inputs[2])
     is_constant = node.attributes.get_string("mode", "constant") == "constant"
     if inputs[0] is None or pads is None or logit is None or not is_constant or (axes is None) != (inputs[3] is None):
         return None
     rank = len(probe.shape(inputs[0]))
-    padded = [axis % rank for axis in (range(rank) if axes is None else axes.numpy().reshape(-1).tolist())]
-    starts, ends = pads.numpy().reshape(2, -1).tolist()
-    found = [one for one in zip(padded, starts, ends, strict=True) if one[1:] != (0, 0)]
+    padded = [axis % rank for axis in (range(rank) if axes is None else axes)]
+    found = [one for one in zip(padded, pads, pads[len(pads) // 2 :], strict=False) if one[1:] != (0, 0)]
     places = {(rank - 1, 1, 0): 0, (rank - 1, 0, 1): -1}
     return (logit, places[found[0]]) if len(found) == 1 and found[0] in places else None

@@ -109,6 +109,8 @@ def _more(one: Data) -> Iterator[str]:
         yield "sinks"
     if one["head_scales"]:
         yield "a scale for each head"
+    if factors := one.get("weight_factors"):  # manifests of earlier versions lack it
+        yield "weights times a number" if len(factors) == 1 else "weights times a number for each head"
     norms: dict[str, list[str]] = {}
     for side, norm in (one["qk_norm"] or {}).items():
         if norm is not None:

@@ -164,7 +164,14 @@ def record(**changes: Any) -> dict[str, Any]:
     """A record of an attention."""
     one: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "value_dim": 16, "scale": 0.25}
     one |= dict.fromkeys(("softcap", "qk_norm", "bias", "query_factor", "input_encoding", "cache"))
-    one |= {"sinks": False, "head_scales": False, "prefix_tokens": 0, "dtype": "fp16", "softmax_dtype": "fp16"}
+    one |= {
+        "sinks": False,
+        "head_scales": False,
+        "weight_factors": [],
+        "prefix_tokens": 0,
+        "dtype": "fp16",
+        "softmax_dtype": "fp16",
+    }
     one |= {"mask": {"kind": "none", "window": None, "chunk": None, "padding": []}, "encoding": {"name": "none"}}
     return {**one, **changes}
 
@@ -180,5 +187,7 @@ def test_records_in_words() -> None:
     more = record(softcap=30.0, sinks=True, scale=0.5, softmax_dtype="fp32", bias={"name": "t5"}, prefix_tokens=1)
     norms = {"queries": None, "keys": {"kind": "rms"}}
     assert more_text(record(qk_norm=norms)) == "rms norm of keys"
+    assert more_text(record(weight_factors=[0.5])) == "weights times a number"
+    assert more_text(record(weight_factors=[0.5] * 4)) == "weights times a number for each head"
     assert more_text(record(qk_norm={key: {"kind": "l2"} for key in norms})) == "l2 norm of queries and keys"
     assert more_text(more) == "scale 0.5, softcap 30, sinks, 1 tokens without position, bias t5, softmax in fp32"

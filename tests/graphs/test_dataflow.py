@@ -99,7 +99,8 @@ COMBINED = {
         "a = Softmax<axis = -1>(scores) more = Mul(scores, half) b = Softmax<axis = -1>(more) w = Sub(a, b)",
         ["weights", "weights"],
     ),
-    "one more in the sum": ("e = Exp(scores) sum = ReduceSum(e, last) all = Add(sum, half) w = Div(e, all)", ["sinks"]),
+    "the sum twice": ("e = Exp(scores) sum = ReduceSum(e, last) all = Add(sum, sum) w = Div(e, all)", ["sinks"]),
+    "a number in the sum": ("e = Exp(scores) sum = ReduceSum(e, last) all = Add(sum, half) w = Div(e, all)", []),
     "one softmax": ("w = Softmax<axis = -1>(scores)", []),
     "experts, whose parts are added": (
         "chosen = MatMul(x, weights) gates = Softmax<axis = -1>(chosen) more = Add(gates, half) "

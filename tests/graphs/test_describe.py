@@ -64,6 +64,7 @@ def test_every_key_of_a_decoder() -> None:
         "softcap": None,
         "sinks": False,
         "head_scales": False,
+        "weight_factors": [],
         "qk_norm": {"queries": {"kind": "rms", "per_head": True}, "keys": {"kind": "rms", "per_head": True}},
         "mask": {"kind": "causal", "window": None, "chunk": None, "padding": ["attention_mask"], "tested": 8192},
         "encoding": {"name": "rope", "layout": "half", "theta": 10_000.0},

@@ -4,6 +4,7 @@ has one number on all inputs."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from onnx import TensorProto
 from small_graphs import Graph, run
 from softmax_graphs import HEADS, HIDDEN, Mix, attention
 
+from posexport.artifact.weights_on_disk import read_with_weights_on_disk
+from posexport.graphs.inspection import inspected
+from posexport.report.attentions import more_text
 from posexport.rewrite.rewriter import KEPT, REWRITTEN, rewrite_model
 
 BY_HEAD = np.array([0.5, 0.25, -3.0, 1.1], np.float32).reshape(HEADS, 1, 1)
@@ -95,6 +99,14 @@ def test_factors_move_behind_the_product(name: str, form: str) -> None:
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-5)
     plain = run(attention(changed(lambda g, weights: g.op("Identity", weights))), {"features": given})["output"]
     assert np.abs(plain - found).max() > 1e-3
+
+
+def test_factors_are_listed(tmp_path: Path) -> None:
+    for name, factors in (("smaller", [float(np.float32(0.95))]), ("by head", BY_HEAD.ravel().tolist())):
+        path = helpers.saved(tmp_path, attention(FACTORS[name]))
+        (one,) = inspected(read_with_weights_on_disk(path), {}).attentions
+        assert (one["state"], one["weight_factors"]) == ("recognised", factors)
+        assert "weights times" in more_text(one)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -52,6 +52,7 @@ KEYS = (
     *(
         "sinks",
         "head_scales",
+        "weight_factors",
         "qk_norm",
         "mask",
         "encoding",
@@ -110,6 +111,7 @@ class Describer:
             "softcap": attention.softcap or None,
             "sinks": attention.sinks is not None,
             "head_scales": len(numbers) < len(attention.head_scales),
+            "weight_factors": [*attention.weight_factors],
             "qk_norm": self._norms(attention),
             "cache": cache_of(self.view, attention, self._outputs),
             **self._measured(attention),

@@ -9,12 +9,14 @@ from __future__ import annotations
 from posexport.custom_ops import unsupported
 from posexport.custom_ops.unsupported import AttentionCall
 from posexport.errors import FieldError, Reason, RequestError, check_known
-from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, opset_problem, unsupported_opset
+from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, opset_problem, scatters, unsupported_opset
 from posexport.spec.spec import Spec
 
 
-def default_opset(form: str, spec: Spec | None = None) -> int:
-    """The default opset of a form: the lowest one that has its operators."""
+def default_opset(form: str, spec: Spec | None = None, target: str = "portable", shared: bool = False) -> int:
+    """The default opset of a form: the lowest one that has its operators. `shared`: caches become buffers."""
+    if scatters(form, target, shared):
+        return 24
     if form == "native" and spec is not None and spec.kv_cache == "shared":
         return 24  # TensorScatter
     return FORM_OPSETS[form][0]
@@ -32,15 +34,15 @@ def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: i
     return unsupported.unsupported_reason(form, target, call)
 
 
-def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None) -> int:
+def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None, shared: bool = False) -> int:
     """The opset, by default the form's; RequestError if the form can't express the spec, or a name is unknown.
 
-    Without a spec, any module may be exported.
+    Without a spec, any module may be exported; `shared` says that its caches become buffers.
     """
     check_known("form", form, FORMS)
     check_known("target", target, TARGETS)
-    opset = default_opset(form, spec) if opset is None else opset
-    if (problem := opset_problem(form, target, opset)) is not None:
+    opset = default_opset(form, spec, target, shared) if opset is None else opset
+    if (problem := opset_problem(form, target, opset, shared)) is not None:
         raise FieldError("opset", f"{problem}.")
     if spec is not None and (why := unsupported_reason(spec, form, target, opset)) is not None:
         raise RequestError(f"{why}.")

@@ -96,7 +96,8 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
 
     RequestError for a model that torch can't export, and for what the form can't express.
     """
-    functions = Functions(support.checked_opset(None, how.form, how.target, how.opset), how.form, how.target)
+    opset = support.checked_opset(None, how.form, how.target, how.opset, how.kv_cache == "shared")
+    functions = Functions(opset, how.form, how.target)
     temporary.usual_parent()
     dtype = how.dtype or main_dtype(pretrained)
     with without_values(pretrained, dtype):
@@ -200,7 +201,7 @@ class _Export:
         try:
             onnx_file.check(model)
         except (InferenceError, ValidationError) as error:
-            if torch.bfloat16 not in (self.how.dtype, main_dtype(self.pretrained)):
+            if (self.how.dtype or main_dtype(self.pretrained)) != torch.bfloat16:
                 raise
             said = shown(" ".join(str(error).split())[-200:])
             raise RequestError(

@@ -33,7 +33,7 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
             "the file in one of these."
         )
     wanted = opset if opset is not None else max(own, lowest)
-    why = unsupported_opset(form, target, wanted)
+    why = unsupported_opset(form, target, wanted, shared)
     if why is not None:
         raise RequestError(f"{why}.")
     if wanted < own:

@@ -30,17 +30,24 @@ FORM_OPSETS = {form: range(23, 25) if form == "native" else OPSETS for form in F
 """The opsets of each form. The lowest is its default."""
 
 
-def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
-    """Return why a form cannot be written in an opset for a target, or None."""
-    problem = opset_problem(form, target, opset)
+def scatters(form: str, target: str, shared: bool) -> bool:
+    """Whether buffers of any length are written with TensorScatter, which is in opset 24."""
+    return shared and form == "native" and target == "ort"
+
+
+def unsupported_opset(form: str, target: str, opset: int | None, shared: bool = False) -> Reason | None:
+    """Return why a form cannot be written in an opset for a target, or None. `shared`: caches become buffers."""
+    problem = opset_problem(form, target, opset, shared)
     return None if problem is None else Reason("opset", f"opset {problem}")
 
 
-def opset_problem(form: str, target: str, opset: int | None) -> str | None:
+def opset_problem(form: str, target: str, opset: int | None, shared: bool = False) -> str | None:
     """Return the same as `unsupported_opset` as a text about an opset: `is 18: ...`."""
     opsets = FORM_OPSETS[form]
     if opset is not None and opset not in opsets:
         return f"is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}"
     if opset is not None and opset > 24 and target == "tensorrt":
         return f"is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
+    if opset == 23 and scatters(form, target, shared):
+        return "is 23: native with shared caches for ort is written in opset 24, which has TensorScatter: give 24, or none"
     return None

@@ -25,7 +25,7 @@ from posexport.custom_ops.unsupported import REFUSALS
 from posexport.errors import Reason, RequestError
 from posexport.export import export
 from posexport.export.modules import export_module
-from posexport.export.support import default_opset, unsupported_reason
+from posexport.export.support import checked_opset, default_opset, unsupported_reason
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -143,6 +143,15 @@ def test_the_opset_of_a_form_is_the_lowest_that_has_its_operators() -> None:
     found = {form: (default_opset(form, plain), default_opset(form, shared)) for form in FORMS}
     assert found == {"decomposed": (18, 18), "function": (18, 18), "native": (23, 24), "contrib": (18, 18)}
     assert export(plain, weights_for(plain), form="native", target="tensorrt", opset=24).opset_imports[""] == 24
+
+
+def test_buffers_of_any_length_are_scattered_for_ort_only() -> None:
+    """Whole models have no spec. An opset without TensorScatter is a sentence, not a file that onnx refuses."""
+    found = {target: checked_opset(None, "native", target, None, shared=True) for target in TARGETS}
+    assert found == {"portable": 23, "ort": 24, "tensorrt": 23}
+    assert checked_opset(None, "native", "ort", None) == 23
+    with pytest.raises(RequestError, match="is 23: native with shared caches for ort is written in opset 24"):
+        checked_opset(None, "native", "ort", 23, shared=True)
 
 
 def _name(row: Row) -> str:

@@ -42,6 +42,7 @@ ORT = {"form": "contrib", "target": "ort"}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "llama, grown caches": ("llama", {"form": "native"}, {"Attention": 2}),
     "llama, buffers": ("llama", {"form": "native", "opset": 24, "kv_cache": "shared"}, {"Attention": 2}),
+    "buffers for ort": ("llama", {"form": "native", "target": "ort", "kv_cache": "shared"}, {"TensorScatter": 4}),
     "llama, without caches": ("llama", {"kv_cache": "none"}, {"Softmax": 2}),
     "tied embeddings, learned positions": ("gpt2", ORT, {"MultiHeadAttention": 2}),
     "two kinds of layers": ("gemma3", {"form": "native"}, {"Attention": 4}),

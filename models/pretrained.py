@@ -22,6 +22,7 @@ from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
 from posexport.models.checkpoints.tensors import INDEX, Tensors, weights_file
+from posexport.models.computed_buffers import computed_again
 from posexport.models.pretrained_angles import stateless_angles
 from posexport.models.pretrained_limits import check_counts, limited_to
 
@@ -279,26 +280,34 @@ def without_values(pretrained: Pretrained, dtype: torch.dtype | None = None) -> 
     """
     main = main_dtype(pretrained)
     parameters = list(pretrained.model.named_parameters())
-    buffers = dict[str, Tensor]()
-    if dtype not in (None, main):
-        constants = constants_of(pretrained.model)
-        named = pretrained.model.named_buffers()
-        buffers = {name: buffer for name, buffer in named if buffer.dtype == main and name not in constants}
+    others = buffers_in(pretrained, dtype or main)
+    buffers = {name: pretrained.model.get_buffer(name) for name in others}
     for name, parameter in parameters:
         own = dtype or main if pretrained.weights[name].dtype == main else parameter.dtype
         parameter.data = torch.zeros((), dtype=own).expand(parameter.shape)
-    for name, buffer in buffers.items():
-        _set_buffer(pretrained.model, name, buffer.to(dtype or main))
+    for name, other in others.items():
+        set_buffer(pretrained.model, name, other)
     try:
         yield
     finally:
         for name, parameter in parameters:
             parameter.data = pretrained.weights[name]
         for name, buffer in buffers.items():
-            _set_buffer(pretrained.model, name, buffer)
+            set_buffer(pretrained.model, name, buffer)
 
 
-def _set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
+def buffers_in(pretrained: Pretrained, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the buffers that have another dtype if the weights have this one, in it."""
+    main = main_dtype(pretrained)
+    if dtype == main:
+        return {}
+    constants = constants_of(pretrained.model)
+    named = pretrained.model.named_buffers()
+    names = [name for name, buffer in named if buffer.dtype == main and name not in constants]
+    return computed_again(pretrained.model, names, dtype)
+
+
+def set_buffer(model: nn.Module, name: str, buffer: Tensor) -> None:
     """Replace a buffer. If the buffer is a view, such as of a mapped file, torch does not allow its data another
     dtype."""
     owner, _, last = name.rpartition(".")

@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, shown
-from posexport.models.pretrained import DECODER, ENCODER, Pretrained, constants_of, main_dtype, open_pretrained
+from posexport.models.pretrained import (
+    DECODER,
+    ENCODER,
+    Pretrained,
+    buffers_in,
+    constants_of,
+    main_dtype,
+    open_pretrained,
+    set_buffer,
+)
+from posexport.models.weights import TORCH_DTYPES
 from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_layers, decoder_of
 from posexport.models.whole_encoder import HIDDEN, encoder_of
 from posexport.models.whole_translator import translator_of
@@ -87,6 +98,10 @@ def load_checkpoint(folder: Path, graph: GraphFile) -> CheckpointModule:
     for name, dims in signature.outputs.items():
         _check_sizes(folder, name, dims, outputs)
     constants = constants_of(pretrained.model)
+    dtype = next((TORCH_DTYPES[dtype] for _, dtype in outputs.values() if dtype in ("fp32", "fp16", "bf16")), None)
+    if dtype is not None:
+        for name, buffer in buffers_in(pretrained, getattr(torch, dtype)).items():
+            set_buffer(pretrained.model, name, buffer)
     buffers = {id(buffer) for name, buffer in pretrained.model.named_buffers() if name in constants}
     return CheckpointModule(
         reference=str(folder),

@@ -49,5 +49,6 @@ def opset_problem(form: str, target: str, opset: int | None, shared: bool = Fals
     if opset is not None and opset > 24 and target == "tensorrt":
         return f"is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
     if opset == 23 and scatters(form, target, shared):
-        return "is 23: native with shared caches for ort is written in opset 24, which has TensorScatter: give 24, or none"
+        why = "native with shared caches for ort is written in opset 24, which has TensorScatter"
+        return f"is 23: {why}: give 24, or none"
     return None

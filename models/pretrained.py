@@ -22,8 +22,8 @@ from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
 from posexport.models.checkpoints.tensors import INDEX, Tensors, weights_file
-from posexport.models.computed_buffers import computed_again
 from posexport.models.pretrained_angles import stateless_angles
+from posexport.models.pretrained_buffers import computed_again
 from posexport.models.pretrained_limits import check_counts, limited_to
 
 EXPERTS = "batched_mm"

@@ -12,8 +12,8 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers")
 
-from posexport.models.computed_buffers import computed_again  # noqa: E402
 from posexport.models.pretrained import open_pretrained, without_values  # noqa: E402
+from posexport.models.pretrained_buffers import computed_again  # noqa: E402
 
 
 def gemma(folder: Path) -> Path:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from posexport.errors import RequestError
 from posexport.models.whole_both_ways import check_causal
+from posexport.models.whole_masks import check_mask
 from posexport.spec.contract import split_layer
 
 _ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
@@ -303,6 +304,7 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
             }
     if not cached:
         raise _refusal(model)
+    check_mask(model, input_ids.shape[1], **{argument: cache})
     return cached
 
 

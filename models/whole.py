@@ -353,6 +353,12 @@ def decoder_of(
     """Return the module of a causal language model, and its inputs and outputs. Runs the model once to find its caches.
     RequestError for a model that cannot be a decoder file, with or without caches."""
     check_causal(model, with_caches)
+    tables = model.get_input_embeddings()  # type: ignore[operator]
+    if isinstance(tables, nn.ModuleList):
+        raise RequestError(
+            f"{type(model).__name__} reads {len(tables)} codes of sound for each token, and a file reads one: it is "
+            "not exported."
+        )
     cached = _cached_by_layer(model) if with_caches else {}
     module = Decoder(model, cached or None, hidden)
     configuration: Any = model.config

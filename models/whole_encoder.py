@@ -24,6 +24,9 @@ OUTPUTS = (
 )
 """The outputs of transformers' models that a file has, if the model has them."""
 
+ALPHABETS = ("char_logits", "bpe_logits", "wp_logits")
+"""The outputs of a model that reads a text in three alphabets, which loaders expect in place of a tuple of logits."""
+
 HIDDEN = "last_hidden_state"
 
 Dimensions = tuple[int | str, ...]
@@ -60,7 +63,8 @@ class Encoder(nn.Module):
         }
         with last_hidden_states(self.model) as hidden:
             made = self.model(**{name: value for name, value in given.items() if value is not None}, return_dict=True)
-        outputs = {name: made[name] for name in self.outputs}
+        by_name = _by_name(made)
+        outputs = {name: by_name[name] for name in self.outputs}
         return {**outputs, HIDDEN: hidden[-1]} if self.hidden and HIDDEN not in outputs else outputs
 
 
@@ -96,7 +100,8 @@ def encoder_of(
             made = _made(model, example)
         except Exception:
             raise error from None
-    names = [name for name in OUTPUTS if isinstance(made.get(name), Tensor)]
+    by_name = _by_name(made)
+    names = [name for name in (*OUTPUTS, *ALPHABETS) if isinstance(by_name.get(name), Tensor)]
     if not names:
         raise RequestError(
             f"{type(model).__name__} gives {', '.join(made)}, and a file has one of {', '.join(OUTPUTS[:-2])}: give a "
@@ -115,6 +120,13 @@ def _made(model: nn.Module, example: Mapping[str, Tensor]) -> Any:
     """Run the model on an example."""
     with torch.no_grad(), unchanged(model):
         return model(**example, return_dict=True)
+
+
+def _by_name(made: Any) -> dict[str, Any]:
+    """Return what a model made, with logits for several alphabets as outputs of their own."""
+    logits = made.get("logits")
+    several = isinstance(logits, tuple) and len(logits) == len(ALPHABETS)
+    return {**made, **(dict(zip(ALPHABETS, logits, strict=True)) if several else {})}
 
 
 def _check_head(model: nn.Module) -> None:
@@ -150,8 +162,9 @@ def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Di
     if main not in _SHAPES and isinstance(getattr(model, "encoder", None), nn.Module):  # a model of two models
         encoder: Any = model.encoder
         main, config = str(encoder.main_input_name), encoder.config
-    if main not in _SHAPES:
-        raise RequestError(f"{type(model).__name__} reads {main}: only models of {', '.join(_SHAPES)} are exported.")
+    if main not in _SHAPES or not takes(model, main):
+        read = main if main not in _SHAPES else next(iter(inspect.signature(model.forward).parameters))
+        raise RequestError(f"{type(model).__name__} reads {read}: only models of {', '.join(_SHAPES)} are exported.")
     inputs = {main: _SHAPES[main](config, folder)}
     if main == "input_ids":
         if takes(model, "attention_mask"):
@@ -202,7 +215,8 @@ _FRAMES, _CHANNELS = ("num_frames", "frames_per_clip"), ("num_channels", "in_cha
 def _sound(config: Any) -> Dimensions:
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length") and hasattr(config, "patch_size"):
         return (BATCH, config.max_length, config.num_mel_bins)  # a spectrogram of fixed length
-    return (BATCH, "samples")
+    channels = getattr(config, "audio_channels", None)  # of codecs
+    return (BATCH, "samples") if channels is None else (BATCH, channels, "samples")
 
 
 def _features(config: Any) -> Dimensions:

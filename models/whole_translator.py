@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, unchanged
+from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, takes, unchanged
 from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
 
 SOURCE = "encoder_sequence"
@@ -114,6 +114,11 @@ def translator_of(
     model whose caches are others."""
     encoder = CrossEncoder(model)
     inputs = encoder_inputs(model, folder)
+    if others := [name for name in inputs if not takes(encoder, name)]:
+        raise RequestError(
+            f"{type(model).__name__} reads {' and '.join(others)} besides its text, which the file of its encoder has "
+            "no input for: it is not exported."
+        )
     example = encoder_example(inputs, dtype)
     whole: Any = model
     with torch.no_grad(), unchanged(model):

@@ -14,7 +14,9 @@ from posexport.artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.export.whole_model import ExportedModel, HowToExport, export_whole
 from posexport.models.pretrained import open_pretrained
+from posexport.models.whole import decoder_of
 from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_translator import translator_of
 
 BOUND = 2e-5
 
@@ -188,6 +190,14 @@ HEADS: dict[str, tuple[dict[str, Any], str]] = {
         {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
         "needs pixel_attention_mask and spatial_shapes too, which a file has no input for",
     ),
+    "DecisionTransformerModel": (
+        {"hidden_size": 8, "n_layer": 1, "n_head": 2, "n_positions": 16},
+        "reads states: only models of input_ids",
+    ),
+    "EncodecModel": (
+        {"num_filters": 2, "hidden_size": 8, "codebook_size": 4, "num_lstm_layers": 1},
+        "gives audio_codes, audio_values, and a file has one of",
+    ),
     "BertForMultipleChoice": ({**SMALL, "hidden_size": 8}, "chooses between several texts"),
     "BartForSequenceClassification": ({**SMALL_BOTH, "vocab_size": 16}, "looks for the last </s> of each text"),
 }
@@ -201,6 +211,39 @@ def test_heads_that_are_refused_say_why(name: str) -> None:
     kind: Any = getattr(transformers, name)
     with pytest.raises(RequestError, match=f"^{name} .*{said}"):
         encoder_of(kind(kind.config_class(**options)).eval(), torch.float32)
+
+
+def test_logits_of_three_alphabets_are_three_outputs(tmp_path: Path) -> None:
+    """A tuple of logits gets the names that loaders expect."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": [8, 16]}
+    sizes |= {"num_character_labels": 5, "num_bpe_labels": 6, "num_wordpiece_labels": 7, "max_token_length": 3}
+    model = transformers.MgpstrForSceneTextRecognition(transformers.MgpstrConfig(**sizes, patch_size=4)).eval()
+    module, signature = encoder_of(model, torch.float32)
+    assert [*signature.outputs] == ["char_logits", "bpe_logits", "wp_logits"]
+    pixels = torch.randn(2, 3, 8, 16)
+    made = module(pixel_values=pixels)
+    for output, wanted in zip(made.values(), model(pixel_values=pixels).logits, strict=True):
+        assert torch.equal(output, wanted)
+
+
+def test_codes_of_sound_are_not_the_tokens_of_a_decoder() -> None:
+    import transformers
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 8, "vocab_size": 16}
+    model = transformers.MusicgenForCausalLM(transformers.MusicgenDecoderConfig(**sizes)).eval()
+    with pytest.raises(RequestError, match="MusicgenForCausalLM reads 4 codes of sound for each token"):
+        decoder_of(model, torch.float32)
+
+
+def test_a_place_on_a_page_is_no_input_of_an_encoder_beside_a_decoder() -> None:
+    import transformers
+
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16}
+    model = transformers.UdopForConditionalGeneration(transformers.UdopConfig(**sizes)).eval()
+    with pytest.raises(RequestError, match="UdopForConditionalGeneration reads bbox besides its text"):
+        translator_of(model, torch.float32)
 
 
 def test_a_complaint_of_transformers_is_not_taken_for_one_about_padding() -> None:

@@ -82,24 +82,16 @@ def encoder_of(
     for config in (configuration, configuration.get_text_config()):
         if getattr(config, "use_cache", False):  # a decoder without a head, whose caches nothing reads
             config.use_cache = False
-    example = encoder_example(inputs, dtype)
     try:
-        made = _made(model, example)
-    except ValueError as error:
-        text: Any = configuration.get_text_config()
-        unpadded = getattr(text, "pad_token_id", None) is None and "padding token" in str(error)
-        if "input_ids" in inputs and unpadded:  # heads read a row's last token
+        example, made = _first_run(model, inputs, dtype)
+    except Exception:
+        own = [name for name in _OF_DECODERS if takes(model, name)]
+        if own and getattr(configuration, "is_encoder_decoder", False):
             raise RequestError(
-                f"{type(model).__name__} doesn't run on several rows, which end where padding begins, since "
-                'config.json has no pad_token_id: add it, such as "pad_token_id": 0.'
+                f"the decoder of {type(model).__name__} reads {own[0]}, which a file has no input for: of the "
+                "encoder-decoders, those are exported that make tokens."
             ) from None
         raise
-    except RuntimeError as error:
-        example = encoder_example(inputs, dtype, _MANY)
-        try:
-            made = _made(model, example)
-        except Exception:
-            raise error from None
     by_name = _by_name(made)
     names = [name for name in (*OUTPUTS, *ALPHABETS) if isinstance(by_name.get(name), Tensor)]
     if not names:
@@ -114,6 +106,34 @@ def encoder_of(
         for name, shape in inputs.items()
     }
     return module, Signature(inputs=inputs, outputs=dict.fromkeys(outputs), example=example, shapes=shapes)
+
+
+_OF_DECODERS = ("decoder_input_ids", "decoder_input_values")
+"""Inputs of the decoder of an encoder-decoder. Some models, such as BART's, make them of the text if they are missing."""
+
+
+def _first_run(
+    model: nn.Module, inputs: Mapping[str, Dimensions], dtype: torch.dtype
+) -> tuple[dict[str, Tensor], Any]:
+    """Return an example of the inputs with which the model runs, and what it makes of them."""
+    example = encoder_example(inputs, dtype)
+    try:
+        return example, _made(model, example)
+    except ValueError as error:
+        configuration: Any = model.config
+        unpadded = getattr(configuration.get_text_config(), "pad_token_id", None) is None
+        if "input_ids" in inputs and unpadded and "padding token" in str(error):  # heads read a row's last token
+            raise RequestError(
+                f"{type(model).__name__} doesn't run on several rows, which end where padding begins, since "
+                'config.json has no pad_token_id: add it, such as "pad_token_id": 0.'
+            ) from None
+        raise
+    except RuntimeError as error:
+        example = encoder_example(inputs, dtype, _MANY)
+        try:
+            return example, _made(model, example)
+        except Exception:
+            raise error from None
 
 
 def _made(model: nn.Module, example: Mapping[str, Tensor]) -> Any:

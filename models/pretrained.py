@@ -64,7 +64,7 @@ class Pretrained:
     @property
     def text_config(self) -> Any:
         """The configuration of the part of the model that reads tokens."""
-        return self.config.get_text_config()
+        return text_config(self.config)
 
     @property
     def kind(self) -> str:
@@ -106,6 +106,14 @@ class Pretrained:
     def architecture(self) -> str:
         """The name of the model's class in transformers."""
         return type(self.model).__name__
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of the part of a model that reads tokens; of several parts, that of the decoder."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # transformers says that there are several
+        return config.get_text_config(decoder=True)
 
 
 def open_pretrained(folder: Path) -> Pretrained:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from posexport.errors import RequestError
 from posexport.models.image_size import GUESSED, image_size, of_pictures
+from posexport.models.pretrained import text_config
 from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes, unchanged
 
 OUTPUTS = (
@@ -79,7 +80,7 @@ def encoder_of(
     _check_head(model)
     inputs = encoder_inputs(model, folder)
     configuration: Any = model.config
-    for config in (configuration, configuration.get_text_config()):
+    for config in (configuration, text_config(configuration)):
         if getattr(config, "use_cache", False):  # a decoder without a head, whose caches nothing reads
             config.use_cache = False
     try:
@@ -121,7 +122,7 @@ def _first_run(
         return example, _made(model, example)
     except ValueError as error:
         configuration: Any = model.config
-        unpadded = getattr(configuration.get_text_config(), "pad_token_id", None) is None
+        unpadded = getattr(text_config(configuration), "pad_token_id", None) is None
         if "input_ids" in inputs and unpadded and "padding token" in str(error):  # heads read a row's last token
             raise RequestError(
                 f"{type(model).__name__} doesn't run on several rows, which end where padding begins, since "

@@ -17,7 +17,7 @@ from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.machine import size_text
 from posexport.models.image_size import GUESSED, image_size
-from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype
+from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, text_config
 from posexport.models.whole_encoder import left_out_inputs
 
 FEW = 2**20
@@ -90,7 +90,7 @@ def expert_bytes(model: nn.Module, itemsize: int) -> int:
     whole: Any = model
     if not whole._can_set_experts_implementation():
         return 0
-    text = whole.config.get_text_config()
+    text = text_config(whole.config)
     counts = (getattr(text, name, None) for name in _CHOSEN)
     chosen = next((count for count in counts if isinstance(count, int) and count > 0), 1)
     sizes = (

@@ -202,6 +202,14 @@ HEADS: dict[str, tuple[dict[str, Any], str]] = {
         {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16},
         "reads decoder_input_ids, which a file has no input for",
     ),
+    "MusicgenForConditionalGeneration": (
+        {
+            "text_encoder": {"model_type": "t5", "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
+            "audio_encoder": {"model_type": "encodec", "num_filters": 2, "hidden_size": 8, "codebook_size": 4},
+            "decoder": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 8},
+        },
+        "reads decoder_input_ids, which a file has no input for",
+    ),
     "BertForMultipleChoice": ({**SMALL, "hidden_size": 8}, "chooses between several texts"),
     "BartForSequenceClassification": ({**SMALL_BOTH, "vocab_size": 16}, "looks for the last </s> of each text"),
 }

@@ -27,6 +27,7 @@ from posexport.custom_ops import operators
 from posexport.errors import RequestError
 from posexport.export import joined_attention, layer_copies, support, torchlib_cache
 from posexport.export.initializers import Initializers, name_initializers
+from posexport.export.padded_pools import keep_pads_of_pools
 from posexport.export.sizes_of_inputs import read_from_inputs
 from posexport.graphs.function_bodies import DOMAIN as DOMAIN
 from posexport.graphs.function_bodies import Functions
@@ -188,6 +189,7 @@ def finish(model: ir.Model, form: str) -> None:
     ]
     for apply in passes:
         apply(model)
+    keep_pads_of_pools(model)
     nodes = list(model.graph.all_nodes())
     outputs = [value for node in nodes for value in node.outputs]
     values = [*model.graph.inputs, *model.graph.initializers.values(), *outputs]

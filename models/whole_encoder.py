@@ -243,6 +243,11 @@ def _sound(config: Any) -> Dimensions:
 def _features(config: Any) -> Dimensions:
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+    if hasattr(config, "spec_size"):  # CLAP makes an image of a spectrogram
+        raise RequestError(
+            f"the configuration of {config.model_type} doesn't say how many frames a spectrogram has, which its layers "
+            "depend on: it is not exported."
+        )
     width = _first(config, _WIDTHS)
     if width is None:
         raise RequestError(

@@ -236,11 +236,12 @@ _FRAMES, _CHANNELS = ("num_frames", "frames_per_clip"), ("num_channels", "in_cha
 def _sound(config: Any) -> Dimensions:
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length") and hasattr(config, "patch_size"):
         return (BATCH, config.max_length, config.num_mel_bins)  # a spectrogram of fixed length
-    channels = getattr(config, "audio_channels", None)  # of codecs
-    return (BATCH, "samples") if channels is None else (BATCH, channels, "samples")
+    is_codec = hasattr(config, "codebook_size")
+    return (BATCH, getattr(config, "audio_channels", 1), "samples") if is_codec else (BATCH, "samples")
 
 
 def _features(config: Any) -> Dimensions:
+    config = getattr(config, "encoder_config", None) or config  # of an encoder with a head
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
     if hasattr(config, "spec_size"):  # CLAP makes an image of a spectrogram

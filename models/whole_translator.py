@@ -113,6 +113,13 @@ def translator_of(
     its caches. `folder` is that of its checkpoint, whose preprocessor may say how large images are. RequestError for a
     model whose caches are others."""
     encoder = CrossEncoder(model)
+    whole: Any = model
+    codes = getattr(whole.config, "delay_pattern", None)
+    if codes is not None:
+        raise RequestError(
+            f"{type(model).__name__} reads {len(codes)} codes of sound for each token, and a file reads one: it is not "
+            "exported."
+        )
     inputs = encoder_inputs(model, folder)
     if others := [name for name in inputs if not takes(encoder, name)]:
         raise RequestError(
@@ -120,7 +127,6 @@ def translator_of(
             "no input for: it is not exported."
         )
     example = encoder_example(inputs, dtype)
-    whole: Any = model
     with torch.no_grad(), unchanged(model):
         made = encoder(**example)
         encoded = type(whole.get_encoder()(**example, return_dict=True))

@@ -13,6 +13,7 @@ from posexport.artifact.onnx_artifact import module_metadata
 from posexport.errors import RequestError, shown
 from posexport.export.attention_heads import with_equal_heads
 from posexport.export.bfloat16 import without_bfloat16_arithmetic
+from posexport.export.checked_values import with_translatable_checks
 from posexport.export.complex_numbers import without_complex_operators
 from posexport.export.exact_decays import with_exact_decays
 from posexport.export.known_sizes import with_known_sizes, without_idle_squeezes
@@ -20,6 +21,7 @@ from posexport.export.subtraction import with_converted_tensors
 
 _CHANGES = (
     with_exact_decays,
+    with_translatable_checks,
     without_complex_operators,
     without_bfloat16_arithmetic,
     with_equal_heads,

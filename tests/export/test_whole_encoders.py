@@ -214,6 +214,10 @@ HEADS: dict[str, tuple[dict[str, Any], str]] = {
         {"spec_size": 32, "patch_embeds_hidden_size": 8, "depths": [1], "num_attention_heads": [2], "hidden_size": 8},
         "doesn't say how many frames a spectrogram has",
     ),
+    "DacModel": (
+        {"encoder_hidden_size": 4, "decoder_hidden_size": 8, "downsampling_ratios": [2, 2], "n_codebooks": 2},
+        "gives loss, audio_values, .* and a file has one of",
+    ),
     "BertForMultipleChoice": ({**SMALL, "hidden_size": 8}, "chooses between several texts"),
     "BartForSequenceClassification": ({**SMALL_BOTH, "vocab_size": 16}, "looks for the last </s> of each text"),
 }
@@ -251,6 +255,18 @@ def test_codes_of_sound_are_not_the_tokens_of_a_decoder() -> None:
     model = transformers.MusicgenForCausalLM(transformers.MusicgenDecoderConfig(**sizes)).eval()
     with pytest.raises(RequestError, match="MusicgenForCausalLM reads 4 codes of sound for each token"):
         decoder_of(model, torch.float32)
+
+
+def test_codes_of_sound_are_not_the_tokens_of_a_translator() -> None:
+    import transformers
+
+    part = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4}
+    decoder = {**part, "num_key_value_heads": 2, "cross_num_attention_heads": 2, "cross_num_key_value_heads": 2}
+    decoder |= {"cross_head_dim": 4, "cross_hidden_size": 8, "vocab_size": 16, "num_channels": 3}
+    encoder = {**part, "num_key_value_heads": 2}
+    config = transformers.DiaConfig(encoder_config=encoder, decoder_config=decoder, delay_pattern=[0, 1, 2])
+    with pytest.raises(RequestError, match="DiaForConditionalGeneration reads 3 codes of sound for each token"):
+        translator_of(transformers.DiaForConditionalGeneration(config).eval(), torch.float32)
 
 
 def test_a_place_on_a_page_is_no_input_of_an_encoder_beside_a_decoder() -> None:

@@ -29,13 +29,19 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     neither says one, as where images are scaled to a shorter and a longer side."""
     config = of_pictures(config)
     found = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
-    if found is not None or folder is None:
+    if found is not None:
         return found
-    data = _object(folder / "preprocessor_config.json") or _object(folder / "processor_config.json")
+    data = {} if folder is None else _preprocessor(folder)
     data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
     if data.get("crop_size") is not None and data.get("do_center_crop", True):
         return _pair(data["crop_size"])
+    if data.get("size") is None:  # a head on a backbone, such as VitPose
+        return _pair(getattr(getattr(config, "backbone_config", None), "image_size", None))
     return None if is_whole(data.get("max_size")) else _pair(data.get("size"))  # max_size limits the longer side
+
+
+def _preprocessor(folder: Path) -> dict[str, Any]:
+    return _object(folder / "preprocessor_config.json") or _object(folder / "processor_config.json")
 
 
 def of_pictures(config: Any) -> Any:

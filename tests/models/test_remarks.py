@@ -101,6 +101,13 @@ def test_the_size_of_images_is_that_of_the_preprocessor(case: str, tmp_path: Pat
     assert image_size(config, tmp_path) == (16, 16)
 
 
+def test_the_size_of_images_of_a_backbone_is_the_last_choice(tmp_path: Path) -> None:
+    config = transformers.VitPoseConfig(backbone_config={"model_type": "vitpose_backbone", "image_size": [32, 24]})
+    assert image_size(config, None) == image_size(config, tmp_path) == (32, 24)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 80, "max_size": 133}))
+    assert image_size(config, tmp_path) is None
+
+
 @pytest.mark.slow
 def test_a_guessed_size_of_images_is_a_warning(tmp_path: Path) -> None:
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])

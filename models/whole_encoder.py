@@ -21,6 +21,7 @@ from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidd
 OUTPUTS = (
     *("logits", "start_logits", "end_logits", "prediction_logits", "seq_relationship_logits"),
     *("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "reconstruction"),
+    *("embeddings", "relevance_logits", "heatmaps", "alphas"),
     *("class_queries_logits", "masks_queries_logits", "pred_boxes", "predicted_depth"),
 )
 """The outputs of transformers' models that a file has, if the model has them."""
@@ -110,12 +111,10 @@ def encoder_of(
 
 
 _OF_DECODERS = ("decoder_input_ids", "decoder_input_values")
-"""Inputs of the decoder of an encoder-decoder. Some models, such as BART's, make them of the text if they are missing."""
+"""Inputs of the decoder of an encoder-decoder. Models such as BartModel make them of the text if they are missing."""
 
 
-def _first_run(
-    model: nn.Module, inputs: Mapping[str, Dimensions], dtype: torch.dtype
-) -> tuple[dict[str, Tensor], Any]:
+def _first_run(model: nn.Module, inputs: Mapping[str, Dimensions], dtype: torch.dtype) -> tuple[dict[str, Tensor], Any]:
     """Return an example of the inputs with which the model runs, and what it makes of them."""
     example = encoder_example(inputs, dtype)
     try:

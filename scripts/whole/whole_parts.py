@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from decoders import HEADED, multimodal
 from encoders import BART, encoder
 from encoders import COMMON as TEXT
 from vision import COMMON as IMAGE
-from vision import SPEECH, SWIN, image
+from vision import PARAKEET, SPEECH, SWIN, image
+from whole_newer import TOWER
+from whole_options import EXPERTS, SECTIONS
 
 START = {"decoder_start_token_id": 2, "pad_token_id": 0}
 CROSSED = {"is_decoder": True, "add_cross_attention": True, "is_encoder_decoder": False}
@@ -22,6 +25,7 @@ DETR = {
     **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
     **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 10},
 }
+SIDES = {"encoder_hidden_dim": 32, "encoder_in_channels": [16, 32, 32], "decoder_in_channels": [32, 32, 32]}
 CONVOLVED = {"use_timm_backbone": False, "backbone": None}
 
 
@@ -73,7 +77,7 @@ PARTS = [
         {
             **DETR,
             "backbone_config": {**RESNET, **LEVELS, "model_type": "rt_detr_resnet"},
-            **{"encoder_hidden_dim": 32, "encoder_in_channels": [16, 32, 32], "decoder_in_channels": [32, 32, 32]},
+            **SIDES,
             "anchor_image_size": None,
         },
         model="RTDetrForObjectDetection",
@@ -100,6 +104,63 @@ PARTS = [
             **{**TEXT, "coordinate_size": 10, "shape_size": 12, "input_size": 32, "patch_size": 8},
             **{"max_2d_position_embeddings": 1024, "rel_pos_bins": 8, "max_rel_pos": 16},
             **{"rel_2d_pos_bins": 8, "max_rel_2d_pos": 16, "bos_token_id": 1, "eos_token_id": 2},
+        },
+    ),
+    image(
+        "rt_detr_v2",
+        "RTDetrV2",
+        "sinusoidal",
+        {
+            **{**DETR, **SIDES, "anchor_image_size": None},
+            "backbone_config": {**RESNET, **LEVELS, "model_type": "rt_detr_resnet"},
+        },
+        model="RTDetrV2ForObjectDetection",
+    ),
+    image(
+        "vitpose",
+        "VitPose",
+        "learned",
+        {"backbone_config": {**IMAGE, "model_type": "vitpose_backbone", "image_size": [32, 32], "patch_size": [8, 8]}},
+        model="VitPoseForPoseEstimation",
+    ),
+    image(
+        "mgp_str",
+        "Mgpstr",
+        "learned",
+        {**IMAGE, "image_size": [32, 64], "num_bpe_labels": 50, "num_wordpiece_labels": 60},
+        model="MgpstrForSceneTextRecognition",
+    ),
+    image("bit", "Bit", "none", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "num_groups": 4}),
+    image(
+        "segformer_segmentation",
+        "Segformer",
+        "convolution",
+        {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 2]}
+        | {"decoder_hidden_size": 32, "image_size": 32},
+        model="SegformerForSemanticSegmentation",
+    ),
+    image(
+        "parakeet_ctc",
+        "ParakeetCTC",
+        "xl",
+        {"vocab_size": 32, "pad_token_id": 0, "encoder_config": PARAKEET},
+        model="ParakeetForCTC",
+        kind="features",
+    ),
+    encoder(
+        "clip_text",
+        "CLIPText",
+        "learned",
+        {**TEXT, "eos_token_id": 2, "projection_dim": 32},
+        model="CLIPTextModelWithProjection",
+    ),
+    multimodal(
+        "qwen3_vl_moe",
+        "Qwen3VLMoe",
+        "rope",
+        {
+            "text_config": {**HEADED, **EXPERTS, "rope_parameters": SECTIONS},
+            "vision_config": {**TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
         },
     ),
 ]

@@ -182,9 +182,10 @@ def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Di
     if main not in _SHAPES and isinstance(getattr(model, "encoder", None), nn.Module):  # a model of two models
         encoder: Any = model.encoder
         main, config = str(encoder.main_input_name), encoder.config
-    if main not in _SHAPES or not takes(model, main):
-        read = main if main not in _SHAPES else next(iter(inspect.signature(model.forward).parameters))
-        raise RequestError(f"{type(model).__name__} reads {read}: only models of {', '.join(_SHAPES)} are exported.")
+    if not takes(model, main):  # some classes have the default name
+        main = next(iter(inspect.signature(model.forward).parameters))
+    if main not in _SHAPES:
+        raise RequestError(f"{type(model).__name__} reads {main}: only models of {', '.join(_SHAPES)} are exported.")
     inputs = {main: _SHAPES[main](config, folder)}
     if main == "input_ids":
         if takes(model, "attention_mask"):

@@ -201,6 +201,13 @@ def _token(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     return (value,) if is_whole(value) and 0 <= value < MOST_TOKENS else ()
 
 
+_LENGTHS = (
+    *("max_target_positions", "max_text_positions", "max_decoder_position_embeddings"),
+    *("max_position_embeddings", "n_positions", "max_seq_len"),
+)
+"""Settings with the number of positions. Those of decoders of encoder-decoders come first."""
+
+
 def trained_length(folder: Path) -> int | None:
     """The number of positions that the model (or the decoder of an encoder-decoder) was trained for, by config.json.
 
@@ -208,7 +215,7 @@ def trained_length(folder: Path) -> int | None:
     """
     config = read_config(folder / "config.json") or {}
     for data in (config, text_part(config)):
-        for name in ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"):
+        for name in _LENGTHS:
             if is_whole(data.get(name)) and data[name] > 0:
                 return int(data[name])
     return None

@@ -218,6 +218,11 @@ HEADS: dict[str, tuple[dict[str, Any], str]] = {
         {"encoder_hidden_size": 4, "decoder_hidden_size": 8, "downsampling_ratios": [2, 2], "n_codebooks": 2},
         "gives loss, audio_values, .* and a file has one of",
     ),
+    "Gemma4VisionModel": (
+        {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4}
+        | {"num_key_value_heads": 2},
+        "needs pixel_position_ids too, which a file has no input for",
+    ),
     "BertForMultipleChoice": ({**SMALL, "hidden_size": 8}, "chooses between several texts"),
     "BartForSequenceClassification": ({**SMALL_BOTH, "vocab_size": 16}, "looks for the last </s> of each text"),
 }

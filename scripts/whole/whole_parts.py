@@ -106,6 +106,18 @@ PARTS = [
             **{"rel_2d_pos_bins": 8, "max_rel_2d_pos": 16, "bos_token_id": 1, "eos_token_id": 2},
         },
     ),
+    encoder(
+        "speecht5",
+        "SpeechT5",
+        "relative keys",
+        {
+            **{**SPEECH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
+            **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_text_positions": 64},
+        },
+        model="SpeechT5ForSpeechToText",
+        kind="seq2seq",
+        sites=6,
+    ),
     image(
         "rt_detr_v2",
         "RTDetrV2",

@@ -52,6 +52,8 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
             yield Draft(f"{keys} tokens", 1, shorter(spec, 1, keys), 0, 0, keys, "offset")
             if spec.kv_cache:
                 yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
+        if keys > 1 and spec.padding_mask and not spec.cross:
+            yield from _hidden_window(spec, keys)
         if keys > 1 and spec.kv_cache:  # queries on both sides of the place where the oldest keys go out of sight
             yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
             for past in (keys - 1, keys):  # one token that sees the oldest key, or just doesn't any longer
@@ -62,6 +64,16 @@ def block_sizes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[
                 yield Draft(f"prompt past {keys} keys", 1, seq, 0, 0, 1, "near", values="oldest")
     for edge in spec.position_edges():
         yield from _around(spec, edge, edge + int(rng.integers(edge + 1)))
+
+
+def _hidden_window(spec: Spec, keys: int) -> Iterator[Draft]:
+    """Padding after a few first keys that is longer than a window: its queries see no key, though there are older
+    ones."""
+    more = 12 + keys // 8
+    if spec.kv_cache:
+        yield Draft(f"padding past {keys} keys", 1, 3, keys + more, 2, 1, "near", "few first")
+    if keys <= WHOLE and shorter(spec, 1, keys + more) == keys + more:
+        yield Draft(f"padding past {keys} tokens", 1, keys + more, 0, 2, 1, "near", "few first")
 
 
 def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:

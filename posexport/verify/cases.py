@@ -152,7 +152,8 @@ def _case(
 ) -> Iterator[Case]:
     """The case of a draft; none if bounds make its sizes and kinds those of an earlier case."""
     sizes, before = _sizes(draft, spec, rng, bounds, form)
-    kinds = (draft.positions if isinstance(draft.positions, str) else draft.name, draft.padding, draft.values)
+    padding = draft.padding if spec.padding_mask else None
+    kinds = (draft.positions if isinstance(draft.positions, str) else draft.name, padding, draft.values)
     if (key := (*sizes.items(), int(before.max()), *kinds)) in turns.seen:
         return
     turns.seen.add(key)

@@ -39,7 +39,7 @@ from posexport.verify.draft import (
 )
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
-from posexport.verify.few_tokens import along_weights, far_rows, magnitudes, squares
+from posexport.verify.few_tokens import along_weights, far_rows, far_starts, magnitudes, no_keys, squares
 from posexport.verify.over_keys import CACHED, LONG, USUAL_CACHED, over_keys
 from posexport.verify.plain import large_chunks, plain, wide_batches, wide_buffers, wide_cross
 from posexport.verify.reach import Reach
@@ -91,7 +91,8 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     """
     own = (_lengths, _between, over_keys, block_sizes, _hiding, _alone)
     groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
-    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in (*groups, wide_batches)):
+    more = (wide_batches, far_starts, no_keys)
+    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in (*groups, *more)):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:

@@ -48,6 +48,12 @@ NEARBY, COMPANY = 0.3, 0.5
 The first is how often no row has far positions; the second is how often a row may have no key at all.
 """
 
+FEW_SEEN, LONG_BATCH = 8, 512
+"""The keys that padding leaves in a short row at least, and the keys from which on mixed batches have one such row.
+
+These are batches of two or three rows; larger ones have most kinds of padding.
+"""
+
 ALL_ROWS = "all rows"
 """A kind of positions, and of padding, that is drawn once for all rows of a batch, like the beams of one prompt.
 
@@ -323,6 +329,11 @@ def _long_left(rng: np.random.Generator, length: int, cached: int) -> Array:
     return np.arange(length) >= min(int(rng.integers(length // 2, max(length * 9 // 10, length // 2 + 1))), length - 1)
 
 
+def _few_first(rng: np.random.Generator, length: int, cached: int) -> Array:
+    """Only a few keys at the beginning of a row are seen: up to eight, in long rows up to a sixteenth of them."""
+    return np.arange(length) < int(max(min(FEW_SEEN, length), length // 16, 1) ** rng.random())
+
+
 PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "none": lambda rng, length, cached: np.ones(length, bool),
     "left": _left,
@@ -334,6 +345,8 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "middle": _middle_run,
     "holes": lambda rng, length, cached: rng.random(length) < rng.uniform(0.2, 0.9),
     "few holes": lambda rng, length, cached: rng.random(length) < 0.97,
+    "few first": _few_first,
+    "few last": lambda rng, length, cached: _few_first(rng, length, cached)[::-1],
     "one": lambda rng, length, cached: np.arange(length) == rng.integers(length),
     "anew": lambda rng, length, cached: np.arange(length) >= cached,
     "all": lambda rng, length, cached: np.zeros(length, bool),
@@ -365,6 +378,8 @@ def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: 
     if kind == "mixed":
         known = [*PADDING] if rng.random() < COMPANY else [each for each in PADDING if each != "all"]
         kinds = rng.permutation(known).tolist()
+        if len(lengths) in (2, 3) and lengths.max() >= LONG_BATCH:
+            kinds[int(rng.integers(len(lengths)))] = str(rng.choice(("few first", "few last")))
     elif kind == "last row":
         kinds = ["none"] * (len(lengths) - 1) + ["all"]
     for row, (length, before) in enumerate(zip(lengths, cached, strict=True)):

@@ -12,10 +12,15 @@ from functools import partial
 
 import numpy as np
 
+from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.draft import Draft, band_between, few_cached, size_between
+from posexport.verify.draws import At, position_end
 from posexport.verify.reach import Reach
 from posexport.verify.values import SIZES
+
+FIRST_OCTAVE = 11
+"""Rows far out begin in each octave from this power of two on; other inputs have enough smaller positions."""
 
 BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
 """Rows of a batch, from one number to another, and the most tokens that each row has."""
@@ -35,6 +40,33 @@ def far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         batch = size_between(rng, 2, 9)
         past = min(size_between(rng, 8, 60), few_cached(spec, batch))
         yield Draft(name, batch, 1, past, 3, size_between(rng, 2, 30), positions, "mixed")
+
+
+def far_starts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """One row at consecutive positions in each octave: a step over a cache, and in turn a chunk or a short prompt.
+
+    All tokens of a row lie in the octave, so that a fault between two far positions shows. Rows of other kinds begin
+    anywhere, or have tokens of several octaves.
+    """
+    if "position_ids" not in graph_inputs(spec) or spec.position_limits() is not None or spec.ordered:
+        return
+    kinds = itertools.cycle((("short chunk", 2, 7), ("short prompt", 8, 20)))
+    for octave in range(FIRST_OCTAVE, position_end(spec).bit_length() - 1):
+        steps = [("step", 1, 1)] if spec.kv_cache else []
+        for name, few, many in (*steps, next(kinds)):
+            seq = min(size_between(rng, few, many), reach.seq)
+            start = size_between(rng, 2**octave, 2 ** (octave + 1) - seq)
+            places = (start + np.arange(seq))[None, :, None].repeat(spec.position_axes, 2)
+            past = 0 if name == "short prompt" else min(size_between(rng, 2, 60), few_cached(spec, 1), reach.seq)
+            yield Draft(f"{name} from 2^{octave}", 1, seq, past, 2, size_between(rng, 2, 30), At(places))
+
+
+def no_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """One row without a key: a step, a chunk and a prompt."""
+    if spec.padding_mask:
+        for tokens, cached in (((1, 1), (5, 250)), ((2, 7), (8, 60)), ((8, 29), (0, 0))):
+            past = min(band_between(rng, *cached), few_cached(spec, 1)) if any(cached) else 0
+            yield Draft("no key", 1, size_between(rng, *tokens), past, 2, size_between(rng, 8, 300), "near", "all")
 
 
 def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

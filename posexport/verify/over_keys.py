@@ -81,6 +81,12 @@ The last number varies by a half.
 PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
 """The kinds of positions that steps and chunks of one row take in turn."""
 
+PADDING_PATTERN = ("left", "holes", "both", "few holes", "right", "few first", "few last", "none")
+"""The kinds of padding that they take in turn.
+
+Their number has no common factor with those of PATTERN and of values, so that each kind meets each other one.
+"""
+
 ROWS_PATTERN = (*[("mixed", "mixed")] * 5, ("mixed", ALL_ROWS), *[("mixed", "mixed")] * 5, (ALL_ROWS, "mixed"))
 """The kinds of positions and of padding that batches with a cache take in turn.
 
@@ -207,8 +213,8 @@ def _of_each_length(
     """Steps and chunks of each kind of rows with caches of each length, as far as they cost little."""
     size, late = partial(size_between, rng), longest_cache(spec, reach)
     patterns = itertools.cycle(ROWS_PATTERN)
-    positions = itertools.cycle(PATTERN)
-    padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
+    positions = itertools.cycle(rng.permutation(PATTERN).tolist())
+    padding = itertools.cycle(rng.permutation(PADDING_PATTERN).tolist())
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
     for (who, (widest, longest)), (what, few, more) in itertools.product(MOST.items(), TOKENS):

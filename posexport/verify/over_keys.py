@@ -213,8 +213,8 @@ def _of_each_length(
     """Steps and chunks of each kind of rows with caches of each length, as far as they cost little."""
     size, late = partial(size_between, rng), longest_cache(spec, reach)
     patterns = itertools.cycle(ROWS_PATTERN)
-    positions = itertools.cycle(rng.permutation(PATTERN).tolist())
-    padding = itertools.cycle(rng.permutation(PADDING_PATTERN).tolist())
+    positions: Iterator[str] = itertools.cycle(rng.permutation(PATTERN).tolist())
+    padding: Iterator[str] = itertools.cycle(rng.permutation(PADDING_PATTERN).tolist())
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
     for (who, (widest, longest)), (what, few, more) in itertools.product(MOST.items(), TOKENS):

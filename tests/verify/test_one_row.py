@@ -25,7 +25,7 @@ from posexport.verify.result import FAILED, PASSED
 
 DECODER = {"causal": True, "kv_cache": "concat", "padding_mask": True}
 SEEDS = range(2)
-WINDOW = 300
+WINDOW = 1000
 
 Corner = Callable[[Case], bool]
 
@@ -105,9 +105,11 @@ def _one_row(nodes: Nodes) -> str:
 
 
 def _blind_step(nodes: Nodes) -> str:
+    """A step of one row over a cache, without a key."""
     seen = nodes.op("ReduceMax", "attention_mask", keepdims=0)
     step = nodes.op("Equal", nodes.size("hidden_states", 1), nodes.const(1))
-    return nodes.all_of(_one_row(nodes), step, nodes.op("Equal", seen, nodes.const(0)))
+    cached = nodes.op("Greater", nodes.size("attention_mask", 1), nodes.const(1))
+    return nodes.all_of(_one_row(nodes), step, cached, nodes.op("Equal", seen, nodes.const(0)))
 
 
 def _far_chunk(nodes: Nodes) -> str:
@@ -117,12 +119,11 @@ def _far_chunk(nodes: Nodes) -> str:
 
 
 def _short_text(nodes: Nodes) -> str:
-    """Rows [batch, 1, 1] of 256 keys and more of which at most a sixteenth is seen, but more than one."""
+    """Rows [batch, 1, 1] of 1,000 keys and more of which at most a sixteenth is seen."""
     seen, keys = nodes.op("ReduceSum", "attention_mask", nodes.const([1])), nodes.size("attention_mask", 1)
-    several = nodes.op("Greater", seen, nodes.const(1))
     few = nodes.op("LessOrEqual", nodes.op("Mul", seen, nodes.const(16)), keys)
-    long = nodes.op("GreaterOrEqual", keys, nodes.const(256))
-    return nodes.op("Unsqueeze", nodes.all_of(several, few, long), nodes.const([2]))
+    some, long = nodes.op("Greater", seen, nodes.const(0)), nodes.op("GreaterOrEqual", keys, nodes.const(1000))
+    return nodes.op("Unsqueeze", nodes.all_of(some, few, long), nodes.const([2]))
 
 
 def _behind_a_window(nodes: Nodes) -> str:
@@ -142,8 +143,8 @@ def _behind_a_window(nodes: Nodes) -> str:
 FAULTS: dict[str, tuple[dict[str, object], Callable[[Nodes], str]]] = {
     "a step of one row without a key": ({}, _blind_step),
     "a chunk between two far positions": ({"padding_mask": False}, _far_chunk),
-    "long rows with a short text": ({}, _short_text),
-    "tokens behind a window of padding": ({"window": WINDOW}, _behind_a_window),
+    "long rows with a short text": ({"kv_cache": None}, _short_text),
+    "tokens behind a window of padding": ({"window": WINDOW, "kv_cache": None}, _behind_a_window),
 }
 
 
@@ -162,5 +163,5 @@ def test_a_planted_fault_fails(name: str, tmp_path: Path) -> None:
         plant(tmp_path, "sound", spec_of(**fields), lambda model: None),
         plant(tmp_path, "wrong", spec_of(**fields), mutate),
     ]
-    report = verify(made, runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 400})
+    report = verify(made, runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 1200})
     assert [each.state for each in report.verdicts] == [PASSED, FAILED]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from posexport.errors import RequestError
 from posexport.models.whole_both_ways import check_causal
+from posexport.models.whole_hidden_states import last_hidden_states
 from posexport.models.whole_masks import check_mask
 from posexport.spec.contract import split_layer
 
@@ -91,27 +92,6 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 def _held(value: Any) -> Any:
     return copy(value) if isinstance(value, dict | list) else None
-
-
-@contextmanager
-def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the hidden states that the model passes to its head, one for each run. The list is filled when the block
-    ends."""
-    states: list[Tensor] = []
-    module: Any = model
-    # some heads, such as those of OPT and of BART's decoder, call the decoder inside their base model themselves
-    bodies = {id(body): body for body in (module.get_decoder(), module.base_model)}.values()
-    found: list[list[Tensor]] = [[] for _ in bodies]
-    hooks = [
-        body.register_forward_hook(lambda _, __, made, into=into: into.append(made[0]))
-        for body, into in zip(bodies, found, strict=True)
-    ]
-    try:
-        yield states
-    finally:
-        states += next((each for each in reversed(found) if each), [])
-        for hook in hooks:
-            hook.remove()
 
 
 @attrs.frozen

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from posexport.errors import RequestError
 from posexport.models.image_size import GUESSED, image_size, of_pictures
 from posexport.models.pretrained import text_config
-from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, last_hidden_states, takes, unchanged
+from posexport.models.whole import BATCH, SEQUENCE, TRACED, Signature, takes, unchanged
+from posexport.models.whole_hidden_states import last_hidden_states
 
 OUTPUTS = (
     *("logits", "start_logits", "end_logits", "prediction_logits", "seq_relationship_logits"),

@@ -224,9 +224,8 @@ def _close(spec: Spec) -> list[str]:
 
 
 def steepness(spec: Spec) -> float:
-    """The most that a steep bias may change by from one position to the next; 0 if no bias is steep."""
-    most = max(layer.encoding.steepness(layer) for layer in spec.distinct_layers())
-    return most if most > STEEP else 0.0
+    """The most that a bias may change by from one position to the next; 0 without such a bias."""
+    return max(layer.encoding.steepness(layer) for layer in spec.distinct_layers())
 
 
 def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: Spec) -> Array:
@@ -239,7 +238,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         one = position_ids(str(rng.choice(("packed", "shuffled"))), rng, places[:1], spec)
         return np.repeat(one, len(places), axis=0)
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
-    near = [each for each in MIXED[::2] if not half or each in _close(spec) or not steepness(spec)]
+    near = [each for each in MIXED[::2] if not half or each in _close(spec) or steepness(spec) <= STEEP]
     mixed = near if half or (kind == "mixed" and rng.random() < NEARBY) else MIXED
     if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
         limit //= 3

@@ -1,4 +1,4 @@
-"""Padding with steep biases in half precision.
+"""Padding with biases by distance in half precision.
 
 Outputs of hidden tokens are compared too. If such a token sees only far keys, half precision has too few digits for its
 output. Then the token is not padding.
@@ -11,8 +11,11 @@ import numpy as np
 from posexport.spec.spec import Spec
 from posexport.verify.draws import Array, steepness
 
-FAINT = 100.0
-"""The largest bias of the nearest key that a hidden token sees. There fp16 has steps of 1/16, bf16 steps of a half."""
+FAINT = 32.0
+"""The largest bias of the nearest key that a hidden token sees.
+
+There fp16 has steps of 1/64 and bf16 steps of 1/8, to which operators round a bias that they take in the graph's dtype.
+"""
 
 
 def shown_where_keys_are_far(spec: Spec, mask: Array, before: Array, positions: Array) -> Array:

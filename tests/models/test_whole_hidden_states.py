@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from posexport.models.whole import last_hidden_states  # noqa: E402
+from posexport.models.whole_hidden_states import last_hidden_states  # noqa: E402
 
 SIZES = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 BART = {"vocab_size": 16, "d_model": 8, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}

@@ -123,7 +123,7 @@ def test_caches_of_a_wide_stack_stay_small_together() -> None:
     latest = max(drafts, key=lambda draft: draft.past)
     assert latest.name == "late step"
     numbers = sum(2 * 8 * 1024 * draft.batch * draft.past for draft in drafts if draft is not latest)
-    assert (ALL_CACHED + BANDS_CACHED) / 2 < numbers < 1.3 * (ALL_CACHED + BANDS_CACHED)
+    assert (ALL_CACHED + BANDS_CACHED) / 2 < numbers < 1.35 * (ALL_CACHED + BANDS_CACHED)
     small = small_spec("rope", **DECODER)
     assert max(draft.past for draft in corners(small, np.random.default_rng(0), default_reach(small))) == 2199
 
@@ -312,7 +312,7 @@ def test_in_half_precision_padding_leaves_no_query_with_far_keys_of_a_steep_bias
             if not row.all() and row.any():
                 hidden += 1
                 far = np.abs(places[~row][:, None] - places[row]).max(-1).min(1).max()
-                assert (slope or 0.25) * far < (1_100 if slope is None else 310), each.name
+                assert (slope or 0.25) * far < 110, each.name
     assert hidden > 20
 
 

@@ -327,6 +327,13 @@ def without_keys_of_others(signature: Signature, layers: Collection[int]) -> Sig
     )
 
 
+def several_codes(model: nn.Module, count: int) -> RequestError:
+    """Return the refusal of a model that reads several codes of sound for each token."""
+    return RequestError(
+        f"{type(model).__name__} reads {count} codes of sound for each token, and a file reads one: it is not exported."
+    )
+
+
 def decoder_of(
     model: nn.Module, dtype: torch.dtype, with_caches: bool = True, hidden: bool = False
 ) -> tuple[Decoder, Signature]:
@@ -335,10 +342,7 @@ def decoder_of(
     check_causal(model, with_caches)
     tables = model.get_input_embeddings()  # type: ignore[operator]
     if isinstance(tables, nn.ModuleList):
-        raise RequestError(
-            f"{type(model).__name__} reads {len(tables)} codes of sound for each token, and a file reads one: it is "
-            "not exported."
-        )
+        raise several_codes(model, len(tables))
     cached = _cached_by_layer(model) if with_caches else {}
     module = Decoder(model, cached or None, hidden)
     configuration: Any = model.config

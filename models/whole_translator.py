@@ -17,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.whole import BATCH, PAST, SEQUENCE, TOTAL, TRACED, Signature, fill, takes, unchanged
+from posexport.models.whole import (
+    BATCH,
+    PAST,
+    SEQUENCE,
+    TOTAL,
+    TRACED,
+    Signature,
+    fill,
+    several_codes,
+    takes,
+    unchanged,
+)
 from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
 
 SOURCE = "encoder_sequence"
@@ -116,10 +127,7 @@ def translator_of(
     whole: Any = model
     codes = getattr(whole.config, "delay_pattern", None)
     if codes is not None:
-        raise RequestError(
-            f"{type(model).__name__} reads {len(codes)} codes of sound for each token, and a file reads one: it is not "
-            "exported."
-        )
+        raise several_codes(model, len(codes))
     inputs = encoder_inputs(model, folder)
     if others := [name for name in inputs if not takes(encoder, name)]:
         raise RequestError(

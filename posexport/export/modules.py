@@ -32,7 +32,7 @@ from posexport.export.module_conversions import traced_conversions
 from posexport.export.traced import describe, name_values, translatable
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
-from posexport.rewrite.result import ALREADY, KEPT, site_record
+from posexport.rewrite.result import is_left, site_record
 from posexport.runtimes.module_values import Bound, bind, outputs_of, tensors_of
 from posexport.runtimes.trace_errors import tracing
 
@@ -63,7 +63,7 @@ class ExportedModule:
 
     def left(self) -> list[dict[str, Any]]:
         """The records of the attentions that are not in the form."""
-        return [one for one in self.attentions() if one["state"] == KEPT and one["reason"]["code"] != ALREADY]
+        return [one for one in self.attentions() if is_left(one)]
 
     def summary(self) -> str:
         """How attention is written, in words."""

@@ -45,7 +45,7 @@ from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
 from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.request import RewriteOptions
-from posexport.rewrite.result import ALREADY, KEPT, site_record
+from posexport.rewrite.result import is_left, site_record
 from posexport.rewrite.rewriter import Rewritten, rewrite_as
 from posexport.runtimes.tokens import trained_length
 
@@ -71,7 +71,7 @@ class ExportedModel:
 
     def left(self) -> list[Mapping[str, Any]]:
         """The records of the attentions that are not in the form."""
-        return [one for one in self.attentions if one["state"] == KEPT and one["reason"]["code"] != ALREADY]
+        return [one for one in self.attentions if is_left(one)]
 
 
 @attrs.frozen(kw_only=True)

@@ -80,7 +80,7 @@ class SymbolicShapes:
                 self._shapes[value] = self._of_graph_input(value, roles.get(value.name or ""))
         for value in flow.graph.initializers.values():
             if value in flow.constant and value.const_value is not None:
-                self._shapes[value] = tuple(Size(int(size)) for size in value.const_value.shape.numpy())
+                self._shapes[value] = _stored(value.const_value)
         for node in flow.graph:
             self._follow_bodies(node)
             computed = self._is_fixed(node)
@@ -108,16 +108,17 @@ class SymbolicShapes:
         del self.equal[equal:], self.met[met:]
 
     def _follow(self, body: ir.Graph) -> None:
+        """Find the shapes of values in a branch, and in the branches of its own nodes."""
         for value in body.initializers.values():
             if value.const_value is not None:
-                self._shapes[value] = tuple(Size(int(size)) for size in value.const_value.shape.numpy())
+                self._shapes[value] = _stored(value.const_value)
         for one in body:
             self._follow_bodies(one)
             for at, value in enumerate(one.outputs):
                 tensor = constant_of(value)
                 shape = shape_rules.of_output(self, one, at) if tensor is None else None
                 if tensor is not None:
-                    shape = tuple(Size(int(size)) for size in tensor.shape.numpy())
+                    shape = _stored(tensor)
                 if shape is not None:
                     self._shapes[value] = shape
 
@@ -265,7 +266,7 @@ class SymbolicShapes:
     def _of_output(self, node: ir.Node, at: int, value: ir.Value) -> Shape:
         tensor = constant_of(value)
         if tensor is not None:
-            return tuple(Size(int(size)) for size in tensor.shape.numpy())
+            return _stored(tensor)
         shape = shape_rules.of_output(self, node, at)
         if value in self._flow.constant:
             known = is_sequence(value) or (shape is not None and all(size.is_fixed for size in shape))
@@ -330,6 +331,11 @@ class SymbolicShapes:
             for letter, size in zip(part, shape, strict=True):
                 found.setdefault(letter, []).append(size)
         return found, letters[1]
+
+
+def _stored(tensor: ir.TensorProtocol) -> Shape:
+    """The shape of a stored tensor."""
+    return tuple(Size(int(size)) for size in tensor.shape.numpy())
 
 
 def _dimensions(value: ir.Value, rank: int, role: Role | None) -> list[Hashable]:

@@ -85,16 +85,17 @@ class RewriteResult:
     def left(self) -> list[Mapping[str, Any]]:
         """The attentions that are not in the requested form, or whose angles are not exact although that was asked
         for."""
-        return [
-            one
-            for one in self.attentions
-            if (one["state"] == KEPT and _code(one["reason"]) != ALREADY) or _has_angles_left(one)
-        ]
+        return [one for one in self.attentions if is_left(one) or _has_angles_left(one)]
 
     @property
     def is_complete(self) -> bool:
         """Whether all attention is in the form; False for a file without attention."""
         return bool(self.attentions) and not self.left
+
+
+def is_left(one: Mapping[str, Any]) -> bool:
+    """Whether the record of an attention says that it is not in the form."""
+    return one["state"] == KEPT and _code(one["reason"]) != ALREADY
 
 
 def _has_angles_left(one: Mapping[str, Any]) -> bool:

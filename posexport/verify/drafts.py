@@ -89,10 +89,11 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 
     Tables and single positions are always tried whole.
     """
-    own = (_lengths, _between, over_keys, block_sizes, _hiding, _alone)
-    groups = (*own, far_rows, magnitudes, plain, large_chunks, wide_buffers, wide_cross, along_weights, squares)
-    more = (wide_batches, far_starts, no_keys)
-    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in (*groups, *more)):
+    groups = (
+        *(_lengths, _between, over_keys, block_sizes, _hiding, _alone, far_rows, magnitudes, plain, large_chunks),
+        *(wide_buffers, wide_cross, along_weights, squares, wide_batches, far_starts, no_keys),
+    )
+    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:

@@ -30,6 +30,7 @@ from posexport.models.weights import TORCH_DTYPES, LazyWeights, bytes_of, weight
 from posexport.runtimes.base import Arrays
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
+from posexport.verify.result import ONLY_AS_A_WHOLE
 
 LARGEST = 1_000_000_000
 """The most bytes of weights of a graph that is written again to look inside it."""
@@ -124,7 +125,7 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str 
             not np.isfinite(np.asarray(have[name]).astype(np.float64)).all() for name in node.output if name in have
         ):
             return None, f"{_called(node)} is the first with values that are not finite, in the export too"
-    return None, "each of its values is right: the runtime is only wrong when it runs the whole graph"
+    return None, ONLY_AS_A_WHOLE
 
 
 def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float) -> str | None:

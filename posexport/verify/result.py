@@ -16,7 +16,7 @@ from posexport.artifact.authenticity import AS_ORIGINAL, NO_MANIFEST, TRUSTED
 from posexport.artifact.manifest import manifest_path
 from posexport.artifact.paths import check_artifact, find_artifacts
 from posexport.errors import Reason, RequestError
-from posexport.jsondata import OMITTED, unstructure
+from posexport.jsondata import omitted, unstructure
 from posexport.runtimes import Runtime
 from posexport.spec.fields import flag, integer, parsed, positive
 from posexport.verify.reach import Shown, read_reach
@@ -48,6 +48,9 @@ OTHER_TOKENS, NO_LOOP, NO_ENCODER = "other-tokens", "no-loop", "no-encoder"
 MISSING_OUTPUT, UNKNOWN_OUTPUT, WRONG_SHAPE, WRONG_DTYPE = "missing-output", "unknown-output", "shape", "dtype"
 NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "inconclusive", "property"
 """Codes of failed comparisons and verdicts."""
+
+ONLY_AS_A_WHOLE = "each of its values is right: the runtime is only wrong when it runs the whole graph"
+"""The place of a fault that shows in no node alone."""
 
 
 def _reason_fields(reason: Reason | None) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class Verdict:
     where: str | None = None
     departure: str | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
-    reference: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    reference: str | None = omitted(None)
     check: str = PARITY
     measured: str | None = None
     limit_text: str | None = None

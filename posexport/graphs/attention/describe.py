@@ -22,7 +22,7 @@ from posexport.graphs.attention.caches import cache_of, written_keys
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.embedded import embedded
 from posexport.graphs.attention.factors import factors_of, temperature
-from posexport.graphs.attention.further_angles import further_angles
+from posexport.graphs.attention.further_angles import further_angles, further_text
 from posexport.graphs.attention.head_count import traced_heads
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
@@ -235,7 +235,7 @@ class Describer:
             k = None if written is None else written.rotary
         for name, rotary, side in (("queries", q, attention.q), ("keys", k, attention.k)):
             if rotary is not None and further_angles(self.view.flow, self.view.probe, side):
-                reason = Reason(FURTHER, f"its {name} are also rotated by other angles, before or after this rotation")
+                reason = Reason(FURTHER, further_text(name))
                 return unknown("rotary", reason, layout=layout_of(rotary.pairs)), 0
         if q is not None and k is not None:
             key = ("rotary", _key(q), _key(k), attention.head_dim)

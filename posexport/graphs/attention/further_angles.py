@@ -17,6 +17,11 @@ _PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "MatMul
 """Operators that end the search above queries or keys. Products end it if their weights are fixed."""
 
 
+def further_text(name: str) -> str:
+    """What is said of queries or keys (`name`) with further angles."""
+    return f"its {name} are also rotated by other angles, before or after this rotation"
+
+
 def further_angles(flow: Dataflow, probe: Probe, side: Side) -> list[ir.Value]:
     """Numbers that act on queries or keys outside of their recognised rotations and may be angles.
 

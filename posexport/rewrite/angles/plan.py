@@ -18,7 +18,7 @@ import onnx_ir as ir
 from posexport.errors import Reason
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.caches import written_keys
-from posexport.graphs.attention.further_angles import further_angles
+from posexport.graphs.attention.further_angles import further_angles, further_text
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.rotary import AngleSource, Rotary
@@ -115,7 +115,7 @@ class Planner:
             return Reason(UNKNOWN, f"only its {'queries' if queries else 'keys'} are known to be rotated")
         for name, side in (("queries", attention.q), ("keys", attention.k)):
             if further_angles(self._view.flow, self._view.probe, side):
-                return Reason(ELSEWHERE, f"its {name} are also rotated by other angles, before or after this rotation")
+                return Reason(ELSEWHERE, further_text(name))
         if owner is not None:
             self.owners[attention.name] = owner
         turnings = []

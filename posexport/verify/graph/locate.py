@@ -30,7 +30,7 @@ from posexport.verify.graph.outputs import selected, token_axes
 from posexport.verify.graph.parity import Expected, compare, tolerance_of
 from posexport.verify.graph.reference import evaluate
 from posexport.verify.graph.truth import converted
-from posexport.verify.result import FAILED
+from posexport.verify.result import FAILED, ONLY_AS_A_WHOLE
 
 if TYPE_CHECKING:
     from posexport.verify.graph.job import GraphJob
@@ -105,9 +105,7 @@ class _Search:
             how = self._departs(node, have, exact, own)
             if how is not None:
                 return f"{_called(node)} is the first whose output differs from float64: {how}"
-        return self._halving(nodes, exact, own) or (
-            "each of its values is right: the runtime is only wrong when it runs the whole graph"
-        )
+        return self._halving(nodes, exact, own) or ONLY_AS_A_WHOLE
 
     def _halving(self, nodes: list[ir.Node], exact: Arrays, own: Arrays) -> str | None:
         """The first node that departs if only its outputs are added to the graph's, so that other nodes are fused.

@@ -71,10 +71,10 @@ def evidence_of(
     attentions: Sequence[Attention],
     cases: Sequence[DrawnInputs],
     *,
-    shared: bool = False,
+    buffers: Sequence[str] = (),
     shapes_on: ShapesOn | None = None,
 ) -> dict[str, Evidence]:
-    """The evidence for each site, by name. `shared`: the caches of `after` are buffers.
+    """The evidence for each site, by name. `buffers` are the inputs of `after` that are caches of a fixed length.
 
     With `shapes_on`, which gives the shapes on other inputs if it knows them, the values that features replace need not
     be computed. Sites may then differ on inputs that the model as a whole doesn't take; such inputs don't count.
@@ -102,7 +102,8 @@ def evidence_of(
             expected, seen = _expected(old, arrays | features, overrides, attentions)
         except RequestError:
             continue  # the model itself takes no such inputs
-        inputs = _inputs(after, case, attentions, shared) | features
+        given = buffered(case, buffers, after) if buffers else case.arrays
+        inputs = to_tensors(given) | features
         tried = {attention.name: Evidence() for attention in attentions}
         for attention in attentions:
             evidence = tried[attention.name]
@@ -154,17 +155,6 @@ def _expected(
 
     evaluator.run(inputs, [*(wanted | logits)], overrides=overrides, see=note)
     return found, seen
-
-
-def _inputs(
-    model: ir.Model, case: DrawnInputs, attentions: Sequence[Attention], shared: bool
-) -> dict[str, torch.Tensor]:
-    """The inputs of the rewritten graph."""
-    arrays = case.arrays
-    if shared:
-        pasts = {side.cache.name: None for one in attentions for side in (one.k, one.v) if side.cache is not None}
-        arrays = buffered(case, pasts, model)
-    return to_tensors(arrays)
 
 
 def _outputs(attention: Attention) -> list[str]:

@@ -26,7 +26,6 @@ from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.files import check_target, protect, staged
 from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.describe import POSITIONS, ROTATION, Describer, undescribed
-from posexport.graphs.axes import SLOTS
 from posexport.graphs.branches import has_branches, most_of_few
 from posexport.graphs.cases import cases_of, of_more_queries, without_keys
 from posexport.graphs.expand import domain_of
@@ -43,6 +42,7 @@ from posexport.rewrite.in_form import operator_of
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, RewriteResult, block_of, rounded, site_record
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
+from posexport.rewrite.shared_cache import grown_caches
 from posexport.rewrite.whole import whole_evidence
 
 
@@ -148,7 +148,7 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     originals differ on purpose.
     """
     roles = rewritten.roles
-    buffers = [name for name, role in roles.items() if role.kind == "past" and SLOTS not in role.axes]
+    buffers = grown_caches(roles) if options.kv_cache is not None else ()
     views = [(site.view, site.attention.name) for site in rewritten.sites if site.state == REWRITTEN]
     operators = [operator_of(view, name) for view, name in views if view is not None]
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
@@ -158,9 +158,7 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
         few = max(few, WHOLE)  # up to which many queries may be one block
     own = (*(without_keys(roles) if told else ()), *of_more_queries(few))
     cases = cases_of(roles, options.seed, own=own)
-    evidence = whole_evidence(
-        rewritten.original, rewritten.model, cases, buffers if options.kv_cache is not None else (), few
-    )
+    evidence = whole_evidence(rewritten.original, rewritten.model, cases, buffers, few)
     if evidence.problem is None:
         error = None if evidence.untested is not None else rounded(evidence.error)
         return rewritten, WholeGraph(error=error, cases=evidence.cases, untested=evidence.untested, left=evidence.left)

@@ -15,7 +15,7 @@ from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.recognise import narrower
-from posexport.graphs.axes import SLOTS
+from posexport.graphs.axes import PAST, SLOTS
 from posexport.graphs.cases import cases_of, without_keys
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
@@ -29,7 +29,7 @@ from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.opset import converted
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, NOT_CHOSEN, REWRITTEN
-from posexport.rewrite.shared_cache import OtherReader
+from posexport.rewrite.shared_cache import grown_caches, joint_of
 from posexport.rewrite.surgery import lower, values_read, write_sites
 from posexport.spec.forms import FORMS, TARGETS
 
@@ -106,11 +106,12 @@ def rewrite_model(
             reasons[one.name] = one.reason
         elif only and one.name not in only:
             reasons[one.name] = Reason(NOT_CHOSEN, "--only names others")
-        elif not (called or (shared and one.k.cache is not None)) and is_in_form(view, one, form, target):
+        elif not (called or shared) and is_in_form(view, one, form, target):
             reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
         else:
             chosen.append(one)
-    unusable = _unusable_cache(view, chosen) if shared else None
+    buffers = grown_caches(view.roles) if shared else []
+    unusable = _unusable_cache(view, buffers) if shared else None
     if unusable is not None:
         reasons |= dict.fromkeys((one.name for one in chosen), unusable)
         chosen = []
@@ -122,10 +123,6 @@ def rewrite_model(
         if refused:
             told = {name: _refusal(error) for name, error in refused.items()}
             reasons = told | reasons  # the reasons of what was tried first count
-            if any(isinstance(error, OtherReader) for error in refused.values()):
-                reasons = dict.fromkeys((one.name for one in chosen), _others_left(next(iter(refused)))) | reasons
-                chosen = []
-                break
             chosen = _narrowed(view, chosen, refused, keep=False) if not shared else _without(chosen, refused)
             continue
         absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
@@ -134,7 +131,7 @@ def rewrite_model(
             live(base, kept)
             expand(base, view.operator_shapes, absorbed)
             after, _ = _written(view, base, chosen, form, target, shared)
-        evidence |= evidence_of(before, after, chosen, cases, shared=shared, shapes_on=view.shapes_on)
+        evidence |= evidence_of(before, after, chosen, cases, buffers=buffers, shapes_on=view.shapes_on)
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
             break
@@ -143,13 +140,8 @@ def rewrite_model(
             chosen = _narrowed(view, chosen, wrong, keep=True)
             continue
         reasons |= {name: _disagreement(evidence[name]) for name in wrong}
-        if shared:  # a graph has buffers or grown caches, not both
-            break
         chosen = _without(chosen, wrong)
     done = {one.name for one in chosen}
-    if shared and not done.isdisjoint(reasons):
-        reasons = dict.fromkeys(done, _others_left(next(name for name in done if name in reasons))) | reasons
-        done = set()
     sites = tuple(
         SiteResult(
             attention=one,
@@ -225,31 +217,20 @@ def _has_buffers(view: View) -> bool:
     return bool(pasts) and all(SLOTS in role.axes for role in pasts)
 
 
-def _unusable_cache(view: View, chosen: Sequence[Attention]) -> Reason | None:
-    """Why no cache can be a buffer, None if all can: a cache belongs to no recognised attention.
-
-    RequestError if the graph has no cache that grows, or one of an attention that is not chosen.
-    """
-    caches = {cache for one in chosen for cache in _caches(one)}
-    others = [name for name, role in view.roles.items() if role.kind == "past" and name not in caches]
-    owners = {cache: one.name for one in view.attentions if isinstance(one, Attention) for cache in _caches(one)}
-    if others and others[0] in owners:
-        raise RequestError(
-            f"--kv-cache shared makes buffers of all caches, and {shown(others[0])} belongs to "
-            f"{shown(owners[others[0]])}, which --only leaves out: choose all attention that has caches, or drop "
-            "--kv-cache."
-        )
-    if others:
-        text = "is no cache [batch, heads, tokens, size] of an attention that reads its keys as they are"
-        return Reason("others-left", f"caches are buffers in all attentions or in none, and {shown(others[0])} {text}")
+def _unusable_cache(view: View, caches: Sequence[str]) -> Reason | None:
+    """Why these caches can't become buffers; None if they can. RequestError if there are none."""
     if not caches:
         raise RequestError("--kv-cache shared makes buffers of caches, and the graph has none that grows: drop it.")
+    values = {value.name: value for value in view.model.graph.inputs}
+    read = [side.cache for one in view.attentions if isinstance(one, Attention) for side in (one.k, one.v)]
+    presents = {cache.name: cache.present for cache in read if cache is not None}
+    for name in caches:
+        joint = joint_of(values[name])
+        grows = joint is not None and presents.get(name, joint.outputs[0]) is joint.outputs[0]
+        if not grows or view.roles[name].axes[2:3] != (PAST,):
+            text = f"no Concat appends new tokens to {shown(name)} [batch, heads, tokens, size]"
+            return Reason("cache-kind", f"{text}, and caches are buffers all together or not at all")
     return None
-
-
-def _caches(one: Attention) -> list[str]:
-    """The names of the caches that an attention reads."""
-    return [side.cache.name for side in (one.k, one.v) if side.cache is not None]
 
 
 def _written(
@@ -280,14 +261,8 @@ def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], for
     )
 
 
-def _others_left(name: str) -> Reason:
-    return Reason("others-left", f"caches are buffers in all attentions or in none, and {name} is left")
-
-
 def _refusal(error: RequestError) -> Reason:
     text = str(error).rstrip(".")
-    if isinstance(error, OtherReader):
-        return Reason("cache-readers", text)
     return Reason("rows", text) if isinstance(error, LengthsApart) else Reason("form", text)
 
 

@@ -15,15 +15,20 @@ import attrs
 import numpy as np
 import onnx_ir as ir
 
+from posexport.custom_ops import cached_keys
 from posexport.errors import RequestError, shown
-from posexport.graphs.attention.attention import Attention
-from posexport.graphs.axes import BATCH, PAST, SEQ, TOTAL
+from posexport.graphs.attention.layouts import Layout
+from posexport.graphs.axes import BATCH, PAST, SEQ, SLOTS, TOTAL
 from posexport.graphs.draw import DrawnInputs
-from posexport.graphs.function_bodies import DOMAIN, free_name
+from posexport.graphs.function_bodies import free_name
 from posexport.graphs.node_arguments import is_copy
-from posexport.graphs.nodes import Nodes
+from posexport.graphs.nodes import Nodes, to_tokens
 from posexport.graphs.roles import Role
 from posexport.rewrite.site import SharedCache
+from posexport.rewrite.writing import Shaped, Writing
+
+HEADS_FIRST = Layout(groups=("b", "h", "s", "d"))
+"""The layout of caches."""
 
 LENGTH_INPUT = "past_sequence_length"
 BUFFER_DIM = "max_sequence_length"
@@ -92,70 +97,78 @@ def shared_cache(nodes: Nodes, lengths: Lengths, past: ir.Value) -> SharedCache:
     return SharedCache(write_indices=nodes.one("Expand", lengths.past, lengths.batch), length=nodes.length(past, 2))
 
 
-class OtherReader(RequestError):
-    """A cache that something besides its attention reads, so that no cache can be shared."""
+def grown_caches(roles: Mapping[str, Role]) -> list[str]:
+    """The names of the inputs that are caches without a fixed length."""
+    return [name for name, role in roles.items() if role.kind == "past" and SLOTS not in role.axes]
 
 
-def check_own(attention: Attention, presents: Collection[ir.Value]) -> None:
-    """OtherReader if keys or values are one of these caches, but not the attention's own: a buffer has places without
-    keys."""
-    for side in (attention.k, attention.v):
-        value: ir.Value | None = side.source.value if side.cache is None else None
-        while value is not None and value not in presents:
-            node = value.producer()
-            value = node.inputs[0] if node is not None and node.op_type in _LAYOUTS else None
-        if value is not None:
-            name = shown(value.name or "")
-            raise OtherReader(f"it reads {name}, the cache of another attention, which can't be shared then.")
+def joint_of(cache: ir.Value) -> ir.Node | None:
+    """The Concat that appends new keys or values [B, K, S, D] to a cache [B, K, P, D], and whose result is an output of
+    the graph; None if there is none."""
+    for node, at in cache.uses():
+        if is_copy(node):
+            found = joint_of(node.outputs[0])
+        else:
+            appends = node.op_type == "Concat" and len(node.inputs) == 2 and at == 0
+            appends = appends and node.attributes["axis"].as_int() in (2, -2)
+            found = node if appends and _is_returned(node.outputs[0]) else None
+        if found is not None:
+            return found
+    return None
 
 
-_LAYOUTS = {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast"}
+def _is_returned(value: ir.Value) -> bool:
+    """Whether a value, or a copy of it, is an output of the graph."""
+    return value.is_graph_output() or any(is_copy(node) and _is_returned(node.outputs[0]) for node, _ in value.uses())
 
 
-def redirect(
-    model: ir.Model, attentions: Sequence[Attention], nodes: Nodes, lengths: Lengths
-) -> dict[str, RequestError]:
-    """Make readers of the length of a cache read P or P + S.
+def append(writing: Writing, lengths: Lengths, cache: ir.Value, heads: int, dim: int) -> tuple[str, ir.Value]:
+    """Write what is appended to `cache` [B, heads, P, dim] into a buffer: the name of `present`, and its new value."""
+    joint, nodes = joint_of(cache), writing.nodes
+    assert joint is not None and joint.inputs[1] is not None
+    new = to_tokens(nodes, joint.inputs[1], HEADS_FIRST, heads, dim)
+    new.type = cache.type
+    inputs: list[Shaped] = [
+        (cache, ("batch", heads, "past", dim)),
+        (new, ("batch", "seq", heads * dim)),
+        (nodes.one("Expand", lengths.past, lengths.batch), ("batch",)),
+    ]
+    return joint.outputs[0].name or "", writing.call(cached_keys, inputs, {"num_kv_heads": heads})[0]
 
-    Returns an OtherReader by the name of each attention whose cache something else reads: the model is then unusable.
-    The sites must be in the graph, but not lowered; `nodes` are theirs, and new ones are added.
+
+def redirect(model: ir.Model, caches: Iterable[tuple[str, str]], nodes: Nodes, lengths: Lengths) -> None:
+    """Make readers of caches, given as names of `past` and `present`, read their first P or P + S places only.
+
+    Readers of their shape read these lengths. The sites must be in the graph, but not lowered; `nodes` are theirs, and
+    new ones are added.
     """
     values = {value.name: value for value in model.graph.inputs}
     values |= {value.name: value for node in model.graph for value in node.outputs}
-    new, added = {*nodes.nodes}, len(nodes.nodes)
-    refused: dict[str, RequestError] = {}
-    for attention in attentions:
-        for side in (attention.k, attention.v):
-            if side.cache is None:
-                continue
-            for name, length in ((side.cache.name, lengths.past), (side.cache.present.name, lengths.total)):
-                reader = _redirect(values[name], length, nodes, new)
-                if reader is not None:
-                    text = f"{reader.op_type} {shown(reader.name or '')} reads its cache {shown(name)} too"
-                    refused[attention.name] = OtherReader(f"{text}, which can't be shared then.")
-            for name in (side.cache.name, side.cache.present.name):
-                value = values[name]
-                if value.shape is not None:
-                    value.shape = ir.Shape([BUFFER_DIM if axis == 2 else dim for axis, dim in enumerate(value.shape)])
+    own, added = {*nodes.nodes}, len(nodes.nodes)
+    for past, present in caches:
+        _redirect(values[past], lengths.past, nodes, own)
+        _redirect(values[present], lengths.total, nodes, ())
     model.graph.extend(nodes.nodes[added:])
-    model.graph.sort()
-    return refused
 
 
-def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]) -> ir.Node | None:
-    """Make nodes that read the shape of a buffer read that of its first `length` places. Returns a node that reads
-    more."""
-    reader = None
-    for node in [use.node for use in value.uses()]:
-        if node.domain == DOMAIN or node in new:
+def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, own: Collection[ir.Node]) -> None:
+    """Make nodes that read a buffer read its first `length` places, except those that write into it (`own`)."""
+    part = None
+    if value.shape is not None:
+        value.shape = ir.Shape([BUFFER_DIM if axis == 2 else dim for axis, dim in enumerate(value.shape)])
+    for node, at in [*value.uses()]:
+        if node in own:
             continue
         if is_copy(node):
-            reader = reader or _redirect(node.outputs[0], length, nodes, new)
+            _redirect(node.outputs[0], length, nodes, own)
         elif node.op_type == "Shape":
             _give_shape(node, value, length, nodes)
         else:
-            reader = reader or node
-    return reader
+            if part is None:
+                part = nodes.one("Slice", value, nodes.constant([0]), length, nodes.constant([2]))
+                if value.shape is not None:
+                    part.shape = ir.Shape([None if axis == 2 else dim for axis, dim in enumerate(value.shape)])
+            node.replace_input_with(at, part)
 
 
 def _give_shape(node: ir.Node, value: ir.Value, length: ir.Value, nodes: Nodes) -> None:

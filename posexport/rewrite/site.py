@@ -21,8 +21,7 @@ from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.layouts import snapped
 from posexport.graphs.axes import PAST, SEQ, TOTAL
-from posexport.graphs.function_bodies import Functions
-from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
+from posexport.graphs.nodes import from_tokens, to_tokens
 from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
 from posexport.rewrite.added import Added, BiasWriter
@@ -53,18 +52,11 @@ class Site:
 
 
 class SiteWriter:
-    """Writes attention of a `view` into a graph. `dtypes` has the dtype of each value that is read or replaced."""
+    """Writes attention of a `view` into a graph. `writing` has the dtype of each value that is read or replaced."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        functions: Functions,
-        values: Mapping[str, ir.Value],
-        dtypes: Mapping[str, ir.DataType],
-        view: View,
-    ) -> None:
-        self._nodes, self._functions, self._dtypes = nodes, functions, dtypes
-        self._writing = Writing(nodes=nodes, functions=functions, values=values, dtypes=dtypes)
+    def __init__(self, writing: Writing, view: View) -> None:
+        self._nodes, self._functions, self._dtypes = writing.nodes, writing.functions, writing.dtypes
+        self._writing = writing
         self._view, self._shapes = view, view.probe.shapes
         self._totals, self._pasts = (_lengths_of(view, axis) for axis in (TOTAL, PAST))
 

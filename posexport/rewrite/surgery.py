@@ -9,14 +9,16 @@ from onnx_ir.passes import common
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.heads import Cache
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
 from posexport.rewrite.key_lengths import circular, move_lengths
 from posexport.rewrite.number_types import operands, turned_values
-from posexport.rewrite.shared_cache import check_own, lengths_of, redirect, shared_cache
+from posexport.rewrite.shared_cache import append, grown_caches, lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
+from posexport.rewrite.writing import Writing
 
 _CIRCULAR = "its inputs depend on its own output."
 """The reason why a site can't be written."""
@@ -29,31 +31,20 @@ def values_of(model: ir.Model) -> dict[str, ir.Value]:
     return values | {value.name or "": value for node in graph for value in node.outputs}
 
 
-def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
-    """Add the new nodes to the graph, replace the old values by theirs, and remove what is unused then.
-
-    RequestError if they depend on their own outputs.
-    """
+def put(model: ir.Model, replaced: Iterable[Mapping[str, ir.Value]], nodes: Nodes) -> list[ir.Value]:
+    """Add the new nodes to the graph, and put new values in the places of old ones, which are given by name and
+    returned."""
     values = values_of(model)
     model.graph.extend(nodes.nodes)
-    replaced: list[ir.Value] = []
-    done: set[str] = set()  # several attentions may read the same keys
-    for site in sites:
-        for name, new in site.replaced.items():
-            if name in done:
-                continue
-            done.add(name)
-            old = values[name]
-            replaced.append(old)
+    before: dict[str, ir.Value] = {}  # several attentions may read the same keys
+    for name, new in ((name, new) for site in replaced for name, new in site.items()):
+        if name not in before:
+            old = before[name] = values[name]
             new.shape, new.type = old.shape, old.type or new.type
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
             old.name = f"{PREFIX}/old/{name}"
             new.name = name
-    remove_unused(model, [*replaced, *(value for node in nodes.nodes for value in node.outputs)])
-    try:
-        model.graph.sort()
-    except ValueError:  # a circle
-        raise RequestError(_CIRCULAR) from None
+    return [*before.values()]
 
 
 def remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
@@ -128,7 +119,7 @@ def _attributes_key(attributes: Mapping[str, ir.Attr]) -> object:
 def write_sites(
     view: View, model: ir.Model, attentions: Sequence[Attention], functions: Functions, *, shared: bool
 ) -> dict[str, RequestError]:
-    """Write these attentions of `view` in `model`, a copy of its model; `shared` turns their caches into buffers.
+    """Write these attentions of `view` in `model`, a copy of its model; `shared` turns all caches into buffers.
 
     Returns the errors of those that the form can't express, by name; the model is then unusable.
     """
@@ -139,17 +130,15 @@ def write_sites(
     computed = [value for one in attentions for rotary in rotations(one) for value in turned_values(view.flow, rotary)]
     products = [value for one in attentions for value in (*operands(one), one.logits)]
     dtypes = view.dtypes([*read, *_replaced(attentions), *computed, *products])
-    writer = SiteWriter(nodes, functions, values, dtypes, view)
+    writing = Writing(nodes=nodes, functions=functions, values=values, dtypes=dtypes)
+    writer = SiteWriter(writing, view)
     lengths = lengths_of(model, view.roles, nodes) if shared else None
-    presents = {side.cache.present for one in attentions for side in (one.k, one.v) if side.cache is not None}
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
     for attention in attentions:
         cache = attention.k.cache
         buffer = None if lengths is None or cache is None else shared_cache(nodes, lengths, values[cache.name])
         try:
-            if lengths is not None:
-                check_own(attention, presents)
             sites.append(writer.write(attention, buffer))
         except RequestError as error:
             refused[attention.name] = error
@@ -166,11 +155,24 @@ def write_sites(
             refused[attention.name] = RequestError(_CIRCULAR)
     if refused:
         return refused
+    replaced = [site.replaced for site in sites]
+    caches = {cache.name: cache.present.name or "" for cache in _caches(attentions)}
+    if lengths is not None:
+        left = [name for name in grown_caches(view.roles) if name not in caches]  # no site writes into these
+        shapes = view.shapes(value for value in view.model.graph.inputs if value.name in left)
+        for name in left:
+            _, heads, _, dim = shapes[name]
+            caches[name], full = append(writing, lengths, values[name], heads, dim)
+            replaced.append({caches[name]: full})
+    before = put(model, replaced, nodes)
+    if lengths is not None:
+        redirect(model, caches.items(), nodes, lengths)
+    remove_unused(model, [*before, *(value for node in nodes.nodes for value in node.outputs)])
     try:
-        put(model, sites, nodes)
-    except RequestError as error:
-        return {attention.name: error for attention in attentions}
-    return {} if lengths is None else redirect(model, attentions, nodes, lengths)
+        model.graph.sort()
+    except ValueError:  # a circle
+        return {attention.name: RequestError(_CIRCULAR) for attention in attentions}
+    return {}
 
 
 def _move_shapes(view: View, values: Mapping[str, ir.Value], attentions: Sequence[Attention]) -> None:
@@ -195,13 +197,17 @@ def rotations(one: Attention) -> list[Rotary]:
     return [*one.q.rotations, *one.k.rotations]
 
 
-def _replaced(attentions: Iterable[Attention]) -> list[ir.Value]:
+def _replaced(attentions: Sequence[Attention]) -> list[ir.Value]:
     """Every value that is replaced."""
     values: list[ir.Value] = []
     for one in attentions:
         values += [one.output.value, *(turn.rotary.target for turn in one.turns)]
-        values += [side.cache.present for side in (one.k, one.v) if side.cache is not None]
-    return values
+    return [*values, *(cache.present for cache in _caches(attentions))]
+
+
+def _caches(attentions: Iterable[Attention]) -> list[Cache]:
+    """The caches that these attentions write into."""
+    return [side.cache for one in attentions for side in (one.k, one.v) if side.cache is not None]
 
 
 def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:

@@ -1,9 +1,13 @@
-"""What reads a cache, or scores, beside the attention: nodes that nothing reads don't matter, others keep the caches as
-they are. The oracle is ONNX Runtime on the graph as it was."""
+"""Caches that become buffers though more than one attention reads them, or none directly.
+
+Nodes that nothing reads don't matter. What else reads a buffer reads its used part. The oracle is ONNX Runtime on the
+graph before.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +17,14 @@ import pytest
 from descriptions import described
 from onnx import TensorProto, helper, numpy_helper
 from rewrite_helpers import feeds, rewritten_model
-from small_graphs import KV_HEADS, SIZE, decoder, run
+from small_graphs import HEADS, HIDDEN, KV_HEADS, SIZE, Graph, decoder, run
 
 from posexport.rewrite.rewriter import KEPT, REWRITTEN
 
 Array = np.ndarray[Any, Any]
 
 FORMS = ("native", "contrib", "function")
+ALL_FORMS = (*FORMS, "decomposed")
 
 SIZES = [(1, 1, 9), (2, 6, 0), (1, 4, 13)]
 """Rows, tokens, and cached ones; GroupQueryAttention takes several tokens behind others for one row."""
@@ -60,18 +65,25 @@ def with_dead_nodes(what: str) -> onnx.ModelProto:
     )
 
 
-def check_shared(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """A graph with buffers does what one with grown caches did."""
+def buffers_of(inputs: dict[str, Array], past: int) -> dict[str, Array]:
+    """Inputs whose caches are buffers with ROOM places; the free ones hold large numbers."""
+    free = ((0, 0), (0, 0), (0, ROOM - past), (0, 0))
+    return {
+        name: np.pad(array, free, constant_values=99) if name.startswith("past") else array
+        for name, array in inputs.items()
+    }
+
+
+def check_shared(before: onnx.ModelProto, after: onnx.ModelProto, grown: bool = False) -> None:
+    """A graph with buffers (or, if `grown`, with caches that grow) has the outputs of one with caches that grow."""
+    layers = sum(value.name.endswith(".key") for value in before.graph.input)
     for rows, seq, past in SIZES:
-        inputs = feeds(rows, seq, past)
+        inputs = feeds(rows, seq, past, layers)
         inputs["attention_mask"][:] = 1
-        buffers = {
-            name: np.pad(array, ((0, 0), (0, 0), (0, ROOM - past), (0, 0))) if name.startswith("past") else array
-            for name, array in inputs.items()
-        }
-        want, have = run(before, inputs), run(after, buffers)
-        np.testing.assert_allclose(have["logits"], want["logits"], atol=2e-5)
-        np.testing.assert_allclose(have["present.0.key"][:, :, : past + seq], want["present.0.key"], atol=2e-5)
+        want, have = run(before, inputs), run(after, inputs if grown else buffers_of(inputs, past))
+        for name, value in want.items():
+            part = have[name][:, :, : past + seq] if name.startswith("present") else have[name]
+            np.testing.assert_allclose(part, value, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.sampled(8)
@@ -103,7 +115,7 @@ def test_attention_that_nothing_reads_is_none() -> None:
 
 def summed(of: str) -> onnx.ModelProto:
     """A decoder with an output that is computed from a cache."""
-    model = decoder(layers=2)
+    model = decoder()
     model.graph.output.append(helper.make_tensor_value_info("sum", TensorProto.FLOAT, []))
     return with_nodes(model, helper.make_node("ReduceSum", [read(model, of)], ["sum"], name="summed", keepdims=0))
 
@@ -111,13 +123,11 @@ def summed(of: str) -> onnx.ModelProto:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("of", ["keys", "cached"])
-def test_what_reads_a_cache_keeps_all_as_they_are(of: str, form: str) -> None:
-    done, _ = rewritten_model(summed(of), form=form, target="ort", kv_cache="shared")
-    assert [site.state for site in done.sites] == [KEPT, KEPT] and not done.changed
-    assert [site.reason and site.reason.code for site in done.sites] == ["cache-readers", "others-left"]
-    assert "ReduceSum 'summed' reads its cache" in str(done.sites[0].reason)
-    grown, _ = rewritten_model(summed(of), form=form, target="ort")
-    assert [site.state for site in grown.sites] == [REWRITTEN, REWRITTEN]
+def test_what_else_reads_a_buffer_reads_its_used_part(of: str, form: str) -> None:
+    model = summed(of)
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN]
+    check_shared(model, after)
 
 
 def read_again() -> onnx.ModelProto:
@@ -142,17 +152,12 @@ def read_again() -> onnx.ModelProto:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("form", ["native", "contrib"])
-def test_layers_that_read_one_cache_in_other_ways_keep_it(form: str) -> None:
+@pytest.mark.parametrize(("form", "kv_cache"), [*itertools.product(["native", "contrib"], ["shared", None])])
+def test_a_layer_may_read_the_cache_of_another_in_its_own_way(form: str, kv_cache: str | None) -> None:
     model = read_again()
-    done, _ = rewritten_model(model, form=form, target="ort", kv_cache="shared")
-    assert [site.state for site in done.sites] == [KEPT, KEPT]
-    assert "cache-readers" in [site.reason and site.reason.code for site in done.sites]
-    grown, after = rewritten_model(model, form=form, target="ort")
-    assert REWRITTEN in [site.state for site in grown.sites]
-    for sizes in SIZES:
-        want, have = run(model, feeds(*sizes)), run(after, feeds(*sizes))
-        np.testing.assert_allclose(have["logits"], want["logits"], atol=2e-5)
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache=kv_cache)
+    assert [site.state for site in done.sites] == [REWRITTEN, REWRITTEN]
+    check_shared(model, after, grown=kv_cache is None)
 
 
 @pytest.mark.parametrize("form", ["native", "contrib"])
@@ -169,9 +174,123 @@ def test_shapes_of_repeated_keys_are_no_readers(form: str) -> None:
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
     assert [site.state for site in done.sites] == [REWRITTEN], done.sites[0].reason
     check_shared(model, after)
-    inputs = feeds(1, 1, 9)
-    buffers = {
-        name: np.pad(array, ((0, 0), (0, 0), (0, ROOM - 9), (0, 0))) if name.startswith("past") else array
-        for name, array in inputs.items()
-    }
-    np.testing.assert_array_equal(run(after, buffers)["sizes"], run(model, inputs)["sizes"])
+    assert after.graph.output[-1].name == "sizes"
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_layers_may_share_a_buffer(form: str) -> None:
+    model = decoder(layers=3, one_cache=True)
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN] * 3
+    check_shared(model, after)
+
+
+def latents() -> onnx.ModelProto:
+    """Attention as in DeepSeek: keys and values are computed from cached latents, and part of the keys is cached as it
+    is, as one head for all. There is no mask, so nothing states the number of cached tokens."""
+    g = Graph()
+    size, rank, part = 8, 6, 4
+
+    def by_heads(name: str, of: str, width: int, features: int) -> str:
+        split = g.op("MatMul", of, g.random(name, width, HEADS * features))
+        return g.op("Transpose", g.op("Reshape", split, g.constant([0, 0, HEADS, features])), perm=[0, 2, 1, 3])
+
+    def cached(name: str, features: int) -> str:
+        new = g.op("Unsqueeze", g.op("MatMul", "features", g.random(name, HIDDEN, features)), g.constant([1]))
+        return g.op("Concat", f"past_{name}", new, axis=2, name=f"present_{name}")
+
+    low, alike = cached("key", rank), cached("value", part)
+    q, low = by_heads("q", "features", HIDDEN, size + part), g.op("Squeeze", low, g.constant([1]))
+    k, v = by_heads("k", low, rank, size), by_heads("v", low, rank, size)
+    shape = g.op("Concat", g.op("Shape", k, start=0, end=3), g.constant([part]), axis=0)
+    k = g.op("Concat", k, g.op("Expand", alike, shape), axis=3)
+    scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.3, np.float32))
+    merged = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    g.op("Reshape", merged, g.constant([0, 0, HEADS * size]), name="output")
+    dims: dict[str, list[str | int]] = {name: ["batch", "seq", HIDDEN] for name in ("features", "output")}
+    for name, width in (("key", rank), ("value", part)):
+        dims |= {f"past_{name}": ["batch", 1, "past", width], f"present_{name}": ["batch", 1, "total", width]}
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dim) for name, dim in dims.items()}
+    inputs = [values[name] for name in ("features", "past_key", "past_value")]
+    outputs = [values[name] for name in ("output", "present_key", "present_value")]
+    graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def two_readers() -> onnx.ModelProto:
+    """Attention twice over one cache; the second reads the result of the first."""
+    g = Graph()
+
+    def by_heads(name: str, of: str) -> str:
+        split = g.op("Reshape", g.op("MatMul", of, g.random(name, HIDDEN, HIDDEN)), g.constant([0, 0, HEADS, SIZE]))
+        return g.op("Transpose", split, perm=[0, 2, 1, 3])
+
+    def attended(q: str, name: str) -> str:
+        scores = g.op("MatMul", q, g.op("Transpose", "present_key", perm=[0, 1, 3, 2]))
+        scaled = g.op("Mul", scores, g.constant(0.35, np.float32))
+        out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scaled, axis=-1), "present_value"), perm=[0, 2, 1, 3])
+        return g.op("Reshape", out, g.constant([0, 0, HIDDEN]), name=name)
+
+    for name in ("key", "value"):
+        g.op("Concat", f"past_{name}", by_heads(name, "features"), axis=2, name=f"present_{name}")
+    first = attended(by_heads("q", "features"), "first")
+    attended(by_heads("q2", g.op("Add", first, "features")), "output")
+    dims: dict[str, list[str | int]] = {name: ["batch", "seq", HIDDEN] for name in ("features", "output")}
+    dims |= {f"past_{name}": ["batch", HEADS, "past", SIZE] for name in ("key", "value")}
+    dims |= {f"present_{name}": ["batch", HEADS, "total", SIZE] for name in ("key", "value")}
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dim) for name, dim in dims.items()}
+    inputs = [values[name] for name in ("features", "past_key", "past_value")]
+    outputs = [values[name] for name in ("output", "present_key", "present_value")]
+    graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("make", "form"), [*itertools.product([latents, two_readers], ALL_FORMS)])
+def test_the_number_of_cached_tokens_may_be_an_input(make: Callable[[], onnx.ModelProto], form: str) -> None:
+    model = make()
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert {site.state for site in done.sites} == {REWRITTEN}
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    rng = np.random.default_rng(3)
+    for rows, seq, past in SIZES:
+        inputs = {"features": rng.standard_normal((rows, seq, HIDDEN)).astype(np.float32)}
+        for name in ("past_key", "past_value"):
+            _, heads, _, size = shapes[name]
+            inputs[name] = rng.standard_normal((rows, heads, past, size)).astype(np.float32)
+        want = run(model, inputs)
+        have = run(after, buffers_of(inputs, past) | {"past_sequence_length": np.array([past])})
+        np.testing.assert_allclose(have["output"], want["output"], atol=2e-5)
+        for name in ("present_key", "present_value"):
+            np.testing.assert_allclose(have[name][:, :, : past + seq], want[name], atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_attention_that_stays_reads_the_used_part_of_its_buffer(form: str) -> None:
+    model = decoder(layers=2)
+    product = next(node for node in model.graph.node if node.input[0] == "attention_1")
+    product.input[0] = "changed"
+    model = with_nodes(
+        model,
+        helper.make_node("Mul", ["attention_1", "attention_1"], ["squares"], name="squares"),
+        helper.make_node("Add", ["squares", "attention_1"], ["changed"], name="changed"),
+    )
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN, KEPT]
+    check_shared(model, after)
+
+
+def test_the_cache_of_a_window_is_no_buffer() -> None:
+    """Its oldest tokens are dropped, so new ones don't always go after the cached ones."""
+    model = decoder()
+    for kind in ("key", "value"):
+        for node in model.graph.node:
+            names = [f"all.{kind}" if name == f"present.0.{kind}" else name for name in (*node.input, *node.output)]
+            node.input[:], node.output[:] = names[: len(node.input)], names[len(node.input) :]
+    last = {"begin": np.array([-7]), "end": np.array([2**31 - 1]), "tokens": np.array([2])}
+    kinds = ("key", "value")
+    nodes = [helper.make_node("Slice", [f"all.{kind}", *last], [f"present.0.{kind}"]) for kind in kinds]
+    done, _ = rewritten_model(with_nodes(model, *nodes, **last), form="native", target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [KEPT] and not done.changed
+    assert [site.reason and site.reason.code for site in done.sites] == ["cache-kind"]

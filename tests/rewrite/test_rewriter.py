@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from attention_graphs import attention, visible
 from rewrite_helpers import rewritten_model
-from small_graphs import SHAPES, Graph, decoder, inputs, no_attention, run, with_operator
+from small_graphs import SHAPES, decoder, inputs, no_attention, run, with_operator
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention, UnknownAttention
@@ -263,46 +263,3 @@ def test_layers_may_share_the_cache_of_one(form: str) -> None:
         expected, actual = (run(one, inputs(*shape)) for one in (model, proto))
         for name, want in expected.items():
             assert np.abs(want - actual[name]).max() < 1e-5
-
-
-def test_buffers_are_refused_where_layers_share_a_cache() -> None:
-    done, _ = rewritten_model(decoder(layers=2, one_cache=True), form="contrib", target="ort", kv_cache="shared")
-    assert [one.state for one in done.sites] == [KEPT, KEPT]
-
-
-def two_readers() -> onnx.ModelProto:
-    """Attention twice over one cache, the second of what the first gives."""
-    g = Graph()
-    width, heads, size = 16, 2, 8
-
-    def by_heads(name: str, of: str) -> str:
-        split = g.op("Reshape", g.op("MatMul", of, g.random(name, width, width)), g.constant([0, 0, heads, size]))
-        return g.op("Transpose", split, perm=[0, 2, 1, 3])
-
-    def attended(q: str, name: str) -> str:
-        scores = g.op("MatMul", q, g.op("Transpose", "present_key", perm=[0, 1, 3, 2]))
-        scaled = g.op("Mul", scores, g.constant(0.35, np.float32))
-        out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scaled, axis=-1), "present_value"), perm=[0, 2, 1, 3])
-        return g.op("Reshape", out, g.constant([0, 0, width]), name=name)
-
-    for name in ("key", "value"):
-        g.op("Concat", f"past_{name}", by_heads(name, "features"), axis=2, name=f"present_{name}")
-    first = attended(by_heads("q", "features"), "first")
-    attended(by_heads("q2", g.op("Add", first, "features")), "output")
-    dims: dict[str, list[str | int]] = {name: ["batch", "seq", width] for name in ("features", "output")}
-    dims |= {f"past_{name}": ["batch", heads, "past", size] for name in ("key", "value")}
-    dims |= {f"present_{name}": ["batch", heads, "total", size] for name in ("key", "value")}
-    values = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dim) for name, dim in dims.items()}
-    inputs = [values[name] for name in ("features", "past_key", "past_value")]
-    outputs = [values[name] for name in ("output", "present_key", "present_value")]
-    graph = onnx.helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-
-
-@pytest.mark.parametrize("form", ["native", "contrib"])
-def test_a_buffer_has_one_reader(form: str) -> None:
-    """Places without keys are hidden from the attention that writes them alone."""
-    done, _ = rewritten_model(two_readers(), form=form, target="ort", kv_cache="shared")
-    assert [one.state for one in done.sites] == [KEPT, KEPT]
-    assert any("the cache of another attention" in str(one.reason) for one in done.sites)
-    assert [one.state for one in rewritten_model(two_readers(), form=form, target="ort")[0].sites] == [REWRITTEN] * 2

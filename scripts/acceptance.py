@@ -1,10 +1,12 @@
-"""`scripts/gpu_acceptance`: what needs a GPU to be shown.
+"""`scripts/gpu_acceptance`: the checks that need a GPU.
 
-Whole models and blocks are prepared (exported, with inputs and float64 references), then verified on every runtime of
-the GPU machine, and timed there. `--prepare FOLDER` does the first part alone, on any machine; `--from-prepared FOLDER`
-the second, without an exporter. Rows are written to a folder that is named after the GPU as they come, most telling
-first; what a limit of time leaves out is "not run", and running it again goes on. Exits 0 where everything that ran
-passed, 1 where something failed, 3 where nothing passed or a runtime that was named is missing.
+It works in two steps. The first prepares whole models and blocks: it exports them and makes inputs and float64
+references. The second verifies them on every runtime of the GPU machine and times them there. `--prepare FOLDER` does
+the first step only, on any machine. `--from-prepared FOLDER` does the second step, without an exporter.
+
+Rows are written as soon as they are known, to a folder named after the GPU. The most important files come first. Rows
+that the time limit leaves out are "not run"; another run continues with them. Exits 0 if everything that ran passed, 1
+if something failed, and 3 if nothing passed or a runtime that was named is missing.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ from posexport.verify.prepared.check import check_file
 from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED
 
 TIME_LIMIT = 240.0
-"""Seconds that a runtime may take for one file, building a plan included."""
+"""Seconds that a runtime may take for one file. Building a plan is included."""
 
 VERIFYING = 0.6
-"""The part of the time after which no further block is verified."""
+"""The share of the time after which no further block is verified."""
 
 TIMING, GRAPH_TIMING = "time", "time with CUDA graphs"
 
@@ -149,7 +151,7 @@ def _prepare_only(folder: Path, lists: Iterator[PreparedList]) -> None:
 
 
 def _left(chosen: Iterator[Item], missing: Mapping[str, Reason | None], results: Results) -> Iterator[Item]:
-    """What is to be prepared: all but items whose rows of the run before stand, which are kept."""
+    """The items to prepare: all except those whose rows from the earlier run are still valid. Those rows are kept."""
     for one in chosen:
         every = [results.standing(one.name, name, reason) for name, reason in missing.items()]
         if all(every):
@@ -160,7 +162,7 @@ def _left(chosen: Iterator[Item], missing: Mapping[str, Reason | None], results:
 
 
 def _one_by_one(listed: PreparedList, names: set[str]) -> Iterator[PreparedList]:
-    """The list as it was when each item was added, of those that are chosen."""
+    """For each chosen item, the list with only this item."""
     for one in listed.items:
         if one.name in names:
             yield attrs.evolve(listed, items=(one,))
@@ -168,8 +170,8 @@ def _one_by_one(listed: PreparedList, names: set[str]) -> Iterator[PreparedList]
 
 @attrs.frozen
 class Checks:
-    """Verifies files below `source` on runtimes that may be missing, several at a time; none once `ends` have passed,
-    seconds of the monotonic clock for whole models and for blocks."""
+    """Verifies files below `source` on `runtimes`, several at a time. `ends` maps `is_model` to the time of the
+    monotonic clock, in seconds, after which no file of this kind is verified."""
 
     source: Path
     missing: Mapping[str, Reason | None]
@@ -210,11 +212,11 @@ def run(
     prepares: bool,
     jobs: int,
 ) -> None:
-    """Verify and time the last item of each list, whose folder is below `source`, on runtimes that may be missing.
+    """Verify and time the last item of each list. Its folder is below `source`, and some runtimes may be missing.
 
-    So many `jobs` verify at a time; nothing is verified while something is timed. Whole models are timed once those
-    beside them in the list are verified; blocks, which take longer, once all are verified or VERIFYING of the time is
-    over. Where the list `prepares` each item as it goes on, it ends then.
+    `jobs` files are verified at a time. Nothing is verified while something is timed. Whole models are timed as soon as
+    their neighbours in the list are verified. Blocks take longer: they are timed after all are verified, or after the
+    share VERIFYING of the time. If the list `prepares` each item only when it is asked for, it ends at that moment.
     """
     start, quick, later = time.monotonic(), bool(results.header["quick"]), list[Prepared]()
     end, end_of_blocks = start + 60 * minutes, start + 60 * minutes * (VERIFYING if timed else 1)
@@ -222,7 +224,7 @@ def run(
         executor = ThreadPoolExecutor(jobs)
         stack.callback(executor.shutdown, wait=True, cancel_futures=True)
         pools = SimpleQueue[Pool]()
-        for _ in range(jobs):  # they are closed first: a waiting thread then gets its answer
+        for _ in range(jobs):  # pools close before the executor: a waiting thread then gets its answer
             pools.put(stack.enter_context(Pool(TIME_LIMIT)))
         checks = Checks(source, missing, {True: end, False: end_of_blocks}, pools)
         progress = stack.enter_context(console.steps("preparing"))
@@ -250,8 +252,8 @@ def run(
 def _checked(
     group: Iterator[Prepared], checks: Checks, executor: ThreadPoolExecutor, results: Results, prepares: bool
 ) -> Iterator[Prepared]:
-    """Verify all of a group, and add their rows in its order, those of the run before where they stand; where it is
-    prepared as it goes on, until the time is over."""
+    """Verify all items of a group and add their rows in the order of the group. Rows of the earlier run are kept while
+    they are valid. If the list prepares items on demand, stop when the time is over."""
     waiting = deque[tuple[Prepared, list[Row], Future[list[Row]]]]()
 
     def ready(every: bool) -> Iterator[Prepared]:
@@ -281,7 +283,7 @@ def _checked(
 
 
 def _bench(folder: Path, prepared: Prepared, results: Results, quick: bool, in_time: bool) -> None:
-    """Time a file on the runtimes that passed on it, with captured CUDA graphs too where it is a whole model."""
+    """Time a file on the runtimes that passed. A whole model is also timed with captured CUDA graphs."""
     rows = [row for row in results.rows if row.file == prepared.name]
     done = {(row.runtime, row.check) for row in rows if row.check in (TIMING, GRAPH_TIMING)}
     passed = [row.runtime for row in rows if row.check == PARITY and row.state == PASSED]
@@ -299,7 +301,7 @@ def _bench(folder: Path, prepared: Prepared, results: Results, quick: bool, in_t
 
 
 def _times(path: Path, prepared: Prepared, names: Sequence[str], check: str, quick: bool) -> list[Row]:
-    """A row for each runtime; whatever an engine raises is a row too."""
+    """A row for each runtime. An error that an engine raises becomes a row too."""
     rows = [Row(file=prepared.name, runtime=name, check=check, state=FAILED, reason="no timing") for name in names]
     rounds, seconds = (2, 2.0) if quick else (15, 8.0)
     options = BenchOptions(

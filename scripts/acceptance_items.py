@@ -1,7 +1,8 @@
-"""What `scripts/gpu_acceptance` prepares, most telling first: whole models of random weights, and blocks.
+"""What `scripts/gpu_acceptance` prepares: whole models with random weights, and blocks. The most important come first.
 
-An item is a folder with an ONNX file, its manifest, inputs and float64 references; `prepared.json` lists all of them
-with the sha256 of each file. Folders lie in parts that travel one by one. Only preparing loads an exporter.
+An item is a folder with an ONNX file, its manifest, inputs and float64 references. `prepared.json` lists all items with
+the sha256 of each file. The folders are grouped into parts that can be copied one by one. Only preparing loads an
+exporter.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from posexport.verify.prepared.data import PreparedFile
 LIST = "prepared.json"
 
 PART_BYTES = 32 * 2**20
-"""About the most that a part takes; an item of more is a part by itself."""
+"""The approximate maximum of bytes in a part. A larger item is a part of its own."""
 
 COMMON = ("rope", "alibi", "t5", "none", "learned", "sinusoidal", "relative", "rope2d")
-"""The encodings that most models have: their blocks have eight heads of 64 features, and are timed."""
+"""The encodings that most models use. Their blocks have eight heads of 64 features, and they are timed."""
 
 FORM_RANKS = ("native", "contrib", "decomposed")
 DTYPE_RANKS = ("fp16", "bf16", "fp32")
@@ -60,7 +61,7 @@ CHECKPOINTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "decoder": ("LlamaForCausalLM", "LlamaConfig", DECODER),
     "vit": ("ViTForImageClassification", "ViTConfig", VISION),
 }
-"""transformers' class, its configuration, and what is set in it."""
+"""The class of transformers, its configuration class, and the values set in the configuration."""
 
 MODELS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "decoder-grown-native": ("decoder", "native", ()),
@@ -76,7 +77,7 @@ MODELS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 
 @attrs.frozen(kw_only=True)
 class Item:
-    """One file to make: of a whole `model`, or of a block of an `encoding` in a `mode`. `quick` makes it tiny."""
+    """One file to make: a whole `model`, or a block with an `encoding` in a `mode`. `quick` makes it tiny."""
 
     form: str
     dtype: str
@@ -87,12 +88,13 @@ class Item:
 
     @property
     def name(self) -> str:
-        """The name of its folder and of its rows."""
+        """The name of the item's folder and of its rows."""
         return f"{self.model or f'{self.encoding}-{self.form}'}-{self.dtype}{self.mode and f'-{self.mode}'}"
 
     @property
     def shapes(self) -> tuple[str, ...] | None:
-        """The sizes at which it is timed, none for the usual ones; None where it isn't."""
+        """The sizes at which the item is timed. An empty tuple means the usual sizes; None means that it is not
+        timed."""
         step, prompt = ("seq=1,past_seq=16", "seq=16") if self.quick else ("seq=1,past_seq=512", "seq=512")
         if self.model:
             return () if self.model.startswith("vit") else (step,)
@@ -101,7 +103,7 @@ class Item:
         return (prompt if self.mode == "prefill" else step,)
 
     def refusal(self) -> str | None:
-        """Why there is no such block, or None."""
+        """The reason why this block does not exist, or None."""
         from posexport.verify.matrix.table import Entry
 
         if self.model:
@@ -109,7 +111,7 @@ class Item:
         return Entry(encoding=self.encoding, form=self.form, dtype=self.dtype, mode=self.mode).refusal("portable")
 
     def make(self, folder: Path, checkpoints: Path) -> Path | None:
-        """Write the file into a folder; the checkpoint of which it is the model, None for a block."""
+        """Write the file into a folder. Returns the checkpoint of the model, or None for a block."""
         path = folder / "model.onnx"
         if not self.model:
             self._make_block(path)
@@ -141,7 +143,7 @@ class Item:
 
 
 def _make_checkpoint(folder: Path, kind: str, quick: bool) -> None:
-    """A random checkpoint whose weights are large enough that every term shows."""
+    """Write a random checkpoint with weights large enough that every term affects the output."""
     import torch
     import transformers
 
@@ -168,8 +170,8 @@ def items(
     mode: Sequence[str] = (),
     quick: bool = False,
 ) -> Iterator[Item]:
-    """Everything, most telling first; names of an axis choose among it, and `model` or an axis of blocks alone leaves
-    the others out."""
+    """All items, the most important first. Names given for an axis select items. If only models are named, blocks are
+    left out. If only encodings or modes are named, models are left out."""
     models = list[Item]()
     if model or not (encoding or mode):
         models = [
@@ -190,8 +192,8 @@ def items(
 def _blocks(
     encoding: Sequence[str], form: Sequence[str], dtype: Sequence[str], mode: Sequence[str], quick: bool
 ) -> list[Item]:
-    """The blocks, most telling first: all encodings in the same form, dtype and mode, those that most models have at
-    the head of them."""
+    """The blocks, the most important first. All encodings in one form, dtype and mode stand together, and the encodings
+    that most models use come first."""
     encodings = (*COMMON, *(name for name in ENCODINGS if name not in COMMON))
     forms = (*FORM_RANKS, *(name for name in FORMS if name not in FORM_RANKS))
     ranked = sorted(
@@ -210,7 +212,7 @@ def _blocks(
 
 @attrs.frozen(kw_only=True)
 class Prepared:
-    """An item that was prepared, in the folder `place` below that of the list; `error` where that failed."""
+    """A prepared item in the folder `place`, relative to the folder of the list. `error` says why preparing failed."""
 
     name: str
     place: str
@@ -221,13 +223,13 @@ class Prepared:
 
     @property
     def sha256(self) -> str | None:
-        """That of its ONNX file, None where there is none."""
+        """The sha256 of its ONNX file; None if there is no file."""
         return None if self.file is None else self.file.sha256[self.file.model]
 
 
 @attrs.frozen(kw_only=True)
 class PreparedList:
-    """The items, and what made them; `quick` ones are timed in few rounds."""
+    """The prepared items, and the versions that made them. `quick` items are timed in few rounds."""
 
     made_by: Mapping[str, str]
     quick: bool
@@ -235,7 +237,7 @@ class PreparedList:
 
 
 def prepare(folder: Path, chosen: Iterator[Item], most_bytes: float, quick: bool) -> Iterator[PreparedList]:
-    """Prepare items into a folder until it takes so many bytes; the list with each new item at its end."""
+    """Prepare items into a folder until it holds `most_bytes` bytes. Yields the list after each new item."""
     from posexport.runtimes.pool import Pool
     from posexport.verify.matrix.table import makers
     from posexport.verify.prepared.make import prepare_file
@@ -276,7 +278,7 @@ def prepare(folder: Path, chosen: Iterator[Item], most_bytes: float, quick: bool
 
 
 def read_list(folder: Path) -> PreparedList:
-    """The list in a folder; RequestError where there is none."""
+    """The list in a folder. Raises RequestError if the folder has no list."""
     try:
         return structure(read_json(folder / LIST), PreparedList)
     except OSError as error:

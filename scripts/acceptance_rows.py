@@ -1,4 +1,4 @@
-"""The rows of `scripts/gpu_acceptance`: what was found of each file on each runtime, written as data and as a page."""
+"""The rows of `scripts/gpu_acceptance`: the result of each file on each runtime, written as data and as a page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TITLE = "Acceptance on {device}"
 
 @attrs.define(kw_only=True)
 class Row:
-    """One file on one runtime by one check; errors are those of the comparison nearest to its limit, `times` has the
-    median seconds and tokens per second at each size."""
+    """One check of one file on one runtime. The errors are those of the comparison nearest to its limit. `times`
+    contains the median seconds and the tokens per second at each size."""
 
     file: str
     runtime: str
@@ -43,7 +43,7 @@ class Row:
 
     @classmethod
     def of(cls, file: str, verdict: Verdict) -> Row:
-        """That of a verdict."""
+        """The row of a verdict."""
         worst = verdict.worst
         return cls(
             file=file,
@@ -62,7 +62,7 @@ class Row:
         )
 
     def shown(self) -> tuple[str, ...]:
-        """A line of the table."""
+        """The row as a line of the table."""
         errors = [number for number in (self.error, self.torch_error, self.limit) if number is not None]
         return (
             self.file,
@@ -82,8 +82,8 @@ def _time(timed: Mapping[str, Any]) -> str:
 
 @attrs.define(kw_only=True)
 class Results:
-    """The rows so far, written to a folder after every change, those of a file together. `earlier` are those of a run
-    before with the same `header`, by their file and runtime: they stand until there are others in their place."""
+    """The rows so far. They are written to a folder after every change, grouped by file. `earlier` contains the rows of
+    an earlier run with the same `header`, by file and runtime. They stay valid until new rows replace them."""
 
     folder: Path
     header: Mapping[str, Any]
@@ -100,9 +100,12 @@ class Results:
     def standing(
         self, file: str, runtime: str, missing: Reason | None, sha256: str | None = None, in_time: bool = True
     ) -> list[Row]:
-        """The rows of the run before, if none may be another now: no failure, none that time did not reach, no runtime
-        that was `missing` and is here, no file of another `sha256` (None: not known). Where no time is left all rows
-        of the same file stand."""
+        """The rows of the earlier run, if a new run could not change any of them; otherwise an empty list.
+
+        A row could change if it failed, if the time did not suffice for it, if its runtime was `missing` and is here
+        now, or if its file has another `sha256` (None: unknown). When no time is left, all rows of the same file stay
+        valid.
+        """
         rows = self.earlier.get((file, runtime), [])
         stand = all(
             (None in (sha256, row.sha256) or sha256 == row.sha256)
@@ -119,11 +122,11 @@ class Results:
         return rows if stand else []
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Keep rows of the run before."""
+        """Keep rows of the earlier run."""
         self.rows += [row for row in rows if row not in self.rows]
 
     def add(self, row: Row) -> None:
-        """Add a row, and write all."""
+        """Add a row, and write all rows."""
         self.rows.append(row)
         self.write()
 
@@ -142,12 +145,12 @@ class Results:
             files.write(self.folder / "acceptance.md", lambda file: file.write("\n".join([*lines, ""]).encode()))
 
     def exit_code(self, lacking: bool) -> int:
-        """1 where something failed, 3 where nothing passed or a runtime that was named is `lacking`."""
+        """1 if something failed, 3 if nothing passed or a runtime that was named is `lacking`, otherwise 0."""
         states = {row.state for row in self.rows}
         return 1 if FAILED in states else 3 if lacking or PASSED not in states else 0
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many rows are in each state, in words."""
+    """The number of rows in each state, in words."""
     states = [row.state for row in rows]
     return ", ".join(f"{states.count(state)} {state}" for state in STATES)

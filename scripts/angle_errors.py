@@ -1,4 +1,5 @@
-"""`scripts/angle_errors`: the largest error of cosines and sines, measured in exported graphs on every runtime here."""
+"""`scripts/angle_errors`: the largest error of cosines and sines in exported graphs, on every runtime of this
+machine."""
 
 from __future__ import annotations
 
@@ -34,22 +35,22 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "llama3": {"theta": 500_000, "factor": 8, "original_max_position_embeddings": 8192},
     "proportional": {"partial_rotary_factor": 0.25},
 }
-"""The scalings of rope with their parameters."""
+"""The scalings of rope, with their parameters."""
 
 CASES = ["sinusoidal", "relative", "rope", *(f"rope {scaling}" for scaling in SCALINGS)]
 CASES += ["rope2d", "rope3d", "mrope", "rope-vjepa2", "rope-dinov3", "xpos"]
-"""What is measured: an encoding, and a scaling where there is one."""
+"""The measured cases: an encoding, followed by a scaling if it has one."""
 
 
 def spec_of(case: str, angles: str, dtype: str) -> Spec:
-    """The spec of one of CASES; RequestError where it has no such angles."""
+    """The spec of one of CASES. Raises RequestError if the encoding does not support these angles."""
     name, _, scaling = case.partition(" ")
     encoding = {"name": name, **({"scaling": scaling, **SCALINGS[scaling]} if scaling else {})}
     return read_spec({"encoding": encoding, **SIZES, "causal": True, "angles": angles, "dtype": dtype})
 
 
 def specs() -> tuple[dict[Spec, str], dict[str, str]]:
-    """Every spec with the name of its case, and the sentence for each case that has no exact angles."""
+    """Every spec with the name of its case, and the reason for each case that has no exact angles."""
     cases: dict[Spec, str] = {}
     refused: dict[str, str] = {}
     for case, dtype, angles in itertools.product(CASES, DTYPES, ANGLES):
@@ -61,14 +62,14 @@ def specs() -> tuple[dict[Spec, str], dict[str, str]]:
 
 
 def row(case: str, measured: Measured) -> dict[str, Any]:
-    """One row of the data, numbers to three digits."""
+    """One row of the data. Numbers have three digits."""
     spec = measured.spec
     name = {"encoding": case, "angles": spec.angles, "dtype": spec.dtype, "runtime": measured.runtime}
     return {**name, "errors": [float(f"{error:.2e}") for error in measured.errors]}
 
 
 def figures(data: dict[str, Any]) -> list[str]:
-    """The lines of the page: a table for each dtype, a line for runtimes that agree to two digits."""
+    """The lines of the page: a table for each dtype. Runtimes that agree to two digits share a line."""
     columns = ("encoding", "angles", *(f"{position:,}" for position in data["positions"]), "runtimes")
     lines: list[str] = []
     for dtype in DTYPES:
@@ -87,7 +88,7 @@ def figures(data: dict[str, Any]) -> list[str]:
 
 @click.command()
 def main() -> None:
-    """Measure, and write docs/results/angles.json and docs/results/angles.md; exits 1 where a runtime failed."""
+    """Measure, and write docs/results/angles.json and docs/results/angles.md. Exits 1 if a runtime failed."""
     cases, refused = specs()
     with console.steps("measuring", total=len(cases)) as progress:
         measured = list(measure(cases, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))

@@ -1,9 +1,11 @@
-"""The main job on real input: export a ViT-B/16-sized block with rope2d, verify it on a photograph, build a plan.
+"""The main use on real input: export a block of the size of ViT-B/16 with rope2d, verify it on a photograph, build a
+plan.
 
-Each step is the command that it shows; files go to demo-output/. `scripts/demo --readme` also writes the table into
+Each step runs the command that it shows. Files go to demo-output/. `scripts/demo --readme` also writes the table into
 README.md. The photograph is the portrait of Grace Hopper that matplotlib ships (public domain, US Navy). ViT-B/16
-projects its 14x14 patches of 16x16 pixels, 768 numbers each, to hidden size 768; the block takes them as they are,
-normalised per channel with the mean and deviation of ImageNet (Dosovitskiy et al. 2021, arXiv:2010.11929).
+projects its 14x14 patches of 16x16 pixels, 768 numbers each, to hidden size 768. The block takes the patches without
+this projection. They are normalised per channel with the mean and deviation of ImageNet (Dosovitskiy et al. 2021,
+arXiv:2010.11929).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from posexport.machine import size_text
 FOLDER = Path("demo-output")
 README = Path(__file__).parents[1] / "README.md"
 TABLE = re.compile(r"(?<=<!-- scripts/demo -->\n```text\n).*?(?=```\n)", re.DOTALL)
-"""Where README.md shows what the demo prints."""
+"""The place in README.md that shows what the demo prints."""
 
 SIDE, PATCH = 224, 16
 _MEAN, _DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -47,7 +49,7 @@ def write_patches(path: Path) -> None:
 
 
 def run(command: str) -> dict[str, Any]:
-    """Run a posexport command, shown as it is, and give what it prints as JSON."""
+    """Show a posexport command, run it, and return the JSON that it prints."""
     sys.stderr.write(f"$ {command}\n")
     words = [sys.executable, "-c", "from posexport.cli import main; main()", *shlex.split(command)[1:], "--json"]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)

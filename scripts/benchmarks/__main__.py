@@ -1,4 +1,5 @@
-"""`scripts/benchmark`: posexport's speed and memory against their targets, each as a ratio measured in one run."""
+"""`scripts/benchmark`: compares posexport's speed and memory with their targets. Each figure is a ratio from one
+run."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ PARTS = {
     "tuning": ("tuning.measure", "What tune chooses, against timing everything"),
     "gate": ("gate.measure", "The gate of bench: equal builds, and planted slowdowns"),
 }
-"""What is measured: name to (function here, title)."""
+"""The parts to measure: name to (function in this folder, title)."""
 
 LONG = ("positions", "decoder", "tuning", "gate")
-"""Parts that take half an hour or more: measured only where they are named."""
+"""Parts that take half an hour or more. They are measured only if they are named."""
 
 BUSY = 0.05
-"""The largest part of the CPU that other work may take beside figures that are to last."""
+"""The largest share of the CPU that other work may take while figures to be kept are measured."""
 
 COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "state")
 
@@ -46,7 +47,7 @@ def main(only: tuple[str, ...], quick: bool) -> None:
     """Measure, print tables, and write docs/results/cpu.json and the figures of docs/results/benchmarks.md.
 
     alternatives, positions, tuning and gate have files of their own there. Parts that are not measured keep their
-    figures. Exits 1 where a target is missed.
+    figures. Exits 1 if a target is missed.
     """
     parts, missed = read_results("cpu"), False
     for name in only or [part for part in PARTS if part not in LONG]:

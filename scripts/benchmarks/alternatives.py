@@ -1,9 +1,11 @@
-"""posexport's best form against what users have without it, for every encoding and scenario, on ONNX Runtime's CPU.
+"""posexport's best form against the alternatives that users have, for every encoding and scenario, on ONNX Runtime's
+CPU.
 
-One block, one process, two threads, denormal numbers taken as zeros by all. A first session over forms and targets
-finds posexport's fastest form; new sessions then time it beside the alternatives, so that luck in the first does not
-count. Alternatives are torch eager, torch.compile, torch's own ONNX export at three opsets, and that file through two
-optimizers; beside them stands the lower bound. Results: docs/results/alternatives.json and alternatives.md.
+One block, one process, two threads. All contenders treat denormal numbers as zeros. A first session over forms and
+targets finds posexport's fastest form. New sessions then time it beside the alternatives, so that a lucky time in the
+first session does not count. The alternatives are torch eager, torch.compile, torch's own ONNX export at three opsets,
+and one of these files after two optimizers. A lower bound is measured too. Results: docs/results/alternatives.json and
+alternatives.md.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from posexport.spec.spec import Spec
 EXPORTED = {"torch-onnx 18": 18, "torch-onnx 20": 20, "torch-onnx 24": 24}
 OPTIMIZED = {"ort-optimizer": alternatives.write_optimized, "ort-fusions": alternatives.write_fused}
 PLAIN = "torch-onnx 20"
-"""What is optimized."""
+"""The file that the optimizers read."""
 
 LOWER_BOUND, COMPILED, OWN_GROWN = "lower_bound", "torch-compile", "posexport, grown caches"
 ALTERNATIVES = ("torch", COMPILED, *EXPORTED, *OPTIMIZED)
@@ -45,18 +47,19 @@ SIZES: Mapping[str, Sizes] = {
     "decode:2048": Sizes(seq=1, past_seq=2048, max_seq=2560),
 }
 FOR_ALL = ("prefill:1024", "decode:2048")
-"""The scenarios of every encoding; the others are measured for `COMMON` only, as is torch.compile in these two."""
+"""The scenarios measured for every encoding. The others are measured for `COMMON` only. torch.compile is measured only
+for `COMMON`, in these two scenarios."""
 
 SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {"decode:2048": 5, "prefill:128": 3}
 SESSION_SECONDS, ROUNDS = 2.25, (4, 12)
-"""Seconds of a session's rounds, and the fewest and most rounds."""
+"""The seconds of a session's rounds, and the fewest and most rounds."""
 
 GOALS = {"prefill:1024": (LOWER_BOUND, 1.1, "the lower bound"), "decode:2048": (TORCH, 0.35, "torch eager")}
-"""The largest ratio to an alternative in a scenario."""
+"""For a scenario: an alternative, the largest ratio to it, and its title."""
 
 
 def measure(quick: bool) -> list[Row]:
-    """How many encodings miss each goal; the figures themselves go to a page of their own."""
+    """The number of encodings that miss each goal. The figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
     timing.prepare_process()
     cells: list[dict[str, Any]] = []
@@ -97,7 +100,7 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
         others = {TORCH: timing.of_torch(block, plain)}
         others |= {other: timing.of_file(path, plain, **timing.FLUSHED) for other, path in files.items()}
         if encoding in timing.COMMON and name in FOR_ALL and not quick:
-            torch.compiler.reset()  # other compiled blocks count against the limit of recompilations
+            torch.compiler.reset()  # earlier compiled blocks count against the limit of recompilations
             others[COMPILED] = timing.of_torch(torch.compile(block, dynamic=False), plain)  # type: ignore[arg-type]
         else:
             notes[COMPILED] = "compiled for the common encodings only, in the two scenarios of all"
@@ -110,7 +113,7 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
 
 
 def _write_alternatives(spec: Spec, source: Path, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files of alternatives, and why others are missing."""
+    """The files of the alternatives, and the reasons why others are missing."""
     files: dict[str, Path] = {}
     missing: dict[str, str] = {}
     for name in (*EXPORTED, *OPTIMIZED):
@@ -128,12 +131,12 @@ def _write_alternatives(spec: Spec, source: Path, folder: Path) -> tuple[dict[st
 
 
 def _leave_out_wrong(contenders: dict[str, Contender], reference: Contender, notes: dict[str, str]) -> None:
-    """Drop contenders that compute something else, or that can't run, with the reason in `notes`."""
+    """Drop contenders whose output is wrong, or that cannot run. `notes` gets the reason."""
     for name, contender in list(contenders.items()):
         try:
             error = timing.error_of(contender, reference)
             reason = f"its output differs from torch's by {error:.2g}" if not error < 1e-3 else None
-        except Exception as failure:  # torch.compile needs a compiler of the system
+        except Exception as failure:  # for example, torch.compile needs a compiler of the system
             reason = f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"
         if reason is not None:
             notes[name] = reason
@@ -141,8 +144,8 @@ def _leave_out_wrong(contenders: dict[str, Contender], reference: Contender, not
 
 
 def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: int, quick: bool) -> dict[str, Any]:
-    """Find the best of `ours` in a session of its own, then time it in new sessions beside the others, and beside
-    posexport's best whose cache grows, where that is another."""
+    """Find the best of `ours` in a separate session, then time it beside the others in new sessions. posexport's best
+    file with a growing cache is timed too, if it is another file."""
 
     def rounds(seconds: float) -> int:
         return 3 if quick else max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
@@ -163,8 +166,11 @@ def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: in
 
 
 def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`place`: fastest, equal (an interval holds 1), inconclusive (one that does reaches beyond 1.25), or slower, with
-    the alternatives in `slower_than`; `missed`: goals whose whole interval lies above."""
+    """How posexport does in a scenario.
+
+    `place` is fastest, slower (than the alternatives in `slower_than`), equal (an interval contains 1) or inconclusive
+    (such an interval reaches beyond 1.25). `missed` lists the goals that lie below the whole interval.
+    """
     others = {name: ratio for name, ratio in ratios.items() if name in ALTERNATIVES}
     slower = [name for name, ratio in others.items() if ratio["low"] > 1]
     fastest = all(ratio["high"] < 1 for ratio in others.values())
@@ -176,7 +182,7 @@ def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str
 
 
 def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """For each scenario the number of encodings for which an alternative is faster, or the goal is missed."""
+    """For each scenario, the number of encodings for which an alternative is faster, or that miss the goal."""
     rows = []
     for scenario in SIZES:
         here = [cell for cell in cells if cell["scenario"] == scenario]
@@ -190,7 +196,7 @@ def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def figures(data: Mapping[str, Any]) -> list[str]:
-    """The lines of the page for results as they stand in the file."""
+    """The lines of the page for the data of the results file."""
     by_scenario = {name: [cell for cell in data["cells"] if cell["scenario"] == name] for name in SIZES}
     columns = ("scenario", "encodings", *PLACES, "slower", "goal missed")
     summary = [_summary(name, cells) for name, cells in by_scenario.items() if cells]

@@ -1,11 +1,12 @@
-"""Blocks with positions as data beside those that an earlier commit of posexport wrote: is any slower?
+"""Compares blocks that take positions as data with those that an earlier commit of posexport wrote: is any of them
+slower?
 
     python scripts/benchmarks/before.py CHECKOUT
 
-takes a checkout of that commit, writes every encoding's files with its code in a process of its own, and times the
-fastest of them beside the fastest of today: in sessions and rounds as those of `positions`, without denormal numbers.
-Where the file that was fastest is among those of today, there is nothing to time. Results:
-docs/results/positions-before.json and positions-before.md.
+CHECKOUT is a checkout of the earlier commit. Its code writes the files of every encoding in a process of its own. The
+fastest of these files is timed beside the fastest of the present files. Sessions and rounds are those of `positions`,
+and denormal numbers are treated as zeros. If the fastest earlier file is identical to one of the present files, nothing
+is timed. Results: docs/results/positions-before.json and positions-before.md.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ spec = timing.block_spec(name, 768, 12, causal=causal == "True", kv_cache=cache 
 files, _ = timing.write_forms(spec, pathlib.Path(folder), forms)
 print(json.dumps({form: str(path) for form, path in files.items()}))
 """
-"""What the earlier code runs: all files of an encoding, for a cache or none."""
+"""What the earlier code runs: it writes all files of an encoding, with a kind of cache or without one."""
 
 
 @click.command()
@@ -63,7 +64,8 @@ def main(checkout: Path, encoding: tuple[str, ...]) -> None:
 
 
 def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[str, Any]:
-    """The fastest file of each side, and the ratio of today's time to the earlier; None where it is the same file."""
+    """The fastest file of each side, and the ratio of the present time to the earlier one; None if the files are the
+    same."""
     files: dict[str, dict[str, Path]] = {"now": {}, "before": {}}
     contenders = dict[str, Contender]()
     for cache in positions.caches(scenario):
@@ -94,7 +96,7 @@ def _made(folder: Path, side: str, cache: str | None) -> Path:
 
 
 def _write_before(checkout: Path, encoding: str, cache: str | None, folder: Path) -> dict[str, Path]:
-    """The files that the code in a checkout writes, by form."""
+    """The files that the code of a checkout writes, by form."""
     arguments = (encoding, str(decodes(encoding)), cache or "", folder, *FORMS)
     code = os.pathsep.join(map(str, (checkout, checkout / "scripts" / "benchmarks")))
     command = [sys.executable, "-P", "-c", WRITE, *map(str, arguments)]
@@ -103,13 +105,13 @@ def _write_before(checkout: Path, encoding: str, cache: str | None, folder: Path
 
 
 def _graph(path: Path) -> bytes:
-    """What a file computes, without what is said about it."""
+    """The graph and functions of a file, without metadata."""
     model = onnx.load(path)
     return b"".join(part.SerializeToString(deterministic=True) for part in (model.graph, *model.functions))
 
 
 def figures(data: Mapping[str, Any]) -> list[str]:
-    """The lines of the page for results as they stand in the file."""
+    """The lines of the page for the data of the results file."""
     lines = [made_on(data, end=f" Before: commit {data['before']}.")]
     for scenario in SIZES:
         rows = [_row(cell) for cell in data["cells"] if cell["scenario"] == scenario]

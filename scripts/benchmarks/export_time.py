@@ -1,6 +1,6 @@
-"""Export time: posexport's export of a block against torch.onnx.export of the same block without its operators.
+"""Export time of a block: posexport's export against torch.onnx.export of the same block in plain torch.
 
-Both write their file into a temporary folder, both with dynamic batch and sequence, opset 18, in one process.
+Both write their file into a temporary folder, with dynamic batch and sequence and opset 18, in one process.
 """
 
 from __future__ import annotations

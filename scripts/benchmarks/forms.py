@@ -1,7 +1,8 @@
-"""Latency of each form on ONNX Runtime's CPU provider against torch eager: prefills, and a step over a cache.
+"""Latency of each form on ONNX Runtime's CPU provider against torch eager: prefills, and a decoding step over a cache.
 
 All run in one process with two threads, in alternation with pauses. The reference is posexport's own block in torch,
-with scaled_dot_product_attention. In a step its caches grow, and it has no mask: one query sees all that is cached.
+with scaled_dot_product_attention. In a decoding step the caches of the reference grow, and it needs no mask because one
+query sees all cached keys.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FORMS, SESSIONS = ("decomposed", "function", "native", "contrib"), 4
 
 @attrs.frozen
 class Situation:
-    """What is timed: `target` is the largest ratio of the best form's time to torch eager's, None for no target."""
+    """What is timed. `target` is the largest ratio of the best form's time to torch eager's; None means no target."""
 
     sizes: Sizes
     rounds: int
@@ -41,7 +42,7 @@ SITUATIONS = {
 
 
 def measure(quick: bool) -> list[Row]:
-    """In each situation a ratio for each form and, where there is a target, one for the best of them."""
+    """For each situation a ratio for each form, and one for the best form if there is a target."""
     torch.set_num_threads(THREADS)
     with temporary.folder() as folder:
         return [row for name, case in SITUATIONS.items() for row in _rows(name, case, folder, quick)]
@@ -67,7 +68,8 @@ def _rows(name: str, case: Situation, folder: Path, quick: bool) -> list[Row]:
 
 
 def best_form(name: str, series: timing.Series, forms: list[str], target: float) -> Row:
-    """The first session chooses, the others judge: the smallest of many noisy values is too small."""
+    """The ratio of the best form. The first session chooses the form and the others time it: the minimum of many noisy
+    values would be too small."""
     best = timing.ranking(series, forms, TORCH)[0]
     later = timing.merged(series, 1)
     return compared(f"{name}, best form: {best}", later[best], later[TORCH], target, form=best)

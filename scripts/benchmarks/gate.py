@@ -1,8 +1,8 @@
-"""The gate of `posexport bench`: false alarms of equal builds, and planted slowdowns that are caught.
+"""The gate of `posexport bench`: false alarms for equal builds, and how many planted slowdowns it catches.
 
-A baseline is saved anew before every `RENEWED` rounds. A round compares an equal build with it and, in some rounds,
-builds into whose graph transposes are planted. How much longer those take is measured too. At rest it takes about a
-minute and a half a build. Results: docs/results/gate.json.
+A new baseline is saved before every `RENEWED` rounds. Each round compares it with an equal build and, in some rounds,
+with builds whose graphs contain planted transposes. How much longer the planted builds take is measured too. On an idle
+machine this takes about a minute and a half per build. Results: docs/results/gate.json.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PLANTS: dict[str, dict[str, Any]] = {
     SLOW: {"perm": (2, 1, 0), "pairs": 1, "every": 2},
     "3 fast pairs": {"perm": (0, 2, 1), "pairs": 3, "every": 4},
 }
-"""Pairs of transposes, to and fro by `perm`, in the builds of every so many rounds. ONNX Runtime has a fast way for an
-axis that moves alone, and goes value by value where several do."""
+"""The planted builds: `pairs` pairs of transposes by `perm` and back, in one of `every` rounds. ONNX Runtime has a fast
+path for moving a single axis. It copies value by value if several axes move."""
 
 
 def measure(quick: bool) -> list[Row]:
-    """How often an equal build was called slower, and one with a slow pair was not."""
+    """How often an equal build was called slower, and how often a build with a slow pair was not."""
     with temporary.folder() as folder:
         builds = {kind: folder / kind.replace(" ", "-") / "block.onnx" for kind in (EQUAL, *PLANTS)}
         for kind, path in builds.items():
@@ -87,15 +87,15 @@ def _share(plain: Path, planted: Path) -> dict[str, float]:
 
 
 def make(path: Path, hidden: int = 256) -> None:
-    """Write a small block, in which a run takes about a millisecond."""
+    """Write a small block that runs in about a millisecond."""
     write_block(block_spec("rope", hidden, 4, causal=True), path)
 
 
 def plant(path: Path, pairs: int, perm: tuple[int, ...] = (2, 1, 0)) -> None:
-    """Transpose `hidden_states` to and fro `pairs` times, before anything else reads it.
+    """Transpose `hidden_states` and back `pairs` times, before anything else reads it.
 
-    Halfway and between pairs the value becomes a row and takes its shape again, so that optimizers can't fold two
-    transposes into none.
+    After each transpose the value is flattened and gets its shape back, so that optimizers cannot cancel two
+    transposes.
     """
     model = onnx.load(path)
     graph, source = model.graph, model.graph.input[0].name

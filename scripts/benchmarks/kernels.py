@@ -1,7 +1,8 @@
-"""Kernels that TensorRT for RTX chooses for an fp16 block in each form: in all, and fused attention kernels. No GPU.
+"""The kernels that TensorRT for RTX chooses for an fp16 block in each form: their number, and fused attention kernels.
+It needs no GPU.
 
-The limits are what the blocks took when first measured, written by hand in standard operators; forms with operators of
-their own may take one kernel more.
+The limits are the numbers of kernels when the blocks were first measured, written by hand in standard operators. Forms
+with custom operators may take one kernel more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from posexport.spec.spec import Spec
 
 LIMITS = {"none": 7, "learned": 8, "sinusoidal": 8, "relative": 13, "t5": 8, "alibi": 8}
 LIMITS |= dict.fromkeys(("rope", "rope:layout=half", "rope2d", "rope2d:layout=half"), 6)
-"""The most kernels of a block with dynamic shapes."""
+"""The largest number of kernels of a block with dynamic shapes."""
 
 HOOKS = ("none", "rope", "alibi", "relative")
 CASES: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
@@ -37,15 +38,15 @@ CASES: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
     "softcap": ({"causal": True, "softcap": 30.0}, (7, 6, 8, 13)),
     "qk-norm": ({"qk_norm": True}, (9, 8, 10, 16)),
 }
-"""The same for options of blocks, over the first of `HOOKS`: one encoding for each point where encodings act. The limit
-is what the standard operators take, and at least the encoding's own figure."""
+"""The limits for options of blocks, one for each of the first `HOOKS`. The hooks are one encoding for each point where
+encodings act. A limit is what the standard operators take, and at least the encoding's own limit."""
 
 PAIRS = {("decomposed", "function"): 0, ("native", "contrib"): 1}
-"""Forms that share a limit, and how many kernels they may take above it."""
+"""Forms that share a limit, and the number of kernels that they may take above it."""
 
 
 def measure(quick: bool) -> list[Row]:
-    """The most kernels of each pair of forms for each block, and how often attention is not one kernel."""
+    """The largest number of kernels of each pair of forms for each block, and how often attention is not one kernel."""
     rows, unfused, missing = [], [], api.can_build("tensorrt-rtx")
     blocks = [(name, _spec(name), limit) for name, limit in LIMITS.items()]
     for case, (fields, limits) in CASES.items():

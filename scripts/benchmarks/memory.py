@@ -1,6 +1,6 @@
-"""Peak memory, each figure in a new process: of an export, of stacks of layers, and of the forms at run time.
+"""Peak memory of an export, of stacks of layers, and of the forms at run time. Each figure comes from a new process.
 
-Run as a script, this file is such a process: `memory.py FUNCTION ARGUMENTS-AS-JSON` prints the result as JSON.
+This file is also the script of these processes: `memory.py FUNCTION ARGUMENTS-AS-JSON` prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from posexport.runtimes.torch_eager import StreamedRunner
 EXPORT_TARGET = 1.5
 TOKENS = 4096
 FORM_LIMITS = {"native": 1300, "contrib --target ort": 200}
-"""The most megabytes that a form may take for `TOKENS` tokens; the others have no target."""
+"""The most megabytes that a form may take for `TOKENS` tokens. The other forms have no target."""
 
 LAYERS = (4, 20, 80)
 STACK_MEMORY, STACK_SECONDS = 1.2, 0.3
-"""The largest ratio of peaks to that of the fewest layers, and the most seconds a layer beyond writing its bytes."""
+"""The largest ratio of a peak to the peak of the fewest layers, and the most seconds per layer beyond writing its
+bytes."""
 STAGES = {"export": "export", "fp64": "reference in float64", "fp16": "reference in fp16"}
 
 
 def child(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any] | str:
-    """What a function of this file returns in a new process, or why that process failed."""
+    """The result of a function of this file in a new process, or the reason why that process failed."""
     command = [sys.executable, __file__, function.__name__, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -49,7 +50,7 @@ def child(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str
 
 
 def of_export(argument: str) -> dict[str, Any]:
-    """The peak of exporting a kind of block and writing it, above what the process holds after a tiny export."""
+    """The peak of exporting and writing a kind of block, above the memory of the process after a tiny export."""
     with temporary.folder() as folder:
         path = Path(folder, "block.onnx")
         write_block(block_spec("rope", 64, 4), path)
@@ -62,7 +63,7 @@ def of_export(argument: str) -> dict[str, Any]:
 
 
 def of_form(argument: str) -> dict[str, Any]:
-    """The peak of one run of a file, above what the process holds with the session open and the inputs made."""
+    """The peak of one run of a file, above the memory of the process with the session open and the inputs made."""
     empty = machine.resident()
     runner = ort.load(Path(argument), {"threads": THREADS})
     inputs = seeded_inputs(read_onnx(Path(argument)).spec, Sizes(seq=TOKENS), 0)
@@ -73,7 +74,7 @@ def of_form(argument: str) -> dict[str, Any]:
 
 
 def of_stack(what: str, layers: int, path: str) -> dict[str, Any]:
-    """The peak of a whole process, Python and torch included, and the seconds of its stages."""
+    """The peak of a whole process, including Python and torch, and the seconds of its stages."""
     target, spec = Path(path), block_spec("rope", 2048, 16, causal=True, dtype="fp16", layers=layers)
     marks = [time.perf_counter()]
     if what == "export":
@@ -104,14 +105,14 @@ def _peak_row(what: str, target: float | None, unit: str, measure: Callable[...,
 
 
 def measure_exports(quick: bool) -> list[Row]:
-    """The peak of an export over the bytes of its weights."""
+    """The peak of an export, divided by the bytes of its weights."""
     what = "peak memory of exporting 24 {} layers, hidden 1024, over its weights"
     blocks = ("attention",) if quick else ("attention", "transformer")
     return [_peak_row(what.format(block), EXPORT_TARGET, "ratio", of_export, block) for block in blocks]
 
 
 def measure_forms(quick: bool) -> list[Row]:
-    """Megabytes above the weights for each form of causal rope, hidden 1024, 16 heads, fp32."""
+    """The megabytes above the weights for each form of causal rope: hidden 1024, 16 heads, fp32."""
     spec, forms = block_spec("rope:layout=half", 1024, 16, causal=True), ("decomposed", "function", "native", "contrib")
     what = f"peak memory of {TOKENS} tokens above the weights, {{}}"
     with temporary.folder() as folder:
@@ -120,9 +121,10 @@ def measure_forms(quick: bool) -> list[Row]:
 
 
 def measure_stacks(quick: bool) -> list[Row]:
-    """Ratios of peaks, and seconds a layer: the slope from the fewest layers to the most.
+    """Ratios of peaks, and seconds per layer: the slope from the fewest layers to the most.
 
-    Writing is compared with making, hashing and writing the same weights alone, which an export can't save.
+    The time of writing is compared with the time of making, hashing and writing only the weights, which no export can
+    save.
     """
     counts, results, rows = (2, 6) if quick else LAYERS, {}, []
     with temporary.folder() as folder:

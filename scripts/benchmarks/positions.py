@@ -1,9 +1,10 @@
-"""What encodings cost beyond a block without one, with positions as data and with consecutive positions.
+"""The cost of encodings beyond a block without one, with positions as data and with consecutive positions.
 
-One block on ONNX Runtime's CPU provider, one process, two threads, denormal numbers taken as zeros. First sessions
-over forms, targets and caches find the fastest file of an encoding in each mode; new sessions then time it beside the
-fastest file of `none`, and `relative`, `shaw` and `deberta` beside the paper's block with Transformer-XL's shift, in
-plain torch, as torch exports it. Results: docs/results/positions.json and positions.md.
+One block on ONNX Runtime's CPU provider, one process, two threads. Denormal numbers are treated as zeros. First
+sessions over forms, targets and caches find the fastest file of an encoding in each mode. New sessions then time it
+beside the fastest file of `none`. `relative`, `shaw` and `deberta` are also timed beside the block of their paper with
+Transformer-XL's shift, written in plain torch and exported by torch. Results: docs/results/positions.json and
+positions.md.
 """
 
 from __future__ import annotations
@@ -45,32 +46,32 @@ GOALS: Mapping[tuple[str, str], Mapping[str, float]] = {
         **dict.fromkeys(BIASES, 1.25),
         **dict.fromkeys(FUNCTIONS, 2.5),
     },
-    (PREFILL, "data"): {"cope": 3.5, "deberta": 3.5, "alibi2d": 1.25},  # which has no other mode
+    (PREFILL, "data"): {"cope": 3.5, "deberta": 3.5, "alibi2d": 1.25},  # alibi2d has no other mode
     (DECODE, "consecutive"): dict.fromkeys(ENCODINGS, 2.0),
     (DECODE, "data"): dict.fromkeys(ENCODINGS, 3.0),
 }
 """The largest ratio to `none` of each encoding in a scenario and mode."""
 
 PLANS = ("decomposed", "native")
-"""The forms whose plans are counted."""
+"""The forms for which plans are built and their kernels counted."""
 
 NONE, TEXTBOOK, TOKENS = "none", "textbook", 4096
 LONGER: Mapping[str, Mapping[str, int]] = {
-    **{name: {"window_size": math.isqrt(TOKENS)} for name in ("swin", "swinv2")},  # a window of all tokens
-    "xpos": {"scale_base": 1024},  # factors in fp32 for 6 times so many positions
+    **{name: {"window_size": math.isqrt(TOKENS)} for name in ("swin", "swinv2")},  # one window of all tokens
+    "xpos": {"scale_base": 1024},  # its factors fit fp32 for 6 times as many positions
 }
-"""What `TOKENS` tokens need of an encoding."""
+"""Parameters that an encoding needs to take `TOKENS` tokens."""
 
 CHOOSING, CHOOSING_ROUNDS = 2, 3
 SESSIONS, CONFIDENCE, BURSTS = 4, 0.99, {DECODE: 7}
 SESSION_SECONDS, ROUNDS = 1.5, (5, 20)
 
 Rounds = Callable[[float], int]
-"""The seconds of a round to the rounds of a session."""
+"""Maps the seconds of a round to the number of rounds of a session."""
 
 
 def measure(quick: bool) -> list[Row]:
-    """How many encodings miss their goals; the figures themselves go to a page of their own."""
+    """The number of encodings that miss their goals. The figures themselves go to a page of their own."""
     warnings.simplefilter("ignore")
     timing.prepare_process()
     cells, peaks, plans = [], [], []
@@ -97,23 +98,23 @@ def measure(quick: bool) -> list[Row]:
 
 
 def modes_of(encoding: str) -> tuple[str, ...]:
-    """The kinds of positions that an encoding can have, of MODES."""
+    """The kinds of positions in MODES that an encoding supports."""
     return MODES if spec_of(encoding, "data", None).encoding.can_be_consecutive() else ("data",)
 
 
 def spec_of(encoding: str, mode: str, cache: str | None, causal: bool | None = None) -> Spec:
-    """The block with an encoding; causal by default where this is for decoders."""
+    """The block with an encoding. By default it is causal if the encoding is for decoders."""
     causal = decodes(encoding) if causal is None else causal
     return timing.block_spec(encoding, 768, 12, causal=causal, kv_cache=cache, positions=mode)
 
 
 def caches(scenario: str) -> tuple[str | None, ...]:
-    """The caches that files of a scenario have."""
+    """The kinds of cache that the files of a scenario use."""
     return (None,) if scenario == PREFILL else ("concat", "shared")
 
 
 def inputs_of(spec: Spec, scenario: str) -> Arrays:
-    """The inputs of a scenario for a block: the same numbers for both caches."""
+    """The inputs of a scenario for a block. Both kinds of cache get the same numbers."""
     sizes = SIZES[scenario]
     if spec.kv_cache != "concat":
         return seeded_inputs(spec, sizes, 0)
@@ -121,12 +122,12 @@ def inputs_of(spec: Spec, scenario: str) -> Arrays:
 
 
 def named(form: str, cache: str | None) -> str:
-    """What a file is called in tables."""
+    """The name of a file in the tables."""
     return f"{form}, shared buffers" if cache == "shared" else form
 
 
 def _files(encoding: str, mode: str, scenario: str, folder: Path, causal: bool | None = None) -> dict[str, Contender]:
-    """Every file of an encoding in a mode."""
+    """All files of an encoding in a mode."""
     contenders = dict[str, Contender]()
     for cache in caches(scenario):
         spec = spec_of(encoding, mode, cache, causal)
@@ -139,12 +140,12 @@ def _files(encoding: str, mode: str, scenario: str, folder: Path, causal: bool |
 
 
 def rounds_of(seconds: float) -> int:
-    """The rounds of a session in which one takes so many seconds."""
+    """The number of rounds of a session, given the seconds of one round."""
     return max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
 
 
 def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], burst: int) -> dict[str, str]:
-    """The name of the fastest contender of each kind, in sessions of their own; names are `kind: form`."""
+    """The name of the fastest contender of each kind, found in separate sessions. Names have the form `kind: form`."""
     sessions = timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS, burst, 99)
     reference = next(iter(contenders))
     times = {name: [seconds] for name, seconds in timing.merged(sessions).items()}
@@ -153,7 +154,7 @@ def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], burst: in
 
 
 def seconds_of(contenders: Mapping[str, Contender], rounds: Rounds, burst: int) -> dict[str, list[float]]:
-    """The times of contenders beside each other, of all sessions together."""
+    """The times of contenders measured beside each other, over all sessions."""
     return timing.merged(timing.time_sessions(contenders, SESSIONS, rounds, burst))
 
 
@@ -204,7 +205,8 @@ def _measure(
 
 
 def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
-    """Megabytes of each form for `TOKENS` tokens, above what the process holds before; or why there are none."""
+    """The megabytes of each form for `TOKENS` tokens, above the memory of the process before the run; or why there are
+    none."""
     spec = spec_of(encoding, mode, None)
     if encoding in LONGER:
         data = spec.to_dict()
@@ -219,8 +221,8 @@ def _peaks(encoding: str, mode: str, folder: Path) -> dict[str, float | str]:
 
 
 def plans_of(encoding: str, mode: str) -> list[dict[str, Any]]:
-    """The kernels of a plan of each form that TensorRT takes, and whether attention is one of them; or why there is
-    none."""
+    """For each form that TensorRT supports: the number of kernels of its plan, and whether attention is a single
+    kernel; or the reason why there is no plan."""
     fields: dict[str, Any] = {"positions": mode, "causal": decodes(encoding), "dtype": "fp16"}
     spec, missing = timing.block_spec(encoding, 256, 4, **fields), api.can_build("tensorrt-rtx")
     rows = []
@@ -245,7 +247,7 @@ def _goal_rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def figures(data: Mapping[str, Any]) -> list[str]:
-    """The lines of the page for results as they stand in the file."""
+    """The lines of the page for the data of the results file."""
     lines = [made_on(data)]
     for scenario in SIZES:
         lines += ["", f"### `{scenario}`", "", *_scenario(data["cells"], scenario)]

@@ -1,4 +1,4 @@
-"""Start-up: commands against a bare interpreter that imports the libraries that they need anyway."""
+"""Start-up of commands, compared with a bare interpreter that imports the libraries that they need anyway."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from posexport.runtimes.base import timed
 
 CLICK, ONNX = "import click", "import onnx, click"
 COMMANDS = {"--help": (CLICK, 3.0), "list": (CLICK, 3.0), "inspect block.onnx": (ONNX, 4.0)}
-"""Commands, each with what it is compared with and the largest ratio."""
+"""Commands, each with the code that it is compared with and the largest ratio."""
 
 MISSING, MISSING_SECONDS = ("verify missing.onnx", "inspect missing.onnx"), 0.5
-"""Commands that are given a missing file, and the most seconds until they say so."""
+"""Commands that get a missing file, and the most seconds until they report it."""
 
 _MAIN = "from posexport.cli import main; main()"
 
 
 def measure(quick: bool) -> list[Row]:
-    """Ratios of wall time, and seconds until a missing file is reported."""
+    """Ratios of wall time, and the seconds until a missing file is reported."""
     with temporary.folder() as folder:
         write_block(block_spec("rope", 256, 4), Path(folder, "block.onnx"))
         calls = {name: partial(_run, folder, _MAIN, name) for name in COMMANDS}
@@ -42,7 +42,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _run(folder: Path, program: str, words: str = "", code: int = 0) -> None:
-    """Run a program in a new interpreter, which must end with the exit code."""
+    """Run a program in a new interpreter. Raises RuntimeError if it ends with another exit code."""
     command = [sys.executable, "-c", program, *words.split()]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     if done.returncode != code:

@@ -1,6 +1,7 @@
 """Attention with the shift of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, appendix B), in plain torch.
 
-What a user writes from the paper for consecutive positions and hands to torch.onnx.export: no operator of posexport.
+A user would write these blocks from the paper, for consecutive positions, and export them with torch.onnx.export. They
+use no operator of posexport.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from posexport.spec.spec import Spec
 
 
 def shifted(rows: Tensor) -> Tensor:
-    """[..., S, S], by distance from S - 1 to 0, as [..., S, S] by key, for keys behind their query (appendix B)."""
+    """Turns [..., S, S] by distance, from S - 1 to 0, into [..., S, S] by key (appendix B). Only keys at or before
+    their query get the right value."""
     seq = rows.shape[-1]
     return nn.functional.pad(rows, (1, 0)).reshape(*rows.shape[:2], seq + 1, seq)[:, :, 1:]
 
 
 class Textbook(nn.Module):
-    """One causal block [B, S, D] to [B, S, D], weights named as in a file of posexport."""
+    """One causal block from [B, S, D] to [B, S, D]. The weights have the names of a file of posexport."""
 
     def __init__(self, spec: Spec, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -34,20 +36,20 @@ class Textbook(nn.Module):
         self.frequencies = nn.Buffer(10000.0 ** -(torch.arange(0, spec.hidden_size, 2) / spec.hidden_size))
 
     def weight(self, name: str) -> Tensor:
-        """Of the encoding."""
+        """A weight of the encoding."""
         made: Tensor = self.weights[f"encoding/{name}"]
         return made
 
     def by_head(self, x: Tensor) -> Tensor:
-        """[B, S, D] as [B, N, S, head_dim]."""
+        """Reshapes [B, S, D] to [B, N, S, head_dim]."""
         return x.reshape(x.shape[0], -1, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def logits(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
-        """[B, N, S, S], not scaled, for keys behind their query; distances are S - 1 to 0."""
+        """The unscaled logits [B, N, S, S] of keys at or before their query. `distances` runs from S - 1 to 0."""
         raise NotImplementedError
 
     def values(self, probabilities: Tensor, v: Tensor, distances: Tensor) -> Tensor:
-        """[B, N, S, head_dim]."""
+        """The weighted sum of the values, [B, N, S, head_dim]."""
         return probabilities @ v
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -73,10 +75,10 @@ class TransformerXL(Textbook):
 
 
 class Shaw(Textbook):
-    """Shaw et al. 2018, arXiv:1803.02155, with the shift; that of the values is its inverse."""
+    """Shaw et al. 2018, arXiv:1803.02155, with the shift. The term of the values uses the inverse shift."""
 
     def rows(self, name: str, distances: Tensor) -> Tensor:
-        """[S, head_dim], of a table in which the row in the middle is that of distance 0."""
+        """Rows [S, head_dim] of a table. The middle row of the table belongs to distance 0."""
         table = self.weight(f"{name}/weight")
         return table[table.shape[0] // 2 - distances.clamp(max=table.shape[0] // 2)]
 
@@ -91,7 +93,8 @@ class Shaw(Textbook):
 
 
 class Deberta(Textbook):
-    """He et al. 2021, arXiv:2006.03654, section 3.1: both terms with the shift, the second of keys and transposed."""
+    """He et al. 2021, arXiv:2006.03654, section 3.1. Both terms use the shift; the second uses it by key and transposes
+    it."""
 
     def logits(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
         table = self.weight("weight")
@@ -100,7 +103,7 @@ class Deberta(Textbook):
             self.by_head((rows @ self.weight(f"pos_{name}_proj/weight").T).unsqueeze(0)).transpose(2, 3)
             for name in ("key", "query")
         )
-        # keys from the last on: as far from it as a key is, queries are behind that key
+        # in reverse order, the later queries of a key become earlier ones, so the same shift applies
         second = shifted((k @ queries).flip(2)).flip(2, 3).transpose(2, 3)
         return q @ k.transpose(2, 3) + shifted(q @ keys) + second
 
@@ -109,7 +112,7 @@ TEXTBOOKS = {"relative": TransformerXL, "shaw": Shaw, "deberta": Deberta}
 
 
 def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray], **options: Any) -> Contender:
-    """The block with the spec's seeded weights, as torch exports it for any length, in a session with `options`."""
+    """The block with the spec's seeded weights, exported by torch for any length, in a session with `options`."""
     x = torch.from_numpy(inputs["hidden_states"])
     shapes = {"hidden_states": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}}
     block = TEXTBOOKS[spec.encoding.name](spec, seeded_weights(spec, 0)).eval()
@@ -123,6 +126,6 @@ def contender(path: Path, spec: Spec, inputs: Mapping[str, np.ndarray], **option
         dynamic_shapes=shapes,
         verbose=False,
     )
-    assert program is not None  # as torch gives it with dynamo
+    assert program is not None  # torch returns a program with dynamo=True
     program.save(path)
     return of_file(path, {"hidden_states": inputs["hidden_states"]}, **options)

@@ -1,4 +1,4 @@
-"""What the timed parts share: blocks, the files of each form, and rounds of contenders in one process."""
+"""What the timed parts share: blocks, the files of each form, and timed rounds of contenders in one process."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ from posexport.spec.spec import Spec
 
 THREADS, TORCH = 2, "torch"
 COMMON = ("none", "learned", "sinusoidal", "relative", "t5", "rope", "rope2d", "alibi")
-"""The encodings that most models have."""
+"""The encodings that most models use."""
 
 PARAMETERS: Mapping[str, dict[str, Any]] = {
     "learned": {"max_positions": 4096},
     "swin": {"window_size": 32},
     "swinv2": {"window_size": 32},
 }
-"""What an encoding must be given to reach long prompts; everything else is its default."""
+"""The parameters that let an encoding take long prompts. All other parameters have their defaults."""
 
 FLUSHED: Mapping[str, Any] = {"denormal_as_zero": True}
-"""Options of sessions, where all that stands beside each other has them: weights of far keys are denormal numbers under
-a causal mask or alibi, with which some CPUs are slow. ONNX Runtime asks the first session of a process alone."""
+"""Session options that treat denormal numbers as zeros. All files that are compared with each other use them. With a
+causal mask or alibi, the weights of distant keys are denormal numbers, and some CPUs are slow with those. ONNX Runtime
+reads this option only for the first session of a process."""
 
 Series = dict[str, list[list[float]]]
 """Seconds by name: a list of rounds for each session."""
 
 
 def decodes(encoding: str) -> bool:
-    """Whether it is for decoders: encodings of a grid are for encoders, except M-RoPE."""
+    """Whether an encoding is for decoders. Encodings of a grid are for encoders, except M-RoPE."""
     return encoding == "mrope" or ENCODINGS[encoding].axes < 2
 
 
@@ -64,7 +65,8 @@ def write_block(spec: Spec, path: Path, **options: Any) -> None:
 
 
 def write_forms(spec: Spec, folder: Path, forms: Sequence[str]) -> tuple[dict[str, Path], dict[str, str]]:
-    """Export each form for ONNX Runtime alone and for all targets: the distinct files, and why others are missing."""
+    """Export each form for ONNX Runtime only and for all targets. Returns the distinct files, and why others are
+    missing."""
     weights, files, missing = seeded_weights(spec, 0), {}, {}
     for form in forms:
         for target in ("ort", "portable"):
@@ -74,7 +76,7 @@ def write_forms(spec: Spec, folder: Path, forms: Sequence[str]) -> tuple[dict[st
             except RequestError as error:
                 missing[name] = str(error)
                 continue
-            if target == "portable" or "posexport.target" in model.metadata_props:  # else one file is for both
+            if target == "portable" or "posexport.target" in model.metadata_props:  # else both targets share a file
                 files[name] = folder / f"{form}-{target}-{spec.kv_cache}.onnx"
                 write_onnx(model, files[name])
     return files, missing
@@ -82,8 +84,8 @@ def write_forms(spec: Spec, folder: Path, forms: Sequence[str]) -> tuple[dict[st
 
 @attrs.frozen
 class Contender:
-    """One competitor: `load` opens it anew for each session. It has `prepare`, and `run` too where outputs are compared
-    here (posexport.runtimes.base.Runner)."""
+    """One competitor. `load` opens it again for each session. The loaded object has `prepare`. It also needs `run` if
+    outputs are compared here (posexport.runtimes.base.Runner)."""
 
     load: Callable[[], Any]
     inputs: Arrays
@@ -99,8 +101,8 @@ def _number(name: str) -> onnx.ValueInfoProto:
 
 
 def prepare_process() -> None:
-    """Give torch as many threads as ONNX Runtime has, and take denormal numbers as zeros from now on: before there is
-    any other session of ONNX Runtime."""
+    """Give torch as many threads as ONNX Runtime, and treat denormal numbers as zeros. Call it before this process
+    opens any other session of ONNX Runtime."""
     torch.set_num_threads(THREADS)
     node = helper.make_node("Identity", ["x"], ["y"])
     graph = helper.make_graph([node], "identity", [_number("x")], [_number("y")])
@@ -123,7 +125,7 @@ def seeded_block(spec: Spec) -> Block:
 
 
 def grown(shared: Arrays, past: int) -> Arrays:
-    """The inputs for a cache that grows: of shared buffers, the `past` places that are written."""
+    """The inputs for a growing cache: only the `past` places of the shared buffers that are written."""
     return {
         name: np.ascontiguousarray(array[:, :, :past]) if name.startswith("past_") else array
         for name, array in shared.items()
@@ -132,13 +134,13 @@ def grown(shared: Arrays, past: int) -> Arrays:
 
 
 def error_of(contender: Contender, reference: Contender) -> float:
-    """How far the output of a contender is from that of the reference."""
+    """The largest difference between the output of a contender and that of the reference."""
     output, expected = (one.load().run(one.inputs)["output"] for one in (contender, reference))
     return float(np.abs(output - expected).max())
 
 
 def check_equal(contenders: Mapping[str, Contender], what: str) -> None:
-    """RuntimeError where an output is not that of the first contender: a wrong file is no contender."""
+    """Raise RuntimeError if an output differs from that of the first contender: a wrong file must not compete."""
     first, *others = contenders
     for name in others:
         if not (error := error_of(contenders[name], contenders[first])) < 1e-3:
@@ -148,10 +150,11 @@ def check_equal(contenders: Mapping[str, Contender], what: str) -> None:
 def time_sessions(
     contenders: Mapping[str, Contender], sessions: int, count: Callable[[float], int], burst: int, seed: int = 0
 ) -> Series:
-    """Time all in alternation, in sessions that load everything anew: memory placement biases a loaded model for life.
+    """Time all contenders in alternation. Each session loads everything again, because memory placement biases a loaded
+    model permanently.
 
-    A turn is one untimed run, which wakes threads, and the median of `burst` timed ones. `count` gives the rounds of a
-    session for the seconds that one round takes.
+    A turn is one untimed run, which wakes the threads, and the median of `burst` timed runs. `count` returns the number
+    of rounds of a session, given the seconds of one round.
     """
     series: Series = {name: [] for name in contenders}
     for session in range(sessions):
@@ -172,12 +175,12 @@ def _turn(call: Callable[[], float], burst: int) -> Callable[[], float]:
 
 
 def merged(series: Series, first: int = 0) -> dict[str, list[float]]:
-    """The rounds of all sessions together, from the session with this number on."""
+    """The rounds of all sessions together, starting with session number `first`."""
     return {name: list(itertools.chain(*sessions[first:])) for name, sessions in series.items()}
 
 
 def cpu_seconds() -> float:
-    """Seconds of the CPU, of this process and its children: others' work doesn't count."""
+    """CPU seconds of this process and its children. The work of other processes does not count."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

@@ -1,8 +1,8 @@
-"""Does tune find what timing everything finds, and at what share of its cost?
+"""Does tune find the same choice as timing everything, and at what share of the cost?
 
-For each encoding: `posexport.tune` of a block, and then every distinct program under every combination of options.
-Tune's choice is right where it is no slower than the best of all, within the interval over new processes. Results:
-docs/results/tuning.json and tuning.md.
+For each encoding, this runs `posexport.tune` on a block and then times every distinct program with every combination of
+options. Tune's choice is right if it is not slower than the best of all, within the interval over new processes.
+Results: docs/results/tuning.json and tuning.md.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SHARE = 0.4
 """The largest share of the runs of timing everything that a tuning may cost."""
 
 PROCESSES, TURNS = 7, 3
-"""Pairs of new processes that judge a choice, and the rounds of each."""
+"""The number of new processes that judge a choice, and the rounds in each."""
 
 CONFIDENCE = 0.998
-"""Of that judgement: 24 of them hold together with 95 %."""
+"""The confidence of each judgement. 24 judgements then hold together with 95 %."""
 
 COLUMNS = ("encoding", "tune's choice", "best of all", "choice / best", "candidates", "runs", "time", "state")
 
 
 def measure(quick: bool) -> list[Row]:
-    """How many choices of tune are slower than the best, or cost more than their share."""
+    """The number of choices of tune that are slower than the best, or that cost more than SHARE."""
     rows = []
     for name in ["rope"] if quick else ENCODINGS:
         rows.append(_measure(name))
@@ -59,7 +59,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def figures(data: dict[str, Any]) -> list[str]:
-    """The lines of the page for results as they stand in the file."""
+    """The lines of the page for the data of the results file."""
     rows = data["rows"]
     passed, load = sum(row["state"] == "passed" for row in rows), max(row.get("machine_load", 0) for row in rows)
     measured = f"{machine_line(data['machine'])}; other work took up to {load:.0%} of the CPU."
@@ -77,7 +77,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _measure(name: str) -> dict[str, Any]:
-    """Tune and time everything for one encoding; causal only where it can't do without."""
+    """Tune and time everything for one encoding. The block is causal only if the encoding requires it."""
     try:
         spec = block_spec(name, HIDDEN, HIDDEN // 64)
     except RequestError:
@@ -106,7 +106,7 @@ def _measure(name: str) -> dict[str, Any]:
 
 
 def winning_program(winner: str, distinct: Sequence[Program]) -> Program:
-    """The program of the winner's form, dtype and target."""
+    """The program with the winner's form, dtype and target."""
     form, dtype, _, *target = winner.split()[0].split("/")
     key = (form, dtype, target[0] if target else "portable")
     return next(program for program in distinct if (program.form, program.dtype, program.target) == key)
@@ -115,14 +115,14 @@ def winning_program(winner: str, distinct: Sequence[Program]) -> Program:
 def time_everything(
     block: Block, request: Request, winner: str, store: Store, rounds: int = MAX_ROUNDS
 ) -> dict[str, Any]:
-    """Time every distinct program under every combination of options against `winner`, a candidate's name.
+    """Time every distinct program with every combination of options against `winner`, the name of a candidate.
 
-    `ratios` holds every candidate's time over that of the winner, `best` is the smallest of them, and `ratio` the
-    winner's time over the best's, timed anew in new processes: the smallest of many noisy ratios is too small by
-    itself. It is None where they are the same. `everything_runs` and `everything_seconds` are what timing each
-    candidate once at full rounds takes: that the winner is timed again beside every group is not counted. Opsets are
-    those of the first search and all of the winner's form and target. `store` should be empty: what it knows is not
-    timed again.
+    `ratios` contains the time of every candidate over that of the winner. `best` has the smallest ratio. `ratio` is the
+    winner's time over the best's, measured again in new processes, because the smallest of many noisy ratios is too
+    small; it is None if both are the same candidate. `everything_runs` and `everything_seconds` are the cost of timing
+    each candidate once at full rounds; the repeated timing of the winner in every group is not counted. The opsets are
+    those of the first search, and all opsets for the winner's form and target. `store` should be empty: results in it
+    are not measured again.
     """
     start = time.perf_counter()
     with Tuning(block, request, store, lambda step: None) as tuning:
@@ -130,7 +130,7 @@ def time_everything(
         distinct += tuning.distinct(other_opsets(winning_program(winner, distinct), request.limits))
         names: list[str] = []
         for program in distinct:
-            levels: dict[str, str | None] = {}  # the first level that makes a graph
+            levels: dict[str, str | None] = {}  # the first level that produces a graph
             for options in (*options_of(request.runtime, gpu=True), plain_options(request.runtime)):
                 level = options.get("graph_level")
                 identity, error = tuning.programs.identity(program, level)
@@ -146,7 +146,7 @@ def time_everything(
             timed, failed = timer.time_rounds(group, rounds, at)
             search.rounds += timed
             search.failed |= failed
-            share = (len(group) - (at > 0)) / len(group)  # the winner counts once
+            share = (len(group) - (at > 0)) / len(group)  # the winner counts only once
             warmups = WARMUP * len(group)
             runs += (warmups + (timer.runs - runs_before - warmups) * MAX_ROUNDS / rounds) * share
             timing_seconds += (timer.seconds - seconds_before) * share
@@ -160,7 +160,7 @@ def time_everything(
 
 
 def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> statistics.Ratio:
-    """The ratio of the two with its interval over processes."""
+    """The ratio of the two candidates, with its interval over processes."""
     series: dict[str, list[list[float]]] = {winner: [], best: []}
     for number in range(PROCESSES):
         timed, failed = tuning.timer.time_rounds([winner, best], TURNS, seed + number)

@@ -1,10 +1,11 @@
-"""A whole decoder of about 100 million parameters: a step behind cached tokens and a prompt, against what else runs it.
+"""A whole decoder of about 100 million parameters: one step after cached tokens and one prompt, compared with
+alternatives.
 
-The checkpoint is a Llama of random weights in fp32. Its files are posexport's, torch's own export, the exporter inside
-transformers with its fusions, and what the model builder of onnxruntime-genai and mobius write; all run on ONNX
-Runtime's CPU provider with the same threads, grown caches as outputs that it allocates, buffers bound as input and
-output at once. In torch, eager has caches that grow, and what is compiled has static ones. The floor reads all weights
-and caches once. Only what gives torch's logits is timed.
+The checkpoint is a Llama with random weights in fp32. Its files come from posexport, torch's own export, the exporter
+inside transformers with its fusions, the model builder of onnxruntime-genai, and mobius. All files run on ONNX
+Runtime's CPU provider with the same number of threads. Growing caches are outputs that ONNX Runtime allocates. Buffers
+are bound as input and output at the same time. In torch, the eager model has growing caches and the compiled one has
+static caches. The floor reads all weights and caches once. A contender is timed only if it gives torch's logits.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "contrib": ("--form", "contrib", "--target", "ort"),
     "contrib, buffers": ("--form", "contrib", "--target", "ort", "--kv-cache", "shared"),
 }
-"""Options of `posexport export --model` by the name of the form."""
+"""Options of `posexport export --model`, by the name of the form."""
 
 TOOLS: Mapping[str, Export] = {
     "torch.onnx.export": EXPORTERS["dynamo23"],
@@ -68,16 +69,16 @@ EAGER, COMPILED, FLOOR = "torch eager", "torch.compile", "the floor"
 BUILDER, MOBIUS = "onnxruntime-genai's builder", "mobius"
 
 FARTHEST = 2e-3
-"""The largest error of logits in units of their root mean square."""
+"""The largest error of the logits, in units of their root mean square."""
 
 ROOM = 64
-"""Places of a buffer behind the last token."""
+"""The free places of a buffer after the last token."""
 
 
 @attrs.frozen
 class Situation:
-    """So many new tokens behind cached ones; the largest ratio to the fastest alternative, of those in ONNX Runtime
-    alone where it says so, and to the floor."""
+    """`seq` new tokens after `past` cached ones. `target` is the largest ratio to the fastest alternative, and to the
+    fastest in ONNX Runtime if `among_files` is set. `floor` is the largest ratio to the floor."""
 
     seq: int
     past: int
@@ -96,7 +97,7 @@ SITUATIONS = {
 
 
 class File:
-    """An ONNX file; cached keys and values are buffers where it `shares` them."""
+    """An ONNX file. Cached keys and values are buffers if it `shares` them."""
 
     def __init__(self, path: Path, shares: bool) -> None:
         options = onnxruntime.SessionOptions()
@@ -106,7 +107,7 @@ class File:
         self._names = [one.name for one in self._session.get_outputs()]
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        """What runs it once and gives the seconds."""
+        """A function that runs the file once and returns the seconds."""
         binding, held = self._session.io_binding(), dict[str, onnxruntime.OrtValue]()
         for name in (one.name for one in self._session.get_inputs()):
             array = inputs[_usual(name)]
@@ -123,7 +124,7 @@ class File:
                 binding.bind_ortvalue_output(name, held[past_name])
             else:
                 binding.bind_output(name)
-        self._binding, self._held = binding, held  # inputs must outlive the binding
+        self._binding, self._held = binding, held  # the inputs must outlive the binding
 
         def call() -> float:
             start = time.perf_counter()
@@ -133,7 +134,7 @@ class File:
         return call
 
     def logits(self, inputs: Arrays) -> np.ndarray[Any, Any]:
-        """Those of the last token."""
+        """The logits of the last token."""
         self.prepare(inputs)()
         values = self._binding.get_outputs()[
             next(at for at, name in enumerate(self._names) if name.endswith("logits"))
@@ -142,20 +143,20 @@ class File:
 
 
 def _usual(name: str) -> str:
-    """The name of an input as optimum has it, of that of transformers' exporter."""
+    """Optimum's name of an input, given the name of transformers' exporter."""
     name = re.sub(r"past_key_values\.layers\.(\d+)\.(key|value)s", r"past_key_values.\1.\2", name)
     return name.removeprefix("input.")
 
 
 class Torch:
-    """transformers' own module, eager with a cache that grows or compiled with a static one."""
+    """The module of transformers: eager with a growing cache, or compiled with a static one."""
 
     def __init__(self, model: Any, compiled: bool) -> None:
         self._model, self._compiled = model, compiled
         self._call = torch.compile(model, dynamic=False) if compiled else model
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        """What runs it once and gives the seconds; the cache is as it was before, afterwards."""
+        """A function that runs the module once and returns the seconds. It restores the cache afterwards."""
         ids = torch.from_numpy(inputs["input_ids"])
         pairs = _pairs(inputs)
         past, seq = pairs[0][0].shape[2], ids.shape[1]
@@ -182,19 +183,19 @@ class Torch:
         return call
 
     def logits(self, inputs: Arrays) -> np.ndarray[Any, Any]:
-        """Those of the last token."""
+        """The logits of the last token."""
         self.prepare(inputs)()
         return self._last[:, -1].numpy()
 
 
 class Floor:
-    """Reads as many bytes as weights and caches take."""
+    """Reads as many bytes as the weights and caches take."""
 
     def __init__(self, weights: int) -> None:
         self._weights = weights
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        """What reads them once and gives the seconds."""
+        """A function that reads them once and returns the seconds."""
         caches = sum(array.size for name, array in inputs.items() if name.startswith("past"))
         values = torch.ones(self._weights + caches)
 
@@ -207,7 +208,7 @@ class Floor:
 
 
 def measure(quick: bool) -> list[Row]:
-    """In each situation the best form's ratio to each alternative, to the fastest of them and to the floor."""
+    """For each situation, the best form's ratio to each alternative, to the fastest of them and to the floor."""
     torch.set_num_threads(THREADS)
     with temporary.folder() as folder:
         checkpoint = folder / "checkpoint"
@@ -215,7 +216,7 @@ def measure(quick: bool) -> list[Row]:
         model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**CONFIG, **(QUICK if quick else {})}))
         transformers.logging.disable_progress_bar()
         model.eval().save_pretrained(checkpoint)
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))  # the builder wants one
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))  # the builder needs one
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(checkpoint)
         files, missing = dict[str, tuple[Path, bool]](), dict[str, str]()
         for name, path, shares, write in _writers(folder, checkpoint, model):
@@ -223,7 +224,7 @@ def measure(quick: bool) -> list[Row]:
             try:
                 write(path)
                 files[name] = path, shares
-            except Exception as error:  # whatever another tool raises is a row
+            except Exception as error:  # an error of another tool becomes a row
                 missing[name] = f"it wrote no file: {str(error).strip().splitlines()[-1][:200]}"
         return [row for name, case in SITUATIONS.items() for row in _rows(name, case, model, files, missing, quick)]
 
@@ -239,13 +240,13 @@ def _writers(folder: Path, checkpoint: Path, model: Any) -> Iterator[tuple[str, 
 
 
 def write_ours(checkpoint: Path, options: tuple[str, ...], path: Path) -> None:
-    """By posexport's command."""
+    """Write the file with posexport's command."""
     export = ["-m", "posexport", "export", "--from", str(checkpoint), "--model", *options, "-o", str(path)]
     run_command([sys.executable, *export])
 
 
 def _build(checkpoint: Path, packages: Path, path: Path) -> None:
-    """By the model builder of onnxruntime-genai, which takes the ONNX Runtime that is installed."""
+    """Write the file with the model builder of onnxruntime-genai, which uses the installed ONNX Runtime."""
     _install(packages, "onnxruntime-genai")
     builder = ["-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu", "-c", str(packages / "hub")]
     run_command([sys.executable, *builder, "-i", str(checkpoint), "-o", str(path.parent)], PYTHONPATH=str(packages))
@@ -257,23 +258,24 @@ def _mobius(checkpoint: Path, packages: Path, path: Path) -> None:
 
 
 def install_mobius(packages: Path) -> None:
-    """Into a folder of its own."""
+    """Install mobius into a folder of its own."""
     _install(packages, "mobius-onnx==0.1.0", "onnx-shape-inference")
 
 
 def write_mobius(checkpoint: Path, packages: Path, path: Path) -> None:
-    """By mobius, in its form for ONNX Runtime's CPU provider."""
+    """Write the file with mobius, in its form for ONNX Runtime's CPU provider."""
     build = ["-m", "mobius", "build", "--config", str(checkpoint), "--ep", "cpu", str(path.parent)]
     run_command([sys.executable, *build], PYTHONPATH=str(packages))
 
 
 def _install(folder: Path, *packages: str) -> None:
-    """Into a folder of their own, beside the versions of other packages that are installed."""
+    """Install packages into a folder, without their dependencies: the installed versions of other packages stay in
+    use."""
     run_command([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages])
 
 
 def run_command(command: list[str], **variables: str) -> None:
-    """Run it, with these variables beside those of the environment; RuntimeError with what it says where it fails."""
+    """Run a command with additional environment variables. If it fails, raises RuntimeError with what it printed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
     if done.returncode:
         raise RuntimeError(done.stderr.strip() or f"exit code {done.returncode}")
@@ -295,7 +297,7 @@ def _rows(
         try:
             error = float(np.abs(load().logits(inputs) - reference).max() / np.sqrt((reference**2).mean()))
             reason = None if error <= FARTHEST else f"its logits are off by {error:.2g} of their root mean square"
-        except Exception as failure:  # whatever an engine raises is a row
+        except Exception as failure:  # an error of an engine becomes a row
             reason = str(failure).strip().splitlines()[0][:200]
         if reason is not None:
             del loads[one]
@@ -324,12 +326,12 @@ def _rows(
 
 
 def _judged(row: Row) -> Row:
-    """The row, passed where its interval reaches down to the target."""
+    """The row, passed if its interval reaches down to the target."""
     return attrs.evolve(row, state="passed") if row.low is not None and row.low <= (row.target or 0) else row
 
 
 def _inputs(model: Any, case: Situation) -> Arrays:
-    """One row of tokens, and caches that a prompt made."""
+    """One row of tokens, and the caches that a prompt wrote."""
     tokens = torch.randint(3, model.config.vocab_size, (1, case.past + case.seq))
     cache: Any = transformers.DynamicCache(config=model.config)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """Export time of whole models: `posexport export --model` of Llama-shaped checkpoints of several depths, beside mobius.
 
-Each export is a command in a process of its own, which starts, reads the checkpoint and writes the file. One layer of
-each kind is traced and copied, so what a further layer costs is the slope from the fewest layers to the most; reading,
-hashing and writing the same bytes alone, which an export can't save, is taken off it.
+Each export is a command in a process of its own: it starts, reads the checkpoint and writes the file. One layer of each
+kind is traced and copied. So the cost of one more layer is the slope from the fewest layers to the most. The time of
+reading, hashing and writing the same bytes is subtracted, because no export can save it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from posexport.files import HashingFile, staged
 
 LAYERS = (2, 12, 24)
 A_LAYER, ALL_LAYERS = 0.3, 60.0
-"""The most seconds a layer beyond its bytes, and of the most layers."""
+"""The most seconds per layer beyond its bytes, and the most seconds for the largest number of layers."""
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "hidden 64": {**CONFIG, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "vocab_size": 1000},
@@ -38,7 +38,7 @@ BYTES = "bytes"
 
 
 def measure(quick: bool) -> list[Row]:
-    """Seconds of whole exports, and of a layer more."""
+    """The seconds of whole exports, and of one more layer."""
     with temporary.folder() as folder:
         why = _refusal(partial(install_mobius, folder / "packages"))
         shapes = dict(itertools.islice(SHAPES.items(), 1 if quick else None))
@@ -123,6 +123,6 @@ def _bytes(checkpoint: Path, path: Path) -> None:
 def _refusal(call: Callable[[], None]) -> str | None:
     try:
         call()
-    except RuntimeError as error:  # whatever pip says is a row
+    except RuntimeError as error:  # an error of pip becomes a row
         return str(error).splitlines()[-1][:200]
     return None

@@ -1,4 +1,4 @@
-"""`scripts/rewrite_results`: what `posexport rewrite` makes of other tools' graphs, and what others make of them."""
+"""`scripts/rewrite_results`: what `posexport rewrite` makes of other tools' graphs, compared with other optimizers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FOLDER: Any = click.Path(path_type=Path, file_okay=False)
 
 @click.group()
 def main() -> None:
-    """Measure parts of docs/results/rewrite.json and write them there; parts that are not measured stay.
+    """Measure parts of docs/results/rewrite.json and write them there. Parts that are not measured stay as they are.
 
-    SUITE is a folder that scripts/suite/generate.py made. Work that takes long leaves records in WORK, and goes on
-    from them when it is started again.
+    SUITE is a folder that scripts/suite/generate.py made. Long work keeps its records in WORK and continues from them
+    when it is started again.
     """
 
 
@@ -31,7 +31,7 @@ def main() -> None:
 @click.option("--tool", "tools", multiple=True, help="repeatable; else all")
 @click.option("--again", is_flag=True, help="those that have a record too")
 def suite_command(suite: Path, work: Path, names: tuple[str, ...], tools: tuple[str, ...], again: bool) -> None:
-    """Every tool on every file of SUITE (hours)."""
+    """Run every tool on every file of SUITE (hours)."""
     score.run(suite, work, names, tools, again)
     if not names:
         publish(suite=score.results(suite, work))
@@ -42,7 +42,7 @@ def suite_command(suite: Path, work: Path, names: tuple[str, ...], tools: tuple[
 @click.argument("work", type=FOLDER)
 @click.option("--again", is_flag=True, help="those that have a record too")
 def near_misses_command(suite: Path, work: Path, again: bool) -> None:
-    """posexport on every near miss in SUITE, which draw_near_misses.py made (hours)."""
+    """Run posexport on every near miss in SUITE, which draw_near_misses.py made (hours)."""
     publish(near_misses=judge_near_misses.run(suite, work, again))
 
 
@@ -51,7 +51,7 @@ def near_misses_command(suite: Path, work: Path, again: bool) -> None:
 @click.option("--hidden", default=speed.SIZES["hidden_size"], show_default=True, type=click.IntRange(192))
 @click.option("--quick", is_flag=True, help="two rounds, to see that it works; writes no results")
 def speed_command(layers: int, hidden: int, quick: bool) -> None:
-    """A decoder with caches before and after, on ONNX Runtime's CPU (ten minutes on a machine at rest)."""
+    """Time a decoder with caches before and after, on ONNX Runtime's CPU (ten minutes on an idle machine)."""
     result = speed.measure(layers, hidden, quick)
     for cell in result["cells"]:
         click.echo(f"{cell['scenario']} {cell['file']}: {cell['ms']} ms, {cell['ratio']['median']} of the original's")
@@ -63,7 +63,7 @@ def speed_command(layers: int, hidden: int, quick: bool) -> None:
 @click.argument("work", type=FOLDER)
 @click.option("--only", "names", multiple=True, type=click.Choice(fused.NAMES), help="repeatable; writes no results")
 def tensorrt_command(work: Path, names: tuple[str, ...]) -> None:
-    """Kernels that TensorRT for RTX chooses for architectures of the suite in fp16 (half an hour)."""
+    """Count kernels that TensorRT for RTX chooses for architectures of the suite in fp16 (half an hour)."""
     rows = fused.measure(work, names)
     if not names:
         publish(tensorrt=rows)

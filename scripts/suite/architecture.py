@@ -1,4 +1,4 @@
-"""One architecture of the suite: a configuration of transformers, and what its attention holds."""
+"""One architecture of the suite: a configuration of transformers and facts about its attention."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ HEAD_SIZE = HIDDEN // HEADS
 class Architecture:
     """A model to export.
 
-    `kind` names its wrapper: decoder, tokens, image, audio. `config` and `model` are names of classes in transformers;
-    `options` go to the configuration. `sites` counts the attentions that the exported graph holds; `encoding` is what
-    tells them positions, `rope` the layout of a rotation (half, interleaved, 2d; with "partial" where some features
-    stay as they are). `attention` is the implementation in transformers.
+    `kind` names its wrapper in `wrappers.WRAPPERS`, for example decoder, tokens, image or audio. `config` and `model`
+    are names of classes in transformers; `options` are passed to the configuration. `sites` is the number of attentions
+    in the exported graph. `encoding` is what gives them positions. `rope` is the layout of a rotation (half,
+    interleaved, 2d), followed by "partial" if some features are not rotated. `attention` is the implementation in
+    transformers.
     """
 
     name: str
@@ -33,9 +34,9 @@ class Architecture:
     positions: bool = True
     """Whether a decoder takes position_ids."""
     gain: float = 1.6
-    """Factor of the weights of queries and keys: scores get a spread of a few units."""
+    """A factor for the weights of queries and keys. It gives scores a spread of a few units."""
     part: str = ""
-    """Module inside the model that is exported, where it is not all of it."""
+    """The submodule to export, if not the whole model is exported."""
     dtype: str = "float32"
     notes: str = ""
 
@@ -43,6 +44,6 @@ class Architecture:
 def architecture(
     usual_kind: str, ending: str, name: str, prefix: str, encoding: str, options: Mapping[str, Any], **more: Any
 ) -> Architecture:
-    """A row of the usual kind with classes named `<prefix>Config` and `<prefix><ending>`, unless `more` has others."""
+    """An architecture with classes named `<prefix>Config` and `<prefix><ending>`, unless `more` names others."""
     usual = {"kind": usual_kind, "config": f"{prefix}Config", "model": f"{prefix}{ending}"}
     return Architecture(name=name, encoding=encoding, options=options, **{**usual, **more})

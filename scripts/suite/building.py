@@ -1,4 +1,4 @@
-"""Builds a model with random weights of which every one matters: scores with a spread, norms and biases that are not
+"""Builds a model with random weights that all affect its output. Scores have a spread, and norms and biases differ from
 the ones and zeros of an untrained model."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TABLES = re.compile(r"(bias_table|relative_attention_bias|rel_embeddings|sinks)"
 
 
 def build(architecture: Architecture) -> torch.nn.Module:
-    """The model in its dtype, in evaluation mode; the same weights for the same name, whatever the process."""
+    """The model in its dtype and in evaluation mode. The same name gives the same weights in every process."""
     torch.manual_seed(zlib.crc32(architecture.name.encode()))
     config = getattr(transformers, architecture.config)(**architecture.options)
     config._attn_implementation = architecture.attention
     if hasattr(config, "_experts_implementation"):
-        config._experts_implementation = "batched_mm"  # the others have no translation to ONNX
+        config._experts_implementation = "batched_mm"  # the other implementations cannot be exported to ONNX
     model: torch.nn.Module = getattr(transformers, architecture.model)(config)
     randomize(model, architecture.gain)
     model.to(getattr(torch, architecture.dtype))
@@ -31,7 +31,7 @@ def build(architecture: Architecture) -> torch.nn.Module:
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, gain: float) -> None:
-    """Draws every weight again: matrices by their fan-in, vectors around what they were."""
+    """Draw all weights again: matrices scaled by their fan-in, vectors around their previous values."""
     generator = torch.Generator().manual_seed(0)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for name, parameter in model.named_parameters():

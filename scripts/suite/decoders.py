@@ -1,4 +1,4 @@
-"""Decoders with caches: one row for every way in which transformers tells a decoder its positions."""
+"""Decoders with caches: an architecture for every way in which decoders in transformers get positions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ GEMMA3 = {
 decoder = partial(architecture, "decoder", "ForCausalLM")
 
 multimodal = partial(architecture, "decoder", "ForConditionalGeneration")
-"""A decoder that could read images too."""
+"""A decoder that could also read images."""
 
 
 DECODERS = [
@@ -220,7 +220,7 @@ DECODERS = [
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 16,
             "v_head_dim": 16,
-            "first_k_dense_replace": 4,  # also of the row of whole models, which is twice as deep
+            "first_k_dense_replace": 4,  # the row of whole models, which is twice as deep, uses it too
             "num_mtp_layers": 0,
         },
         rope="interleaved partial",
@@ -257,7 +257,7 @@ DECODERS = [
         kind="causal",
         attention="eager",
     ),
-    # The same models with other inputs: positions counted in the graph, no cache; and in half precision.
+    # The same models with other inputs: positions counted in the graph, or no cache, or half precision.
     decoder("llama_counted", "Llama", "rope", HEADED, rope="half", positions=False),
     decoder("qwen3_counted", "Qwen3", "rope", HEADED, rope="half", positions=False),
     decoder("gptj_counted", "GPTJ", "rope", GPTJ, rope="interleaved partial", attention="eager", positions=False),

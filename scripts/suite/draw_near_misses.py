@@ -1,5 +1,5 @@
-"""`python scripts/suite/draw_near_misses.py FOLDER`: draws near misses of the suite into FOLDER/near_misses, with
-`index.json`: what was changed in which file, and by how much its outputs differ."""
+"""`python scripts/suite/draw_near_misses.py FOLDER`: draws near misses of the suite into FOLDER/near_misses. Its
+`index.json` lists which file was changed, the fault, and how much the outputs differ."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from score import files_of
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "rewrite"
 SMALLEST = 1e-3
-"""Smallest difference of outputs, over the largest value, that makes a near miss: a hundred rounding errors or more."""
+"""The smallest difference of outputs, relative to the largest value, that counts as a near miss. It is at least a
+hundred rounding errors."""
 
 
 def usable(folder: Path) -> dict[str, dict[str, Any]]:
-    """Records of files with attention for which ONNX Runtime gives numbers near torch's at every reference."""
+    """The records of files with attention whose outputs in ONNX Runtime are near torch's for every reference."""
     return {
         record["name"]: record
         for record in files_of(folder)
@@ -32,8 +33,8 @@ def usable(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 class Drawer:
-    """Draws near misses of the suite's files. Every fault comes about equally often: it goes through the files in an
-    order of its own until one has a place for it."""
+    """Draws near misses of the suite's files. Every fault occurs about equally often: each fault goes through the files
+    in its own order until it can be planted in one."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         sys.path.insert(0, str(TESTS))
@@ -47,7 +48,7 @@ class Drawer:
         }
 
     def draw(self, fault: str) -> tuple[dict[str, Any], ir.Model] | None:
-        """The next near miss with one fault and what it is, or None where no file is left."""
+        """The next near miss with one fault, and a description of it; None if no file is left."""
         while self.orders[fault]:
             name, number = self.orders[fault].pop(), self.rng.randrange(100)
             model = ir.load(self.folder / self.records[name]["file"])
@@ -58,7 +59,7 @@ class Drawer:
         return None
 
     def difference(self, name: str, model: ir.Model, changed: ir.Model) -> float:
-        """By how much outputs differ; 0 where shapes no longer fit, which is not a near miss."""
+        """How much the outputs differ. It is 0 if the changed model does not run: this is not a near miss."""
         feeds = [reference.feeds for reference in references(self.folder, self.records[name])]
         try:
             gap = float(self.near_misses.difference(model, changed, feeds))

@@ -50,7 +50,7 @@ BART = {
 encoder = partial(architecture, "tokens", "Model")
 
 seq2seq = partial(architecture, "seq2seq", "ForConditionalGeneration", sites=6)
-"""An encoder-decoder without a cache: two attentions of the encoder, four of the decoder."""
+"""An encoder-decoder without a cache. It has two attentions in the encoder and four in the decoder."""
 
 
 ENCODERS = [

@@ -1,4 +1,4 @@
-"""The tools that write the files: each takes a wrapped model, example inputs and the path of the file."""
+"""The tools that write the files. Each takes a wrapped model, example inputs and the path of the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Export = Callable[[Wrapped, Tensors, Path], None]
 
 
 def dynamo(wrapped: Wrapped, example: Tensors, path: Path, opset: int) -> None:
-    """torch.onnx.export with torch.export below it."""
+    """torch.onnx.export based on torch.export."""
     dynamic = {name: dict.fromkeys(wrapped.axes[name], torch.export.Dim.DYNAMIC) for name in wrapped.inputs}
     plain = [dynamic[name] for name in wrapped.inputs if name not in wrapped.caches]
     if wrapped.caches:
@@ -37,7 +37,7 @@ def dynamo(wrapped: Wrapped, example: Tensors, path: Path, opset: int) -> None:
 
 
 def torchscript(wrapped: Wrapped, example: Tensors, path: Path, opset: int) -> None:
-    """The tracing exporter that torch had before."""
+    """torch's older exporter, which traces with TorchScript."""
     torch.onnx.export(
         wrapped.module,
         wrapped.arguments(example),
@@ -51,9 +51,9 @@ def torchscript(wrapped: Wrapped, example: Tensors, path: Path, opset: int) -> N
 
 
 def transformers(wrapped: Wrapped, example: Tensors, path: Path, fusions: str | None = None) -> None:
-    """The exporter inside transformers, of the model without a wrapper, at its own opset; with its fusions for ONNX
-    Runtime where they are named."""
-    tools: Any = importlib.import_module("transformers.exporters.exporter_onnx")  # seconds: only where it is used
+    """The exporter inside transformers, at its own opset. It exports the model without a wrapper. `fusions` names its
+    fusions for ONNX Runtime."""
+    tools: Any = importlib.import_module("transformers.exporters.exporter_onnx")  # slow import: only on demand
     config = tools.OnnxConfig(dynamic=True, ort_fusions=fusions)
     exported = tools.OnnxExporter().export(wrapped.module.model, wrapped.keywords(example), config=config)
     ir.save(exported.program, str(path))

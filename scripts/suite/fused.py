@@ -1,6 +1,6 @@
 """`scripts/rewrite_results tensorrt`: kernels and fused attentions that TensorRT for RTX chooses, before and after.
 
-Graphs of the suite's architectures in fp16, as torch.onnx.export writes them; built without a GPU.
+The graphs are the suite's architectures in fp16, as torch.onnx.export writes them. They are built without a GPU.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ NAMES = (
     *(f"{name}-dynamo18" for name in DYNAMO),
     *("llama-torchscript17", "bert-torchscript17", "llama-dynamo23", "qwen3-dynamo23", "gpt_neox-dynamo23"),
 )
-"""What is built: an architecture and its exporter."""
+"""The files to build: an architecture and its exporter."""
 
 RUNTIME = "tensorrt-rtx"
 REWRITTEN = {form: RewriteOptions(form=form, target="tensorrt") for form in ("native", "contrib")}
 
 RANGES = {"batch": (1, 1, 4), "tokens": (1, 16, 128), "past": (1, 256, 512), "total": (2, 272, 640)}
-"""Smallest, usual and largest size of dynamic dimensions."""
+"""The smallest, usual and largest size of dynamic dimensions."""
 
 
 def built(name: str) -> dict[str, Any]:
-    """What is chosen for one of NAMES: rows by form, "original" for the file before."""
+    """What TensorRT chooses for one of NAMES, by form. "original" is the file before rewriting."""
     architecture, _, exporter = name.partition("-")
     row = attrs.evolve(ARCHITECTURES[architecture], dtype="float16")
     wrapped = wrap(row, build(row))
@@ -91,7 +91,7 @@ def profiles_of(model: onnx.ModelProto) -> dict[str, dict[str, list[int]]]:
 
 
 def measure(work: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of all files, each made in a process of its own and kept in `work`."""
+    """The rows of all files. Each is made in a process of its own and kept in `work`."""
     (work / "tensorrt").mkdir(parents=True, exist_ok=True)
     rows = []
     for name in names or NAMES:

@@ -1,6 +1,6 @@
-"""`python scripts/suite/generate.py FOLDER`: makes the suite of graphs that other tools write, each in a process of its
-own with a time limit. Files that are there already are kept. `FOLDER/index.json` has one record for every file, and for
-every export that failed its reason; `FOLDER/STATUS.txt` tells how far it is."""
+"""`python scripts/suite/generate.py FOLDER`: makes the suite of graphs that other tools write. Each export runs in a
+process of its own with a time limit. Existing files are kept. `FOLDER/index.json` has a record for every file, and the
+reason for every export that failed. `FOLDER/STATUS.txt` shows the progress."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from table import ARCHITECTURES
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 900
-"""Longest time for one export."""
+"""The time limit of one export, in seconds."""
 
 FEW = ("dynamo20", "transformers_cpu")
-"""Exporters that are close to others: they get the architectures of CORE only."""
+"""Exporters that are similar to others. They get only the architectures of CORE."""
 CORE = (
     *("llama", "qwen3", "gptj", "gpt_neox", "gpt2", "bloom", "gemma2", "gemma3", "phi3", "falcon", "cohere", "gpt_oss"),
     *("bert", "t5_encoder", "deberta_v2", "modernbert", "roformer", "dinov3_vit", "swin", "beit", "whisper_encoder"),
@@ -85,7 +85,7 @@ def main(folder: Path, names: tuple[str, ...], exporters: tuple[str, ...], again
 
 
 def write_index(folder: Path) -> None:
-    """All records that are there, by name."""
+    """Write all existing records, sorted by name."""
     paths = sorted((folder / "records").glob("*.json"))
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     (folder / "index.json").write_text(json.dumps(records, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What stands in a graph: attention and rotation that are one operator, and the number of nodes."""
+"""What a graph contains: attentions and rotations that are one operator each, and the number of nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ATTENTION = {
     *("PackedAttention", "PackedMultiHeadAttention", "QAttention", "LongformerAttention"),
     *("DecoderMaskedSelfAttention", "DecoderMaskedMultiHeadAttention", "DecoderAttention"),
 }
-"""The operators that are a whole attention, of ONNX and of ONNX Runtime."""
+"""The operators of ONNX and of ONNX Runtime that compute a whole attention."""
 
 ROTATION = {"RotaryEmbedding", "GemmaRotaryEmbedding"}
 
 
 @attrs.frozen(kw_only=True)
 class Facts:
-    """Numbers of operators; `rotations` counts those of queries and those of keys."""
+    """Numbers of operators. `rotations` counts the rotations of queries and those of keys."""
 
     attentions: int
     rotations: int
@@ -29,7 +29,7 @@ class Facts:
 
 
 def facts_of(model: onnx.ModelProto) -> Facts:
-    """The facts of a model, with its functions inlined and the branches of its control flow."""
+    """The facts of a model. Its functions are inlined, and the branches of its control flow are included."""
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     nodes = list(_nodes(model.graph))

@@ -1,8 +1,9 @@
 """`scripts/rewrite_results near-misses`: what posexport makes of every near miss of the suite.
 
-A near miss is a graph whose attention is wrong in one way (`draw_near_misses.py` draws them). Its fault must stay: the
-rewritten file computes what the near miss computes, not what the sound file does. Files are compared in ONNX Runtime,
-on the suite's reference inputs, on which near miss and sound file differ, and on inputs of a seed of their own.
+A near miss is a graph whose attention is wrong in one way (`draw_near_misses.py` draws them). Rewriting must keep its
+fault: the rewritten file must compute what the near miss computes, not what the sound file computes. Files are compared
+in ONNX Runtime on two kinds of inputs: the suite's reference inputs, for which near miss and sound file differ, and
+inputs drawn here with another seed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from posexport.graphs.cases import cases_of
 from posexport.graphs.roles import roles_of
 
 FORMS = ("native", "contrib")
-"""By turns the first that is tried."""
+"""The near misses alternate between these forms: each form is tried first for half of them."""
 
 ALONE, SAME, CORRECTED, BROKEN, CRASHED = "left alone", "rewritten, the same", "corrected", "broken", "crashed"
 
 SEED, MORE = 1009, 8
-"""Of the inputs that posexport's own evidence does not have."""
+"""The seed and number of inputs that posexport's own check does not use."""
 
 
 def judge(suite: Path, row: Mapping[str, Any], record: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
-    """The verdict on one near miss in the first of the forms that changes it; left alone where none does."""
+    """The verdict on one near miss in the first form that changes it; "left alone" if no form does."""
     result: dict[str, Any] = {}
     for form in forms:
         result = {
@@ -61,7 +62,7 @@ def _judged_in_form(
     target.parent.mkdir()
     try:
         made = rewrite_into(target.parent, source, target, RewriteOptions(form=form, target="ort"))
-    except PosexportError as error:  # a sentence: nothing was rewritten
+    except PosexportError as error:  # a reason was given: nothing was rewritten
         return {"verdict": ALONE, "kept": ["refused"], "problem": str(error)}
     except Exception as error:
         return {"verdict": CRASHED, "problem": one_line(error)}
@@ -75,7 +76,7 @@ def _judged_in_form(
 
 
 def inputs_of(suite: Path, source: Path, record: Mapping[str, Any]) -> Iterator[Arrays]:
-    """The reference inputs, and drawn ones."""
+    """The reference inputs, followed by drawn inputs."""
     for reference in references(suite, record):
         yield reference.feeds
     for case in cases_of(roles_of(ir.load(source)), SEED, more=MORE):
@@ -89,7 +90,7 @@ def judged(wrong: Path, sound: Path, rewritten: Path, inputs: list[Arrays], limi
     for feeds in inputs:
         try:
             expected, right = outputs_of(near_miss, feeds), outputs_of(original, feeds)
-        except Exception:  # neither takes such inputs, as tokens beyond a learned table
+        except Exception:  # neither file takes such inputs, for example tokens beyond a learned table
             continue
         actual = outputs_of(changed, feeds)
         gap, others = max(gap, difference(expected, actual, feeds)), max(others, difference(right, actual, feeds))
@@ -99,7 +100,7 @@ def judged(wrong: Path, sound: Path, rewritten: Path, inputs: list[Arrays], limi
 
 
 def run(suite: Path, work: Path, again: bool) -> list[dict[str, Any]]:
-    """The verdicts on all near misses, as `rewrite_data.NearMiss` has them."""
+    """The verdicts on all near misses, in the form of `rewrite_data.NearMiss`."""
     (work / "near_misses").mkdir(parents=True, exist_ok=True)
     rows = json.loads((suite / "near_misses" / "index.json").read_text(encoding="utf-8"))
     records, verdicts = {record["name"]: record for record in files_of(suite)}, []

@@ -1,4 +1,5 @@
-"""Work in processes of their own, copies of one that has imported everything, each with a limit of time and memory."""
+"""Runs work in separate processes with limits of time and memory. They are forked from a process that has imported
+everything."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 600
-"""Longest time of a process."""
+"""The time limit of a process, in seconds."""
 
 MEMORY = 8 * 2**30
-"""Bytes of addresses that a process may use."""
+"""The limit of a process's address space, in bytes."""
 
 PRELOADED = ["posexport.rewrite.files", "onnxscript.rewriter.ort_fusions", "transformers"]
 
 Work = Callable[..., dict[str, Any]]
-"""A function of a module, whose arguments and result are plain data."""
+"""A function at module level. Its arguments and its result are plain data."""
 
 
 def record_of(path: Path, work: Work, *arguments: Any) -> tuple[dict[str, Any], bool]:
-    """What `work` returns, kept at `path`, and whether it had to be done: not where `path` is there already.
+    """The result of `work`, stored at `path`, and whether the work was done now. An existing file at `path` is reused.
 
-    For a process that ends without an answer it is {"ended": how}.
+    If the process ends without an answer, the result is {"ended": how}.
     """
     if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8"))), False
@@ -47,7 +48,7 @@ def record_of(path: Path, work: Work, *arguments: Any) -> tuple[dict[str, Any], 
 
 
 def _write(path: Path, work: Work, arguments: tuple[Any, ...]) -> None:
-    """In the process: do the work and write its answer, whole or not at all."""
+    """Runs in the process: does the work and writes its answer completely or not at all."""
     import torch
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

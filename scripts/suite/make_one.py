@@ -1,4 +1,5 @@
-"""Makes one file in this process: `python make_one.py FOLDER ARCHITECTURE EXPORTER`. Prints its record as JSON."""
+"""Makes one file in this process: `python make_one.py FOLDER ARCHITECTURE EXPORTER RECORD`. Writes its record to RECORD
+as JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from wide import wide_floats
 from wrappers import Tensors, Wrapped, wrap
 
 SHAPES = {"prefill": (2, 9, 0), "chunk": (3, 4, 6), "decode": (2, 1, 12)}
-"""Name of a reference to batch, tokens and past: no shape is the traced one."""
+"""Maps the name of a reference to (batch, tokens, past). None of these shapes is the traced one."""
 
 
 def references(wrapped: Wrapped, folder: Path, name: str) -> dict[str, tuple[Tensors, list[np.ndarray[Any, Any]]]]:
-    """Inputs ("in/...") and torch's outputs of every shape, in the file's dtype ("torch/...") and in float64
-    ("out64/..."), saved as `<name>-<shape>.npz`."""
+    """The inputs and float64 outputs of every shape, also saved as `<name>-<shape>.npz`. The file contains the inputs
+    ("in/..."), torch's outputs in the model's dtype ("torch/...") and in float64 ("out64/...")."""
     made = {}
     for number, (label, (batch, seq, past)) in enumerate(SHAPES.items()):
         inputs = wrapped.draw(batch, seq, past, 100 + number)
@@ -48,8 +49,8 @@ def references(wrapped: Wrapped, folder: Path, name: str) -> dict[str, tuple[Ten
 
 
 def differences(path: Path, made: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Largest difference between ONNX Runtime and the float64 outputs for every shape, or its error. `names` maps the
-    file's inputs to those of the references."""
+    """For every shape, the largest difference between ONNX Runtime and the float64 outputs, or the error. `names` maps
+    the file's inputs to those of the references."""
     try:
         session = session_of(path)
     except Exception as error:
@@ -59,7 +60,7 @@ def differences(path: Path, made: dict[str, Any], names: dict[str, str]) -> dict
         try:
             arrays = {key: value.numpy() for key, value in inputs.items()}
             outputs = session.run(None, {value.name: arrays[names[value.name]] for value in session.get_inputs()})
-            pairs = zip(outputs, expected, strict=False)  # transformers adds outputs behind ours
+            pairs = zip(outputs, expected, strict=False)  # transformers adds outputs after ours
             result[label] = max(float(np.abs(np.where(attending(a, arrays), a - b, 0)).max()) for a, b in pairs)
         except Exception as error:
             result[label] = one_line(error)
@@ -67,7 +68,7 @@ def differences(path: Path, made: dict[str, Any], names: dict[str, str]) -> dict
 
 
 def one_line(error: BaseException) -> str:
-    """The kind and the first lines of what is behind an error."""
+    """The kind and the first lines of the error that caused an error."""
     while error.__cause__:
         error = error.__cause__
     text = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])
@@ -75,7 +76,7 @@ def one_line(error: BaseException) -> str:
 
 
 def make(folder: Path, name: str, exporter: str) -> dict[str, Any]:
-    """Exports, saves references, compares; the record has `error` where the export failed."""
+    """Export, save references and compare. The record has `error` if the export failed."""
     architecture = ARCHITECTURES[name]
     torch.set_num_threads(1)
     fields = attrs.asdict(architecture, filter=lambda field, _: field.name not in ("options", "part"))
@@ -92,7 +93,7 @@ def make(folder: Path, name: str, exporter: str) -> dict[str, Any]:
         return {**record, "error": one_line(error)}
     model = onnx.load(path)
     inputs = [value.name for value in model.graph.input]
-    # A tool may name inputs otherwise than the wrapper, and leave out those without readers: the order is the same.
+    # A tool may rename inputs, and may drop those that nothing reads. The order stays the same.
     same = set(inputs) <= set(wrapped.inputs)
     names = {mine: mine for mine in inputs} if same else dict(zip(inputs, wrapped.inputs, strict=False))
     return {

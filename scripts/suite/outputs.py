@@ -1,4 +1,4 @@
-"""Outputs of two files in ONNX Runtime on the suite's reference inputs, compared where tokens attend."""
+"""Outputs of two files in ONNX Runtime on the suite's reference inputs, compared at tokens that are not padding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 LIMITS = {"float32": 1e-3, "float16": 1e-2}
-"""How far outputs may differ, of their largest value: rounding stays a hundred times below."""
+"""How much outputs may differ, relative to their largest value. Rounding errors are a hundred times smaller."""
 
 LEAST = 1e-3
-"""The largest value of an output is taken as at least this: probabilities that all are 0 have rounding errors only."""
+"""The least reference value for relative differences. Probabilities that are all 0 have only rounding errors."""
 
 KINDS = ("out64/", "ort/")
 """Prefixes of outputs in the files of references, the best first."""
@@ -26,7 +26,8 @@ KINDS = ("out64/", "ort/")
 
 @attrs.frozen(kw_only=True)
 class Reference:
-    """Inputs by the file's names, and the outputs of torch (of ONNX Runtime, where a file has no module) in order."""
+    """Inputs by the file's names, and outputs in order. The outputs are torch's, or ONNX Runtime's for a file without a
+    module."""
 
     label: str
     feeds: Arrays
@@ -57,14 +58,15 @@ def session_of(path: Path, *, optimised: bool = True) -> onnxruntime.InferenceSe
 
 
 def outputs_of(session: onnxruntime.InferenceSession, feeds: Arrays) -> dict[str, Array]:
-    """Outputs by name."""
+    """The outputs by name."""
     given = {value.name: feeds[value.name] for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, given), strict=True))
 
 
 def difference(expected: Arrays, actual: Arrays, feeds: Arrays) -> float:
-    """The largest difference of an output, of its largest value; infinite for other names, shapes or finiteness."""
+    """The largest difference of an output, relative to its largest value. It is infinite if names, shapes or finiteness
+    differ."""
     if not set(expected) <= set(actual):
         return math.inf
     return max((_gap(expected[name], actual[name], feeds) for name in expected), default=0.0)
@@ -84,9 +86,9 @@ def _gap(expected: Array, actual: Array, feeds: Arrays) -> float:
 
 
 def attending(values: Array, feeds: Arrays) -> Array:
-    """Which of these values are of tokens that are no padding: a query that sees no key may yield anything.
+    """Which of these values belong to tokens that are not padding. A query that sees no key may yield any value.
 
-    Values are [batch, tokens, ...], or of a cache [batch, heads, tokens, size].
+    Values are [batch, tokens, ...], or [batch, heads, tokens, size] for a cache.
     """
     mask, axis = feeds.get("attention_mask"), 2 if values.ndim == 4 else 1
     if mask is None or "decoder_input_ids" in feeds or values.ndim < 2 or values.shape[axis] > mask.shape[1]:

@@ -16,7 +16,7 @@ SEVERAL = {"decoder": "decoders with caches", "tokens": "encoders of tokens", "i
 
 
 def figures(results: Results) -> list[str]:
-    """The lines between the comments of the page."""
+    """The lines between the two comments of the page."""
     sections: list[tuple[str, Any, Callable[[Any], list[str]]]] = [
         ("suite", results.suite, _suite),
         ("near_misses", results.near_misses, _near_misses),
@@ -32,13 +32,14 @@ def figures(results: Results) -> list[str]:
 
 
 def carried(file: File, tool: str) -> int:
-    """Attentions of a file that one operator carries after a tool, of those that it holds."""
+    """The number of a file's attentions that are one operator after a tool ran."""
     score = file.scores.get(tool)
     return 0 if score is None else min(score.attentions, file.sites)
 
 
 def done(file: File, tool: str) -> int:
-    """Attentions that are in the form: posexport says so of its own, an operator shows it for others."""
+    """The number of attentions in the form. posexport reports this for its own files. For other tools, an attention
+    counts if it is one operator."""
     score = file.scores.get(tool)
     if score is None or score.recognised is None:
         return carried(file, tool)
@@ -46,13 +47,14 @@ def done(file: File, tool: str) -> int:
 
 
 def rotates(file: File, tool: str) -> bool:
-    """Whether operators rotate queries and keys: as many rotations as attentions, since some layers may have none."""
+    """Whether operators rotate queries and keys. As many rotations as attentions are enough, because some layers may
+    have none."""
     score = file.scores.get(tool)
     return score is not None and score.rotations >= file.sites
 
 
 def share(part: int, whole: int) -> str:
-    """`12 of 20 (60 %)`."""
+    """A share as `12 of 20 (60 %)`."""
     return f"{part} of {whole} ({part / whole:.0%})".replace("%", " %") if whole else "-"
 
 
@@ -117,7 +119,7 @@ def _grouped(files: Sequence[File], tools: Sequence[str], title: str, key: Calla
 
 
 def _kept(files: Sequence[File]) -> list[str]:
-    """Attentions that were left as they were, by their reasons."""
+    """The attentions that were left as they were, grouped by reason."""
     reasons: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one in files:
         for tool in OURS:
@@ -167,7 +169,7 @@ def _names(names: Iterable[str], most: int = 6) -> str:
 
 
 def _near_misses(rows: Sequence[NearMiss]) -> list[str]:
-    """Counts by the first word of the fault: what it concerns."""
+    """Counts by the first word of the fault, which says what it concerns."""
     columns = (
         "fault of",
         "kinds",
@@ -193,7 +195,7 @@ def _near_misses(rows: Sequence[NearMiss]) -> list[str]:
 
 
 def _verdicts(rows: Sequence[NearMiss]) -> Iterator[int]:
-    """How many were made, and what became of them."""
+    """The number of near misses, and the number for each result."""
     yield len(rows)
     yield sum(one.verdict == "left alone" for one in rows)
     for whole in (False, True):
@@ -249,7 +251,7 @@ def _plan(plan: Plan | None) -> tuple[str, str]:
 
 
 def _files(files: Sequence[File]) -> list[str]:
-    """Every file: attentions in the form by tool, with a mark where the result is not exact."""
+    """Every file: the number of attentions in the form for each tool, with the verdict if it is not exact."""
     tools = tools_of(files)
     rows = [
         (one.name, one.encoding, one.rope or "-", str(one.sites), *(_cell(one, tool) for tool in tools))

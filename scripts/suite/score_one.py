@@ -1,4 +1,5 @@
-"""One tool on one file of the suite, in a process of its own: what it fused, and whether the result is the function."""
+"""One tool on one file of the suite, in its own process: what it fused, and whether the result computes the same
+function."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tools import NotInstalledError, quiet, tools
 from posexport import temporary
 
 EXACT, WRONG, BROKEN, UNKNOWN, FAILED, NOT_RUN = "exact", "wrong", "broken", "unknown", "failed", "not run"
-"""The verdicts: the same function; another; it doesn't run, where the original did; neither runs; the tool failed."""
+"""The verdicts: the same function; another function; the result does not run but the original did; neither runs; the
+tool failed; the tool is not installed."""
 
 
 def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def score(suite: Path, record: Mapping[str, Any], tool: str, work: Path) -> dict
 def judged(source: Path, target: Path, cases: list[Reference], limit: float) -> dict[str, Any]:
     """The verdict on a file, with its largest error against the original.
 
-    Where ONNX Runtime can't run the original, as graphs that torch writes at opset 23, torch's outputs stand for it.
+    If ONNX Runtime cannot run the original (for example a graph of torch at opset 23), torch's outputs replace its
+    outputs.
     """
     error, runs, problem = 0.0, False, ""
     for case in cases:
@@ -69,7 +72,7 @@ def judged(source: Path, target: Path, cases: list[Reference], limit: float) -> 
 
 
 def _attempt(path: Path, feeds: Arrays, *, optimised: bool = True) -> tuple[Arrays | None, str]:
-    """Outputs, or why there are none."""
+    """The outputs, or the reason why there are none."""
     try:
         return outputs_of(session_of(path, optimised=optimised), feeds), ""
     except Exception as error:

@@ -1,7 +1,8 @@
-"""`scripts/rewrite_results speed`: a whole decoder before and after it was rewritten, timed on ONNX Runtime's CPU.
+"""`scripts/rewrite_results speed`: a whole decoder before and after rewriting, timed on ONNX Runtime's CPU.
 
-A Llama of random weights, as torch.onnx.export writes it with its caches. Every file is opened anew in each session,
-and in each round every file runs once, in a random order with pauses; a ratio is the median of the rounds' ratios.
+The decoder is a Llama with random weights, as torch.onnx.export writes it with its caches. Each session opens every
+file again. In each round every file runs once, in random order with pauses. A ratio is the median of the rounds'
+ratios.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ SIZES = {
     "vocab_size": 8000,
     "max_position_embeddings": 4096,
 }
-"""88 million parameters."""
+"""These sizes give 88 million parameters."""
 
 SCENARIOS = {"prefill:512": (512, 0), "decode:512": (1, 512), "decode:2048": (1, 2048)}
-"""New tokens, and cached ones."""
+"""The numbers of new and of cached tokens."""
 
 SPARE = 64
-"""Places of a shared buffer behind those that are written."""
+"""The free places of a shared buffer after those that are written."""
 
 ORIGINAL, SHARED = "original", "posexport contrib, shared"
 REWRITTEN: Mapping[str, RewriteOptions] = {
@@ -60,7 +61,7 @@ SESSIONS, ROUNDS, BURST = 3, 7, {"prefill:512": 1, "decode:512": 5, "decode:2048
 
 
 def llama(layers: int, hidden: int) -> Architecture:
-    """The row of a Llama of this size, heads of 64 features, three queries to a key."""
+    """A Llama of this size. Heads have 64 features, and three queries share a key."""
     heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": max(1, hidden // 192)}
     sizes = {**SIZES, **heads, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": hidden * 8 // 3}
     return attrs.evolve(ARCHITECTURES["llama"], options={**ARCHITECTURES["llama"].options, **sizes}, gain=1.0)
@@ -77,7 +78,7 @@ def measure(layers: int, hidden: int, quick: bool) -> dict[str, Any]:
 
 
 def _write(folder: Path, row: Architecture) -> tuple[int, dict[str, Path]]:
-    """The number of parameters, and the files by name."""
+    """Write the files. Returns the number of parameters, and the files by name."""
     files = {name: folder / f"{number}.onnx" for number, name in enumerate((ORIGINAL, *REWRITTEN, *PEERS))}
     wrapped = wrap(row, build(row))
     with torch.no_grad():
@@ -119,7 +120,7 @@ def _contender(name: str, path: Path, seq: int, past: int) -> Contender:
 
 
 def _inputs(path: Path, seq: int, past: int, shared: bool) -> dict[str, Array]:
-    """One row without padding; caches as they are, or at the beginning of a longer buffer."""
+    """One row without padding. Shared caches are at the beginning of a longer buffer."""
     generator = np.random.default_rng(0)
     arrays: dict[str, Array] = {
         "input_ids": generator.integers(3, SIZES["vocab_size"], (1, seq)),
@@ -137,6 +138,6 @@ def _inputs(path: Path, seq: int, past: int, shared: bool) -> dict[str, Array]:
 
 
 def _error(contender: Contender, expected: Array) -> float:
-    """The largest difference from the original's logits, of their largest value."""
+    """The largest difference from the original's logits, relative to their largest value."""
     logits = contender.load().run(contender.inputs)["logits"]
     return float(np.abs(logits - expected).max() / np.abs(expected).max())

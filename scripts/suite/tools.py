@@ -1,7 +1,7 @@
-"""Tools that fuse attention in ONNX files, each as a function from a file to a file.
+"""Tools that fuse attention in ONNX files. Each is a function from a file to a file.
 
-posexport's own rewriting stands beside what others offer for ONNX Runtime. `KEPT` attentions of posexport come with
-their reasons; the others tell nothing.
+posexport's own rewriting is compared with tools that others offer for ONNX Runtime. posexport reports the attentions
+that it kept, with reasons. The other tools report nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from graph_facts import facts_of
 from posexport.rewrite.request import RewriteOptions
 
 ONNXSIM = "0.8.1"
-"""The version of onnxsim, which gets an environment of its own."""
+"""The version of onnxsim, which is installed into its own environment."""
 
 Tool = Callable[[Path, Path], dict[str, Any]]
-"""Writes what it makes of the first file to the second, in a folder that is empty; returns what it has to say."""
+"""Writes its result for the first file to the second, in an empty folder. Returns what it reports."""
 
 
 class NotInstalledError(Exception):
-    """The tool is not there."""
+    """The tool is not installed."""
 
 
 def as_it_is(source: Path, target: Path) -> dict[str, Any]:
-    """The file itself."""
+    """Copies the file unchanged."""
     shutil.copy(source, target)
     return {}
 
@@ -60,7 +60,7 @@ def optimize_for_ort(source: Path, target: Path) -> dict[str, Any]:
 
 
 def fuse_for_onnxruntime(source: Path, target: Path) -> dict[str, Any]:
-    """transformers' fusions, which its exporter applies with `ort_fusions="cpu"`; private to that package."""
+    """The fusions that transformers' exporter applies with `ort_fusions="cpu"`. They are private to that package."""
     from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime as fuse
 
     model = ir.load(source)
@@ -70,7 +70,7 @@ def fuse_for_onnxruntime(source: Path, target: Path) -> dict[str, Any]:
 
 
 def ort_optimizer(source: Path, target: Path) -> dict[str, Any]:
-    """ONNX Runtime's transformers optimizer, as the kind of model for which it fuses most attention."""
+    """ONNX Runtime's transformers optimizer, run for the model type for which it fuses the most attention."""
     from onnxruntime.transformers import optimizer
 
     made: dict[str, onnx.ModelProto] = {}
@@ -89,7 +89,7 @@ def ort_optimizer(source: Path, target: Path) -> dict[str, Any]:
 
 
 def ort_session(source: Path, target: Path) -> dict[str, Any]:
-    """What a session of ONNX Runtime runs with all its optimisations."""
+    """The graph that a session of ONNX Runtime runs with all its optimizations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.optimized_model_filepath = str(target)
@@ -99,7 +99,7 @@ def ort_session(source: Path, target: Path) -> dict[str, Any]:
 
 
 def onnxsim(environment: Path, source: Path, target: Path) -> dict[str, Any]:
-    """onnxsim, from a virtual environment of its own: its versions are not ours."""
+    """onnxsim, run from its own virtual environment because it needs other versions."""
     python = environment / "bin" / "python"
     if not python.exists():
         raise NotInstalledError("onnxsim could not be installed")
@@ -111,7 +111,7 @@ def onnxsim(environment: Path, source: Path, target: Path) -> dict[str, Any]:
 
 
 def install_onnxsim(environment: Path) -> None:
-    """Make the virtual environment, unless it is there; without a network it stays away."""
+    """Create the virtual environment if it does not exist. Without a network it is not created."""
     if environment.exists():
         return
     install = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "install", f"onnxsim=={ONNXSIM}"]
@@ -123,7 +123,7 @@ def install_onnxsim(environment: Path) -> None:
 
 
 def tools(work: Path) -> dict[str, Tool]:
-    """All tools by name; `work` is the folder that has their environments."""
+    """All tools by name. `work` is the folder that contains their environments."""
     return {
         "as it is": as_it_is,
         "posexport native": partial(rewritten, "native"),
@@ -138,6 +138,6 @@ def tools(work: Path) -> dict[str, Tool]:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Without what tools print on the way."""
+    """Hide what tools print."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -1,4 +1,4 @@
-"""Float64 in models that convert to float32 on the way: norms, rotations and softmaxes of transformers do."""
+"""Float64 in models that convert to float32: norms, rotations and softmaxes of transformers do this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextlib.contextmanager
 def wide_floats() -> Iterator[None]:
-    """Conversions to float32 and new tensors are float64 inside; stored numbers keep their float32 values."""
+    """Inside this context, conversions to float32 and new tensors are float64. Stored numbers keep their float32
+    values."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,4 +1,5 @@
-"""Models behind plain tensors: what is exported, its example inputs and the names of its inputs and outputs."""
+"""Wraps models so that they take plain tensors: the module to export, its example inputs, and the names of inputs and
+outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def filled_cache(past: list[torch.Tensor]) -> DynamicCache:
-    """A cache of these keys and values of all layers: key, value, key, value, ..."""
+    """A cache with the keys and values of all layers, given as key, value, key, value, ..."""
     cache = DynamicCache()
     for layer, (key, value) in enumerate(zip(past[::2], past[1::2], strict=True)):
         cache.update(key, value, layer)
@@ -22,7 +23,7 @@ def filled_cache(past: list[torch.Tensor]) -> DynamicCache:
 
 
 class Decoder(torch.nn.Module):
-    """input_ids, attention_mask, position_ids and past keys and values to logits and present keys and values."""
+    """Maps input_ids, attention_mask, position_ids and past keys and values to logits and present keys and values."""
 
     def __init__(self, model: torch.nn.Module, positions: bool) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Decoder(torch.nn.Module):
 
 
 class Encoder(torch.nn.Module):
-    """Inputs by position to logits, where a model has them, else to the last hidden state."""
+    """Maps inputs in order to the logits, or to the last hidden state if the model has no logits."""
 
     def __init__(self, model: torch.nn.Module, names: tuple[str, ...], caching: bool = False) -> None:
         super().__init__()
@@ -61,8 +62,8 @@ class Encoder(torch.nn.Module):
 
 @attrs.frozen(kw_only=True)
 class Wrapped:
-    """A module to export. `draw(batch, seq, past, seed)` makes inputs by name in the file's order; `arguments` packs
-    them for the module; `axes` names the dynamic dimensions of each input and output."""
+    """A module to export. `draw(batch, seq, past, seed)` makes inputs by name in the file's order. `arguments` packs
+    them for the module. `axes` names the dynamic dimensions of each input and output."""
 
     module: torch.nn.Module
     draw: Callable[[int, int, int, int], Tensors]
@@ -72,25 +73,25 @@ class Wrapped:
     axes: dict[str, dict[int, str]]
     caches: tuple[str, ...] = ()
     keywords: Callable[[Tensors], dict[str, Any]]
-    """Arguments of the bare model of transformers by name, for its own exporter."""
+    """Named arguments of the bare model of transformers, for its own exporter."""
 
 
 def wrap(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
-    """What is exported of an architecture."""
+    """The wrapped module of an architecture."""
     wrapped = WRAPPERS[architecture.kind](architecture, model)
-    wrapped.module.eval()  # the TorchScript exporter restores the mode of the outermost module in all of them
+    wrapped.module.eval()  # the TorchScript exporter sets all modules to the mode of the outermost one afterwards
     return wrapped
 
 
 def cache_shapes(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Heads and features of every past tensor, found by running the model once; key, value, key, value, ..."""
+    """The heads and features of every past tensor, in the order key, value, key, value, ... Runs the model once."""
     with torch.no_grad():
         cache = model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=True).past_key_values
     return [(tensor.shape[1], tensor.shape[3]) for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
 def padded_mask(batch: int, total: int) -> torch.Tensor:
-    """Ones, with the second row's first third masked (padding to the left)."""
+    """A mask of ones in which the first third of the second row is 0 (padding to the left)."""
     mask = torch.ones(batch, total, dtype=torch.int64)
     mask[1:2, : total // 3] = 0
     return mask
@@ -186,8 +187,8 @@ def _seq2seq(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
 def _numbers(
     architecture: Architecture, model: torch.nn.Module, name: str, shape: Callable[[int], tuple[int, ...]], axis: str
 ) -> Wrapped:
-    """An encoder of one input of random numbers: its shape behind the batch for so many tokens, and the name of its
-    first dimension, "" where that is fixed."""
+    """An encoder with one input of random numbers. `shape` gives its shape after the batch dimension for a number of
+    tokens. `axis` names the first of these dimensions; it is "" if that dimension is fixed."""
 
     def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
         numbers = torch.randn(batch, *shape(seq), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""`scripts/whole_models`: whole checkpoints of many architectures in every form, dtype and kind of caches."""
+"""`scripts/whole_models`: whole checkpoints of many architectures in every form, dtype and kind of cache."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def main(
     fault: bool,
     page: bool,
 ) -> None:
-    """Export, verify and generate the cells that have no result in docs/results/models.json, and write each result
-    there when it is made: it can be stopped, and goes on (hours)."""
+    """Export, verify and generate the cells that have no result in docs/results/models.json.
+
+    Each result is written there as soon as it is made, so an interrupted run can continue. A full run takes hours.
+    """
     if page:
         publish([])
         return

@@ -1,5 +1,5 @@
-"""One cell of the matrix in a process of its own: a random checkpoint exported, verified and generated, by the command
-line, as a user does it."""
+"""One cell of the matrix in its own process. A random checkpoint is exported, verified and run to generate, with the
+commands that a user would type."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from whole_rows import ROWS
 from posexport.verify.result import INCONCLUSIVE
 
 EQUAL, DIFFERENT, NOT_VERIFIED, REFUSED, CRASHED = "equal", "different", "not verified", "refused", "crashed"
-"""What came of a cell: the file is the model; it is not; no verdict; one sentence that it can't be; a traceback."""
+"""The results of a cell: the file computes the model; it computes something else; there is no verdict; a command
+refused with one sentence; a command ended with a traceback."""
 
 Command = tuple[int, str, str]
 
 
 class FailedError(Exception):
-    """A command gave no result: the state and the reason."""
+    """A command gave no result. The arguments are the state and the reason."""
 
 
 def cell(name: str, form: str, dtype: str, caches: str, work: str, fault: bool = False) -> dict[str, Any]:
-    """The record of a cell. `caches` is "" for a model without; `fault` changes a weight of the file before it is
-    verified."""
+    """The record of a cell. `caches` is "" for a model without caches. `fault` changes a weight of the file before it
+    is verified."""
     start = _cpu_seconds()
     try:
         record = _tried(name, form, dtype, caches, Path(work), fault)
@@ -41,7 +42,7 @@ def cell(name: str, form: str, dtype: str, caches: str, work: str, fault: bool =
 
 
 def checkpoint(name: str, work: Path) -> Path:
-    """The folder of the random checkpoint of an architecture."""
+    """The folder of the random checkpoint of an architecture. Creates it if it is missing."""
     folder = work / "checkpoints" / name
     if not (folder / "config.json").exists():
         part = folder.with_name(f"{name}.{os.getpid()}")
@@ -91,7 +92,7 @@ def _verdict(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
         raise FailedError(REFUSED, str(made["unreadable"] or "no verdict"))
     if bad is not None:
         what = f"{Path(bad['artifact']).stem} on {bad['worst']['case']}: " if bad["worst"] else ""
-        if bad["reason_code"] == INCONCLUSIVE:  # torch itself is off by more than a runtime may be
+        if bad["reason_code"] == INCONCLUSIVE:  # torch's own error exceeds the limit of the runtime
             return {"state": NOT_VERIFIED, "reason": f"{what}{bad['where'] or bad['reason']}"}
         state = DIFFERENT if bad["state"] == "failed" else NOT_VERIFIED
         return {"state": state, "reason": f"{what}{bad['reason']}"}
@@ -99,8 +100,8 @@ def _verdict(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _generated(files: Sequence[Path]) -> dict[str, Any]:
-    """Tokens are made where the file decodes, alone or for an encoder beside it that reads text."""
-    path, *encoders = files  # in the order of their names: the decoder is before the encoder
+    """Generate tokens if the file is a decoder without encoders, or with encoders that read text."""
+    path, *encoders = files  # in order of their names, so the decoder is before the encoder
     names = _inputs_of(path)
     decodes = any(name == "position_ids" or name.startswith("past_key_values.") for name in names)
     if not decodes or not all("input_ids" in _inputs_of(encoder) for encoder in encoders):
@@ -114,11 +115,13 @@ def _inputs_of(path: Path) -> set[str]:
 
 
 _KEPT = ("embed", "router", "bias")
-"""Parts of names of tensors of which a fault need not show: experts may be chosen by the sign of a number alone."""
+"""Parts of tensor names. A fault in such a tensor may have no effect, for example if only the sign of a number chooses
+the experts."""
 
 
 def spoil(path: Path) -> None:
-    """Scale one matrix of a file by a quarter, and remove the manifest, which would tell."""
+    """Multiply one matrix of a file by 1.25. The files beside it are removed, because the manifest would reveal the
+    change."""
     model = onnx.load(path)
     for tensor in model.graph.initializer:
         values = numpy_helper.to_array(tensor)
@@ -131,7 +134,8 @@ def spoil(path: Path) -> None:
 
 
 def _json(*arguments: Any, fine: Sequence[int] = (0,)) -> dict[str, Any]:
-    """What a command prints. FailedError with its sentence, or with the error that it ended with."""
+    """The JSON that a command prints. Raises FailedError with the command's message, or with the error that ended
+    it."""
     from posexport.cli import main
 
     result = CliRunner().invoke(main, [str(one) for one in arguments])

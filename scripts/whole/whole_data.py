@@ -1,4 +1,4 @@
-"""What docs/results/models.json holds: the schema, the cells that there are, and how results are added."""
+"""The contents of docs/results/models.json: the schema, the list of cells, and how results are added."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ DECODERS = ("decoder", "bare", "causal")
 
 @attrs.frozen(kw_only=True)
 class Cell:
-    """An architecture in a form, dtype and kind of caches, "" where it has none. `of_limit` is the largest error as a
-    part of its limit; `in_form` counts the attentions that are in the form, and `kept` says why others are not."""
+    """An architecture in a form, dtype and kind of cache ("" for a model without caches). `of_limit` is the largest
+    error divided by its limit. `in_form` is the number of attentions in the form, and `kept` contains the reasons for
+    the others."""
 
     architecture: str
     form: str
@@ -45,7 +46,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What no other cell has."""
+        """A unique key of the cell."""
         return f"{self.architecture}/{self.column}"
 
 
@@ -58,7 +59,7 @@ class Results:
 
 
 def cells(names: Iterable[str]) -> Iterator[Cell]:
-    """All cells of these architectures, without results: of the most telling columns first."""
+    """All cells of these architectures, without results. The most important columns come first."""
     names = tuple(names)
     for dtype, form, caches in itertools.product(DTYPES, FORMS, CACHES):
         for name in names:
@@ -73,7 +74,7 @@ def read() -> Results:
 
 
 def publish(made: Sequence[Cell]) -> None:
-    """Add results, in the place of older ones of the same cells, and write the page of all."""
+    """Add results, which replace older ones of the same cells, and write the page of all cells."""
     from whole_page import figures
 
     old, now = read(), record()

@@ -1,5 +1,5 @@
 """Newer and rarer architectures of the matrix of whole models: rotations in sections, latent and sparse attention,
-caches of other kinds, sections of text that see each other, and encoders of all kinds."""
+other kinds of caches, sections of text that see each other, and encoders of all kinds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from whole_options import EXPERTS, LATENT, ROUTED, SECTIONS, SHARED_EXPERT, SOUN
 
 TOWER = {"hidden_size": 64, "intermediate_size": 96, "depth": 2, "num_heads": 4, "patch_size": 8, "out_hidden_size": 64}
 INDEXED = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 32}
-"""An indexer whose scores are sums over its heads, of what is above zero: of few heads, several tokens have the score
-0, and which of equal ones TopK takes is not defined."""
+"""Options of an indexer. Its scores are sums of the positive terms of its heads. With few heads, several tokens would
+have the score 0, and TopK does not define which of equal scores it takes."""
 
 NEWER = [
     multimodal(

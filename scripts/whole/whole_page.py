@@ -15,11 +15,11 @@ KINDS = {
     "Encoders of text": ("tokens",),
     "Encoders of images and sound": ("image", "audio", "frames", "features"),
 }
-"""The tables of the page, by the kinds of architectures."""
+"""The tables of the page, with the kinds of architectures in each."""
 
 
 def figures(results: Results) -> list[str]:
-    """The lines between the comments of the page."""
+    """The lines between the two comments of the page."""
     if not results.cells:
         return []
     states = Counter(one.state for one in results.cells)
@@ -34,7 +34,7 @@ def figures(results: Results) -> list[str]:
 
 
 def _numbered(cells: Sequence[Cell]) -> dict[str, int]:
-    """All reasons, numbered as they come."""
+    """All reasons, numbered in order of appearance."""
     notes: dict[str, int] = {}
     for one in cells:
         for text in _reasons(one):
@@ -67,7 +67,7 @@ def _table(title: str, cells: Sequence[Cell], notes: dict[str, int]) -> list[str
 
 
 def _text(one: Cell | None, notes: dict[str, int]) -> str:
-    """What a cell of a table says: `0.31, 4/4` where the file is the model."""
+    """The text of a table cell: `0.31, 4/4` if the file computes the model."""
     if one is None:
         return ""
     marks = "".join(f" [{notes[text]}]" for text in _reasons(one))

@@ -1,5 +1,5 @@
-"""Architectures of the matrix of whole models that are made of others: an encoder and a decoder that are models of
-their own, and detectors behind a network of convolutions."""
+"""Architectures of the matrix of whole models that combine others: separate encoder and decoder models, and detectors
+after a convolutional network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONVOLVED = {"use_timm_backbone": False, "backbone": None}
 
 
 def both(name: str, prefix: str, encoding: str, parts: dict[str, Any]) -> Any:
-    """A row of an encoder and a decoder."""
+    """A row that combines an encoder and a decoder."""
     return encoder(name, prefix, encoding, {**parts, **START}, kind="seq2seq", sites=6)
 
 

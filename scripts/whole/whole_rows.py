@@ -1,4 +1,4 @@
-"""Architectures of the matrix of whole models: those of the suite of graphs, deeper, and others."""
+"""Architectures of the matrix of whole models: those of the suite of graphs with more layers, and others."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ MORE = [
         "Qwen3_5",
         "rope",
         {
-            # a head of 8 has almost nothing of one token, and its norm makes rounding in fp16 a tenth of a key
+            # with heads of 8, one token has values near zero, and their norm turns fp16 rounding into a tenth of a key
             "text_config": {**HEADED, **DELTA, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
             "vision_config": {
                 **{"hidden_size": 64, "intermediate_size": 96, "depth": 2, "num_heads": 4, "patch_size": 8},
@@ -385,7 +385,7 @@ _LISTS = ("layer_types", "no_rope_layers", "block_types", "activation_sparsity_p
 
 
 def deeper(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options for twice as many layers, so that layers of one kind are there for all kinds."""
+    """The same options for twice as many layers, so that every kind of layer occurs more than once."""
     made = {name: value * 2 if name in _DEPTHS + _LISTS else value for name, value in options.items()}
     if "attention_types" in made:
         made["attention_types"] = [[kinds, 2 * count] for kinds, count in made["attention_types"]]
@@ -395,7 +395,7 @@ def deeper(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(row: Architecture) -> bool:
-    """Whether a row of the suite is a model of its own, not one that it has with other inputs or number types."""
+    """Whether a row of the suite is a separate model. Other rows are the same models with other inputs or dtypes."""
     others = ("_counted", "_eager", "_fp16", "whisper_encoder")
     return not row.name.endswith(others) and not (row.kind == "causal" and row.name != "ctrl_causal")
 

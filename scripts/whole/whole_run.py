@@ -1,5 +1,5 @@
-"""Cells in processes of their own. The workers that `posexport verify` starts there are forks of the cell's process as
-it was before it worked, which saves each of them seconds of imports."""
+"""Runs cells in separate processes. The workers that `posexport verify` starts in a cell are forks of the cell's
+process before its work. This saves seconds of imports for each worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whole_data import Cell
 
 from posexport.jsondata import structure
 
-forks: Any = importlib.import_module("forks")  # of the tests, which has no types
+forks: Any = importlib.import_module("forks")  # a module of the tests, without types
 
 PRELOADED += [
     *forks.PRELOADED,
@@ -39,7 +39,7 @@ def run(one: Cell, work: Path, fault: bool = False) -> Cell:
 
 
 def in_forks(*arguments: Any) -> dict[str, Any]:
-    """A cell, with workers that are forks of this process."""
+    """Run a cell whose workers are forks of this process."""
     control = _server()
     vars(forks)["_start"] = lambda: control
     forks.install()
@@ -47,7 +47,7 @@ def in_forks(*arguments: Any) -> dict[str, Any]:
 
 
 def _server() -> socket.socket:
-    """The process that forks workers, which this one adopts."""
+    """Start the process that forks workers. This process becomes the parent of the workers."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:

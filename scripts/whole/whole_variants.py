@@ -1,5 +1,6 @@
-"""Configurations of the matrix of whole models that are unusual for their architectures: one head of keys, heads wider
-than the hidden size says, stretched rotations, blocks in parallel, no biases or all; and architectures with such."""
+"""Unusual configurations of architectures in the matrix of whole models, and architectures that are like this by
+default: one head of keys, heads that are wider than the hidden size implies, stretched rotations, parallel blocks, no
+biases or biases everywhere."""
 
 from __future__ import annotations
 

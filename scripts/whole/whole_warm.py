@@ -1,4 +1,4 @@
-"""Exports one small model when it is imported: torch, transformers and posexport are then ready in every fork."""
+"""Exports one small model on import. torch, transformers and posexport are then ready in every fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verify's inputs for artifacts of one spec are drawn once, as long as a module of tests runs: they are the same."""
+"""Draws verify's inputs once for artifacts of the same spec, while a test module runs. Equal specs get equal inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posexport.verify import submission
 from posexport.verify.cases import Case, make_cases
 
 MOST, BYTES = 3, 2**28
-"""How many lists of cases are kept, and how large each may be."""
+"""The number of lists of cases to keep, and the largest size of a list in bytes."""
 CASES: OrderedDict[tuple[object, ...], list[Case]] = OrderedDict()
 
 
@@ -29,5 +29,5 @@ def draw_once(spec: Spec, seed: int, bounds: Bounds, *form: str, **options: Any)
 
 
 def install() -> None:
-    """Draw once from now on."""
+    """Draw inputs only once from now on."""
     vars(submission)["make_cases"] = draw_once

@@ -1,4 +1,4 @@
-"""Mutants of files, by their structure and by their bytes; the same for the same seed."""
+"""Mutants of files, made from their structure or from their bytes. The same seed gives the same mutant."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ EXTREMES: tuple[Any, ...] = (
 
 
 class Mutator:
-    """Mutants from a seed."""
+    """Makes mutants from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def raw(self, data: bytes) -> bytes:
-        """Bytes cut short, with bits flipped, or with a part of them removed, repeated or replaced."""
+        """Bytes that are cut short, have flipped bits, or have a part removed, repeated or replaced."""
         made = bytearray(data)
         at = self.random.randrange(len(made) + 1)
         size = self.random.choice((1, 2, 4, 8, 64, 1024))
@@ -56,7 +56,7 @@ class Mutator:
             self._change(data)
         text = json.dumps(data)
         match self.random.randrange(40):
-            case 0:  # a key twice
+            case 0:  # a duplicate key
                 text = text.replace("{", '{"version": 1, "version": "1", ', 1)
             case 1:
                 text = "[" * self.random.choice((70, 900, 100_000)) + text
@@ -131,7 +131,7 @@ class Mutator:
                 setattr(holder, field.name, extreme)
 
     def toml(self, text: str) -> bytes:
-        """TOML with the value of a line replaced, a line removed or repeated, or a table renamed."""
+        """TOML with a value replaced, a line removed or repeated, or a table renamed."""
         lines = text.splitlines()
         for _ in range(self.random.choice((1, 1, 2, 3))):
             at = self.random.randrange(len(lines))
@@ -153,7 +153,7 @@ class Mutator:
         return "\n".join(lines).encode("utf-8", "surrogatepass")
 
     def npz(self, arrays: dict[str, Any]) -> bytes:
-        """An archive with a header of an array changed, an array removed, renamed or of other numbers."""
+        """An archive in which one array has a changed header, other numbers or another name."""
         import numpy as np
 
         arrays, made = dict(arrays), io.BytesIO()
@@ -180,7 +180,7 @@ class Mutator:
         return made.getvalue() if self.random.randrange(4) else self.raw(made.getvalue())
 
     def safetensors(self, data: bytes) -> bytes:
-        """A file with its header changed as a tree, with another length of it, or by its bytes."""
+        """A file with a mutated header, with a wrong header length, or with mutated bytes."""
         size = int.from_bytes(data[:8], "little")
         header, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
         match self.random.randrange(4):
@@ -202,7 +202,7 @@ def _places(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _fields(message: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (message, field) below a message, those that aren't set too."""
+    """Every (message, field) of a message and the messages inside it. Fields that are not set are included."""
     for field in message.DESCRIPTOR.fields:
         yield message, field
     for field, value in message.ListFields():

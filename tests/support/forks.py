@@ -1,8 +1,8 @@
-"""Workers of tests are forks of one process that has imported the engines, which saves each of them seconds of imports.
+"""Workers of tests are forks of one process that has imported the engines. This saves each worker seconds of imports.
 
-That process forks twice, and this one adopts the orphan (Linux's "child subreaper"). So a worker is a child as any
-other: it is waited for and killed as usual, and the kernel ends it with this process. Other systems start workers as
-the product does.
+That process forks twice, and the test process adopts the orphan (Linux's "child subreaper"). So the worker is like any
+other child: it is waited for and killed as usual, and the kernel ends it with its parent. Other systems start workers
+as the product does.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ PRELOADED_LATER = (
     "posexport.runtimes.torch_module",
     "scipy.stats",
 )
-"""What the forked process imports as soon as this process has done so: many tests need none of it."""
+"""The forked process imports these modules only after the test process has imported them: many tests need none of
+them."""
 _PR_SET_CHILD_SUBREAPER = 36
 _POPEN = subprocess.Popen
 
 
 class Forks:
-    """Starts workers in place of `subprocess.Popen`. The process that is forked starts with the first of them."""
+    """Starts workers instead of `subprocess.Popen`. The process that forks is started together with the first
+    worker."""
 
     def __init__(self) -> None:
         self._lock, self._control = threading.Lock(), None
 
     def popen(self, command: list[str], *, stderr: IO[bytes], **options: Any) -> subprocess.Popen[str]:
-        """What `Popen` of a worker's command gives: text pipes at its input and output."""
+        """What `Popen` of a worker's command returns: a process with text pipes at its input and output."""
         if subprocess.Popen is not _POPEN:  # a test replaced it
             return subprocess.Popen(command, stderr=stderr, **options)
         (child_in, parent_in), (parent_out, child_out) = os.pipe(), os.pipe()
@@ -98,7 +100,7 @@ def _start() -> socket.socket:
 
 
 def install() -> None:
-    """Let workers of this process be forks from now on, where the system can."""
+    """Let workers of this process be forks from now on, if the system can do this."""
     if sys.platform == "linux":
         from posexport import processes
 
@@ -107,10 +109,10 @@ def install() -> None:
 
 def serve(control: socket.socket) -> None:
     """Fork a worker for each request, until the other end is closed."""
-    os.chdir("/")  # the folder of a test goes, and transformers asks for the name of the one that it is imported in
+    os.chdir("/")  # a test's folder is deleted later, and transformers asks for the current folder when it is imported
     for name in PRELOADED:
         importlib.import_module(name)
-    gc.freeze()  # a worker's collector of garbage would copy the pages of all modules
+    gc.freeze()  # otherwise the garbage collector of a worker would copy the memory pages of all modules
     while True:
         message, pipes, _, _ = socket.recv_fds(control, 2**20, 3)
         if not message:
@@ -133,7 +135,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _become(pipes: list[int], command: list[str], environment: dict[str, str], folder: str, parent: int) -> None:
-    """Be `python -P -m COMMAND` with these three pipes, once the adoption is done."""
+    """Become `python -P -m COMMAND` with these three pipes, after the parent has adopted this process."""
     while os.getppid() != parent:
         time.sleep(0.001)
     for number, pipe in enumerate(pipes):
@@ -141,7 +143,7 @@ def _become(pipes: list[int], command: list[str], environment: dict[str, str], f
         os.close(pipe)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # found anew in this environment
+    tempfile.tempdir = None  # searched again in this environment
     os.chdir(folder)
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.argv = list(command)

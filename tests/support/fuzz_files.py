@@ -1,10 +1,10 @@
-"""Mutated files for every reader: `python fuzz_files.py READER FOLDER SEED COUNT` prints what went wrong, as JSON.
+"""Mutated files for every reader: `python fuzz_files.py READER FOLDER SEED COUNT` prints the faults as JSON.
 
 A mutant is made from a sound file by its structure (a field of protobuf, a node of a JSON tree, a value of TOML, the
-header of an array) or by its bytes (cut short, bits flipped). A reader must refuse it in one clean sentence or read it.
-Everything else is a fault: another exception, a sentence that is long or holds control characters, more than LONGEST
-seconds or more than MOST_MEMORY bytes. This process is the place for crashes: the file of the mutant at which it ended
-is left in the folder.
+header of an array) or by its bytes (cut short, bits flipped). A reader must either read it or refuse it with one clean
+sentence. Everything else is a fault: another exception, a sentence that is too long or contains control characters,
+more than LONGEST seconds, or more than MOST_MEMORY bytes. This process may crash: the file of the last mutant stays in
+the folder.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from file_mutator import Mutator
 from fuzz_tokenizers import tokenizer_reader
 
 LONGEST = 10
-"""Seconds of the processor that one file may take."""
+"""The CPU seconds that one file may take."""
 
 MOST_MEMORY = 1_500_000_000
-"""Bytes that one file may add to what the process takes."""
+"""The bytes that one file may add to the memory of the process."""
 
 Read = Callable[[Path], object]
 Make = Callable[[Mutator], bytes]
 
 
 def cli(*arguments: str | Path) -> None:
-    """Run a command in this process; raises its refusal. What it prints is checked."""
+    """Run a command in this process and check what it prints. Raises its refusal."""
     from click.testing import CliRunner
 
     from posexport.cli import main
@@ -49,13 +49,13 @@ def cli(*arguments: str | Path) -> None:
 
 
 def check_text(text: str, longest: int = 8000) -> None:
-    """AssertionError for what `bad_text` finds."""
+    """Raise AssertionError for what `bad_text` finds."""
     fault = bad_text(text, longest)
     assert fault is None, fault
 
 
 def bad_text(text: str, longest: int = 8000) -> str | None:
-    """What is wrong with text that is printed: it could control a terminal, or is long."""
+    """What is wrong with printed text: it could control a terminal, or it is too long. None if nothing is wrong."""
     bad = [character for character in text if not character.isprintable()]
     if bad:
         return f"{bad[:3]} reaches the terminal"
@@ -63,7 +63,8 @@ def bad_text(text: str, longest: int = 8000) -> str | None:
 
 
 def try_all(*readers: Callable[[], object]) -> None:
-    """Call several readers of one file; raises the refusal of the last where all refuse it, all texts checked."""
+    """Call several readers of one file and check the texts of their refusals. Raises the last refusal if all readers
+    refuse."""
     refusals: list[Exception] = []
     for read in readers:
         try:
@@ -94,7 +95,7 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
             else:
                 mutator.message(model)
         made = model.SerializeToString()
-        if mutator.random.randrange(6) == 0:  # names that are no UTF-8
+        if mutator.random.randrange(6) == 0:  # names that are not UTF-8
             made = made.replace(
                 mutator.random.choice((b"q_proj", b"output", b"MatMul", b"posexport")), b"\xff\xfe\xfdq_p"[:6]
             )
@@ -119,14 +120,14 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
 
 
 def inspect_in_process() -> None:
-    """Let `inspect` do without its child process, which takes seconds to start, and without what loads an engine."""
+    """Let `inspect` work without its child process, which takes seconds to start, and without engines."""
     from posexport.graphs import inspection
     from posexport.processes import explain
 
     def inspect(graph: Any, *_: Any, **__: Any) -> Any:
         try:
             return inspection.inspected(graph, {}, attention=False)
-        except Exception as error:  # as the child reports it
+        except Exception as error:  # the child reports it the same way
             return inspection.Inspection(roles={}, reason=explain(error))
 
     inspection.inspect_graph = inspect
@@ -268,14 +269,14 @@ def _json(data: Any) -> Make:
 
 
 def _error() -> type[Exception]:
-    """The errors of posexport's own, once their text is checked."""
+    """The base class of posexport's own errors."""
     from posexport.errors import PosexportError
 
     return PosexportError
 
 
 def planted(read: Read) -> Callable[[Path], tuple[str, Make, Read]]:
-    """A reader with a fault, for any bytes."""
+    """A reader with a planted fault, for any bytes."""
     return lambda folder: ("mutant.bin", lambda mutator: mutator.raw(b"posexport" * 10), read)
 
 
@@ -325,7 +326,7 @@ PLANTED: dict[str, Read] = {
 
 
 class Late(BaseException):
-    """A file took too long; no `except Exception` holds it back."""
+    """A file took too long. It is a BaseException, so that no `except Exception` catches it."""
 
 
 def _late(*_: object) -> None:
@@ -333,7 +334,7 @@ def _late(*_: object) -> None:
 
 
 def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONGEST) -> dict[str, Any]:
-    """Read so many mutants; returns how many were refused and read, and the faults with the seeds of their mutants."""
+    """Read `count` mutants. Returns how many were refused and read, and the faults with the seeds of their mutants."""
     name, make, read = READERS[reader](folder) if reader in READERS else planted(PLANTED[reader])(folder)
     from posexport import machine
 
@@ -346,7 +347,7 @@ def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONG
         fault, before = None, machine.forget_peak()
         start = time.process_time()
         try:
-            # Disarmed inside: a signal that comes while the timer is being stopped is caught below too.
+            # Stopped in here: the outer handlers also catch a signal that arrives while the timer is being stopped.
             try:
                 signal.setitimer(signal.ITIMER_VIRTUAL, longest)
                 read(path)

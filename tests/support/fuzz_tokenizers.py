@@ -1,4 +1,4 @@
-"""The reader of tokenizers for fuzz_files.py, and sound ones of three kinds that mutants are made of."""
+"""The reader of tokenizers for fuzz_files.py, and sound tokenizers of three kinds from which mutants are made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REQUESTS: dict[str, Any] = {"encode": ["The cat, \u00e9t\u00e9 \U0001f600."], "d
 
 
 def tokenizer_reader(folder: Path) -> tuple[str, Callable[[Mutator], bytes], Callable[[Path], object]]:
-    """What runs in the child process, here; a refusal is what would be one there."""
+    """Runs the code of the child process in this process. A fault that it would report becomes a refusal."""
     from posexport.errors import RequestError
     from posexport.runtimes.tokens_process import Session
 

@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rope-gqa-window": {"encoding": "rope", "num_kv_heads": 2, "causal": True, "window": 3, "bias": True},
     "alibi-mqa-window": {"encoding": "alibi", "num_kv_heads": 1, "window": 2, "bias": ["v_proj", "o_proj"]},
 }
-"""A short name for each encoding with the variants that matter: arguments of `small_spec`."""
+"""A short name for each encoding and its main variants, with arguments of `small_spec`."""
 
 MORE_CASES: dict[str, dict[str, Any]] = {
     "rope-exact": {"encoding": "rope", "angles": "exact", "prefix_tokens": 2},
@@ -119,14 +119,14 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "swinv2-pretrained": {"encoding": "swinv2", "window_size": 5, "pretrained_window_size": 3},
     "pattern": {"encoding": "rope", "pattern": "rope:window=3:theta=50,rope:scaling=linear:factor=2,none", "layers": 4},
 }
-"""Encodings and variants that came after those of CASES, each for fewer lengths and positions."""
+"""Further encodings and variants. Tests run them for fewer lengths and positions than those of CASES."""
 
 KINDS = ("consecutive", "offset", "gaps", "shuffled", "uneven")
-"""Positions: 0 1 2 ..., far from 0, with gaps, in no order, and different in each sequence of the batch."""
+"""Positions: 0 1 2 ..., far from 0, with gaps, in random order, and different in each sequence of the batch."""
 
 
 def small_spec(encoding: str, pattern: str | None = None, **over: Any) -> Spec:
-    """A spec of hidden size 32 with 4 heads; `over` sets fields of the encoding and of the spec alike."""
+    """A spec of hidden size 32 with 4 heads. `over` sets fields of the encoding and of the spec."""
     own = {field.name for field in attrs.fields(ENCODINGS[encoding])}
     parameters = {key: value for key, value in over.items() if key in own}
     fields = {"hidden_size": 32, "num_heads": 4, **{key: value for key, value in over.items() if key not in own}}
@@ -140,7 +140,7 @@ def small_spec(encoding: str, pattern: str | None = None, **over: Any) -> Spec:
 
 
 def by_turns(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Parameters of a test of which every other one is left to the slow sweep."""
+    """Parameters of a test. Every second one runs only in the slow sweep."""
     return [pytest.param(*each, marks=[] if at % 2 == 0 else pytest.mark.slow) for at, each in enumerate(cases)]
 
 
@@ -192,7 +192,7 @@ def as_float64(weights: dict[str, torch.Tensor]) -> dict[str, Array]:
 
 
 def run_block(spec: Spec, weights: dict[str, torch.Tensor], inputs: dict[str, Array], dtype: str = "fp64") -> Array:
-    """The output of the torch block in a dtype, as a float64 array."""
+    """The output of the torch block, run in a dtype, as a float64 array."""
     block = build_block(spec, weights, getattr(torch, TORCH_DTYPES[dtype]))
     tensors = [torch.from_numpy(array) for array in inputs.values()]
     tensors = [t.to(getattr(torch, TORCH_DTYPES[dtype])) if t.is_floating_point() else t for t in tensors]
@@ -208,7 +208,8 @@ def exported(spec: Spec, form: str = "decomposed", opset: int | None = None, **f
 
 
 def open_ort(model: ir.Model | onnx.ModelProto | Path) -> Callable[[dict[str, Array]], dict[str, Array]]:
-    """Open a model (or the file at a path) on ONNX Runtime's CPU provider: inputs to every output, by name."""
+    """Open a model (or the file at a path) on ONNX Runtime's CPU provider. Returns a function from inputs to all
+    outputs by name."""
     source: str | bytes
     if isinstance(model, Path):
         source = str(model)
@@ -233,7 +234,7 @@ def cli(*arguments: str | Path) -> Result:
 
 
 def refused(result: Result, *said: str) -> str:
-    """Check that a run was refused: exit code 2, one sentence on stderr which holds `said`, nothing on stdout."""
+    """Check that a run was refused: exit code 2, one sentence on stderr that contains `said`, and nothing on stdout."""
     assert result.exit_code == 2, (result.exit_code, result.output, result.exception)
     assert result.stdout == ""
     sentence, end = result.stderr[:-1], result.stderr[-1:]
@@ -247,7 +248,7 @@ def refused(result: Result, *said: str) -> str:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder, hidden ones too, with its bytes."""
+    """Every file below a folder, including hidden ones, with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Manifests as plain data, complete and of the files that they lie beside, for tests that no engine runs."""
+"""Complete manifests as plain data for the files beside them, for tests that need no engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPE = ["batch", "seq", 256]
 
 
 def onnx_manifest(path: Path, /, **more: Any) -> dict[str, Any]:
-    """The manifest of an ONNX file at `path`, of any bytes; `more` are further keys, or others' values."""
+    """The manifest of an ONNX file at `path`, whatever its bytes. `more` adds keys or replaces values."""
     return {
         "file": path.name,
         "sha256": sha256_of(path),
@@ -53,7 +53,7 @@ def kernels(count: int | None, fused: bool | None, **more: Any) -> dict[str, Any
 
 
 def read_manifest_data(path: Path) -> Any:
-    """What the manifest beside an artifact holds."""
+    """The data of the manifest beside an artifact."""
     return json.loads(path.with_name(path.name + ".json").read_bytes())
 
 

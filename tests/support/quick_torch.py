@@ -1,4 +1,4 @@
-"""What torch's exporter does anew at every export, made cheaper: a third of its time. The graphs stay the same."""
+"""Speeds up work that torch's exporter repeats for every export: a third of its time. The graphs stay the same."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch._ops
 
 
 def install() -> None:
-    """List all composite operators of torch once, since the list does not change. Register kernels without the types of
-    two inner functions, which torch evaluates for each of the 6,000 that an export puts in and takes out. Keep no
-    results of operators on tensors without values: with sizes that are symbols, looking them up takes longer than
-    computing them."""
+    """Make three changes to torch. List all composite operators only once, because the list does not change. Register
+    kernels without two inner functions whose type annotations torch evaluates for each of the 6,000 kernels that an
+    export adds and removes. Do not cache results of operators on tensors without values: with symbolic sizes, a look-up
+    takes longer than the computation."""
     utils: Any = torch._export.utils
     utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
     operator: Any = torch._ops.OperatorBase

@@ -1,4 +1,4 @@
-"""Pages of docs/results whose figures stand between two comments."""
+"""Pages of docs/results whose figures are between two comments."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files of whole models that several files of tests export alike are made once in a run, by whichever process needs
-one first."""
+"""Exports files of whole models only once in a test run. The first process that needs a file makes it for all."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ FOLDER: list[Path] = []
 
 
 def made_once(checkpoint: Path, path: Path, options: Sequence[str], make: Callable[[Path], None]) -> None:
-    """What `make` writes of a checkpoint into the folder of `path`, copied where another test had it made."""
+    """Write what `make` writes for a checkpoint into the folder of `path`. It is copied if another test has already
+    made it."""
     digest = hashlib.sha256(repr((path.name, *options)).encode())
     for each in sorted(checkpoint.iterdir()):
         digest.update(each.name.encode())

@@ -1,5 +1,5 @@
-"""Set-up of processes that run tests, a plugin of pytest: hypothesis without deadlines, and what is the same in every
-export made once per process."""
+"""A pytest plugin that sets up the processes that run tests: hypothesis without deadlines, and exports that reuse equal
+work within a process."""
 
 import gc
 import os
@@ -36,8 +36,8 @@ draws.install()
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector of garbage away from modules and tests, which live on, and let it look at all else more
-    rarely: it was a tenth of the time of exports."""
+    """Keep the garbage collector away from modules and tests, which stay in memory, and let it run less often. It took
+    a tenth of the time of exports."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 50)
@@ -45,7 +45,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _folder_of_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = tmp_path_factory.getbasetemp()  # each process of pytest-xdist has one of its own within that of the run
+    base = (
+        tmp_path_factory.getbasetemp()
+    )  # each process of pytest-xdist has its own folder inside the folder of the run
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
     folder.mkdir(exist_ok=True)
     shared_exports.FOLDER[:] = [folder]
@@ -53,26 +55,30 @@ def _folder_of_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def traced_anew() -> Iterator[None]:
-    """Every export runs torch's exporter, for tests that change how it works; a test's own undo leaves it so."""
+    """Every export runs torch's exporter, for tests that change how it works. Their own `monkeypatch.undo` does not end
+    this."""
     with traces.anew():
         yield
 
 
 @pytest.fixture
 def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers start as the product starts them, for tests of just that."""
+    """Workers start as the product starts them, for tests of this start."""
     monkeypatch.setattr(processes, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _inputs_of_verify(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Modules that are marked `few_inputs` ask what verify does with what it finds, not what its inputs show. Inputs
-    with many tokens, which take most of the time, and all but two of one name are left out there; of files that anyone
-    wrote, every other one. Those marked `few_bands` have the longest and every eighth of the lengths that faults in
-    bands of positions need (test_bands.py), which are three in four of a file's inputs.
+    """Give verify fewer inputs in some test modules.
 
-    In the test command, the room `rewrite` is as if marked `few_inputs`, but for modules that are marked `all_inputs`:
-    its tests compare what was written with oracles of their own, and the slow sweep has all of the evidence."""
+    Modules marked `few_inputs` test what verify does with its findings, not what its inputs reveal. Inputs with many
+    tokens, which take most of the time, are left out there, and at most two inputs of one name are kept. For foreign
+    graphs, every second input is left out. Modules marked `few_bands` get the longest and every eighth of the lengths
+    that faults in bands of positions need (test_bands.py). These lengths are three quarters of a file's inputs.
+
+    In the test command, the folder `rewrite` is treated as if marked `few_inputs`, except for modules marked
+    `all_inputs`. Its tests compare the written files with their own oracles, and the slow sweep uses all inputs.
+    """
     with pytest.MonkeyPatch.context() as patch:
         marked, room = request.node.get_closest_marker, request.node.path.parent.name
         quick = room == "rewrite" and request.config.option.markexpr == "not slow" and not marked("all_inputs")

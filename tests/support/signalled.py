@@ -1,8 +1,9 @@
-"""A command that gets a signal at a chosen moment: `python signalled.py MODULE NAME CALL SIGNAL WHEN -- ARGUMENTS`.
-Several moments can be given: MODULE NAME CALL SIGNAL WHEN MODULE NAME ... -- ARGUMENTS.
+"""Runs a command that gets a signal at a chosen moment: `python signalled.py MODULE NAME CALL SIGNAL WHEN --
+ARGUMENTS`.
 
-The function NAME of MODULE (such as `HashingFile.write`) is wrapped. At its call number CALL, the process sends itself
-the SIGNAL, before the function runs or after it did (WHEN). So the moment is the same in every run, without a clock.
+Several moments can be given: MODULE NAME CALL SIGNAL WHEN MODULE NAME ... -- ARGUMENTS. The function NAME of MODULE
+(such as `HashingFile.write`) is wrapped. At call number CALL, the process sends itself the SIGNAL, before or after the
+function runs (WHEN). So the moment is the same in every run, without a clock.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def arm(module: str, name: str, call: int, number: int, when: str) -> None:
 
 if __name__ == "__main__":
     if sys.platform != "win32":
-        for ignored in (signal.SIGHUP, signal.SIGQUIT):  # by nohup, and by shells in their background jobs
+        for ignored in (signal.SIGHUP, signal.SIGQUIT):  # nohup and background jobs of shells ignore these signals
             signal.signal(ignored, signal.SIG_DFL)
     end = sys.argv.index("--")
     moments, arguments = sys.argv[1:end], sys.argv[end + 1 :]

@@ -1,4 +1,5 @@
-"""Whole checkpoints of transformers' own models, small, with weights that make every term show, and their exports."""
+"""Small checkpoints of whole models of transformers, and their exports. Every term affects the output with their
+weights."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from helpers import cli
 from shared_exports import made_once
 
 VOCABULARY, TRAINED = 60, 96
-"""Tokens, and positions that they are trained for, of all of them."""
+"""The size of the vocabulary and the number of trained positions of all these models."""
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3, 44, 21, 8, 30), (11, 2), (50, 9, 33, 27))
 """Three prompts of different lengths."""
@@ -40,11 +41,11 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 
 NATIVE = ("--form", "native", "--opset", "24")
-"""Options of an export that several files of tests share."""
+"""Options of an export that several test files share."""
 
 
 def small_checkpoint(folder: Path, kind: str = "Llama", seed: int = 0, **changes: Any) -> Any:
-    """Write the checkpoint of a model into a folder; returns the model of transformers."""
+    """Write the checkpoint of a model into a folder. Returns the model of transformers."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**{**_SHARED, **_CONFIGS[kind], **changes})
@@ -54,7 +55,7 @@ def small_checkpoint(folder: Path, kind: str = "Llama", seed: int = 0, **changes
 
 
 def save_randomised(model: Any, folder: Path, seed: int = 0) -> None:
-    """Give a model of transformers weights that make every term show, and write its checkpoint into a folder."""
+    """Give a model of transformers weights with which every term affects the output, and write its checkpoint."""
     import transformers
 
     model.eval().requires_grad_(False)
@@ -69,7 +70,7 @@ def save_randomised(model: Any, folder: Path, seed: int = 0) -> None:
 
 
 def exported_model(folder: Path, path: Path, *options: str) -> Path:
-    """The file of a whole model of a checkpoint."""
+    """The file of a whole model, exported from a checkpoint."""
 
     def make(new: Path) -> None:
         result = cli("export", "--from", folder, "--model", "-o", new, *options)
@@ -80,7 +81,7 @@ def exported_model(folder: Path, path: Path, *options: str) -> Path:
 
 
 def greedy(model: Any, prompts: Sequence[Sequence[int]] = PROMPTS, count: int = 24) -> list[list[int]]:
-    """The tokens that transformers' own `generate` makes of a batch that is padded on the left."""
+    """The tokens that transformers' own `generate` returns for a batch with padding on the left."""
     from transformers import GenerationConfig
 
     longest = max(map(len, prompts))

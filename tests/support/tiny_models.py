@@ -1,4 +1,4 @@
-"""Small random checkpoints that transformers itself writes, and its own models as the oracle of files made of them."""
+"""Small random checkpoints that transformers writes. Its own models are the oracles for the exported files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from whole_rows import ROWS  # noqa: E402
 Array = npt.NDArray[Any]
 
 TWO_LAYERS = ("llama", "gpt2", "bart")
-"""Architectures of layers that are all alike: two show what four do, and are exported in half the time."""
+"""Architectures with equal layers. Two layers show the same as four, and are exported in half the time."""
 
 
 @cache
@@ -37,8 +37,8 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def checkpoint(name: str, dtype: str = "float32", **layers: int) -> Path:
-    """The folder of a random checkpoint, of the architectures of `scripts/whole_models`, which have four layers;
-    `layers` are options that say otherwise."""
+    """The folder of a random checkpoint. The architectures are those of `scripts/whole_models`, which have four layers.
+    `layers` are options that change this."""
     folder, row = Path(_root().name) / "-".join((name, dtype, *map(str, layers.values()))), ROWS[name]
     if name in TWO_LAYERS:
         row = attrs.evolve(row, options=ARCHITECTURES[name].options)
@@ -49,7 +49,7 @@ def checkpoint(name: str, dtype: str = "float32", **layers: int) -> Path:
 
 @cache
 def oracle(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' own model, with its plainest implementation of attention."""
+    """transformers' own model with its eager implementation of attention."""
     import json
 
     (kind,) = json.loads((folder / "config.json").read_text())["architectures"]
@@ -65,7 +65,7 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 
 
 def error(made: Array, wanted: Array, real: Array | None = None) -> float:
-    """The largest difference as a part of the largest value, over the tokens that are `real`."""
+    """The largest difference relative to the largest value, over the tokens that are `real`."""
     assert made.shape == wanted.shape
     difference = np.abs(made.astype(np.float64) - wanted)
     return float(difference.max() if real is None else difference[real.astype(bool)].max()) / float(
@@ -74,17 +74,17 @@ def error(made: Array, wanted: Array, real: Array | None = None) -> float:
 
 
 def _sizes(shape: list[int | str], tokens: int) -> list[int]:
-    """The sizes of a cache; states have no tokens."""
+    """The sizes of a cache. States have no axis of tokens."""
     return [size if isinstance(size, int) else tokens for size in shape]
 
 
 PADDING, LENGTH = (0, 2, 4), 14
 CHUNKS = (9, 1, 3, 1)
-"""A prompt behind an empty cache, a token, a chunk and a token."""
+"""A prompt with an empty cache, a token, a chunk and a token."""
 
 
 def padded_batch(seed: int = 0) -> dict[str, Array]:
-    """Rows of tokens with padding on their left, and what transformers itself counts as their positions."""
+    """Rows of tokens with padding on the left, and the positions that transformers counts for them."""
     ids = np.random.default_rng(seed).integers(3, 100, (len(PADDING), LENGTH))
     mask = np.ones_like(ids)
     for row, padding in enumerate(PADDING):
@@ -93,8 +93,8 @@ def padded_batch(seed: int = 0) -> dict[str, Array]:
 
 
 def decoder_error(path: Path, folder: Path, output: str = "logits", room: int = 20) -> float:
-    """The error of a decoder's file against transformers, chunk by chunk behind its own caches; of buffers of `room`
-    slots where it has such."""
+    """The error of a decoder's file compared with transformers, chunk by chunk with its own caches. Shared caches have
+    `room` slots."""
     run = session(path)
     inputs = {value.name: value for value in run.get_inputs()}
     batch, model = padded_batch(), oracle(folder)

@@ -1,6 +1,8 @@
-"""torch's exporter runs once for equal blocks of one test process: it is most of an export, and gives the same graph.
+"""Runs torch's exporter once for equal blocks of a test process, because it takes most of the time and gives the same
+graph.
 
-Exports of a block that was traced before get a copy of its graph; those in another form, its decomposed program.
+An export of a block that was traced before gets a copy of its graph. An export in another form reuses the decomposed
+program.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ capture = Strategy._capture
 
 @contextmanager
 def same_program(*key: object) -> Iterator[None]:
-    """Exports within it are of the module that `key` names: its program is the same for every opset of a block."""
+    """Exports inside this context are of the module that `key` names. Its program is the same for every opset."""
     token = program_key.set(key)
     try:
         yield
@@ -46,7 +48,7 @@ def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions
         with same_program(*block):
             GRAPHS[key] = trace(spec, fixed, functions), _copied(vars(functions))
     model, built = GRAPHS[key]
-    vars(functions).update(_copied(built))  # what bodies there are, and for which calls
+    vars(functions).update(_copied(built))  # which bodies exist, and for which calls
     return model.clone()
 
 
@@ -55,7 +57,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capture_once(self: Any, *arguments: Any, **options: Any) -> torch.export.ExportedProgram:
-    """A program that was decomposed stands for the one it was made of: `prepare_once` does not look at it."""
+    """Returns the decomposed program instead of the original one: `prepare_once` does not look at its argument then."""
     return PROGRAMS.get(program_key.get()) or capture(self, *arguments, **options)
 
 
@@ -69,7 +71,7 @@ def prepare_once(program: torch.export.ExportedProgram, **options: Any) -> torch
 
 
 def install() -> None:
-    """Trace once from now on."""
+    """Trace only once from now on."""
     Strategy._capture = capture_once
     _core._prepare_exported_program_for_export = prepare_once
     exporter._trace = trace_once
@@ -77,7 +79,7 @@ def install() -> None:
 
 @contextmanager
 def anew() -> Iterator[None]:
-    """Every export within it runs torch's exporter; a test's own undo leaves it so."""
+    """Every export inside this context runs torch's exporter. A test's own `monkeypatch.undo` does not end this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "_trace", trace)
         yield

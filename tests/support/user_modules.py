@@ -1,4 +1,4 @@
-"""Torch modules as users write them: as they stand, without posexport's operators, and with them; run as a file too."""
+"""Torch modules as users write them, with and without posexport's operators. Tests also run this module as a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posexport import custom_ops
 
 
 class Plain(nn.Module):
-    """Causal attention with RoPE, two heads of 8, in plain torch."""
+    """Causal attention with RoPE and two heads of 8, in plain torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Plain(nn.Module):
 
 
 class Own(Plain):
-    """The same with posexport's operators."""
+    """The same block with posexport's operators."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -46,7 +46,7 @@ class Own(Plain):
 
 
 class Cached(nn.Module):
-    """Inputs and outputs inside of lists and dictionaries, and one that may be left out."""
+    """Inputs and outputs inside lists and dictionaries, and one optional input."""
 
     def forward(self, x: Tensor, past: Any, mask: Tensor | None = None, *, scale: Tensor) -> dict[str, Any]:
         grown = [{name: torch.cat((t, x), 1) for name, t in layer.items()} for layer in past]

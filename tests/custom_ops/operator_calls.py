@@ -1,4 +1,4 @@
-"""Calls of every operator: arguments with tensors of batch B, queries S and keys T, and which dimensions vary."""
+"""Calls of every operator: arguments with tensors of batch B, queries S and keys T, and the dimensions that vary."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         for name, rows, key_table, indices in (
             ("", torch.tensor([0, 1, 2]), normal(N, 3, H).flip(0), None),
             ("-and-keys", torch.tensor([1, 0, 2, 1]), None, None),
-            # the row of the query's own key is that of far ones, as where keys stand ahead, where nothing matters
+            # the table row of the query's own key is shared with distant keys, as when keys come later and have no
+            # effect
             ("-shared", torch.tensor([2, 0, 1, 2]), normal(N, 3, H).flip(0), torch.tensor([0, T - 1])),
             ("-and-keys-shared", torch.tensor([2, 0, 1, 2]), None, torch.tensor([0, T - 1])),
             ("-by-a-large-table", torch.tensor([2, *[0, 1] * T, 2]), None, None),
@@ -310,13 +311,13 @@ CALLS |= {
     for causal, window in MASKS
     for bias, kv in ((True, 2), (False, N))
 }
-SUM = {0: "batch", 1: "keys"}  # of cached and new keys
+SUM = {0: "batch", 1: "keys"}  # the number of cached and new keys
 PAST, FIRST = {0: "batch", 2: "total"}, {0: "batch"}
 NEW = [normal(B, S, N * H), normal(B, S, 2 * H), normal(B, S, 2 * H)]
 OLD = [normal(B, T, 2 * H), normal(B, T, 2 * H).flip(0)]
 BUFFERS = [normal(B, 2, T, H), normal(B, 2, T, H).flip(0)]
 PADDED = torch.tensor([[0] * 3 + [1] * (T + S - 3), [0] * (T + S)])
-"""A row that is padded on the left, and one that is padding."""
+"""A row with padding on the left, and a row that is only padding."""
 CALLS |= {
     f"masked-{causal}-{window}": (
         custom_ops.attend,

@@ -1,5 +1,6 @@
-"""Attention for ONNX Runtime alone, of one head or of some queries after the other with the logits that are its bias,
-against the same block in the graph for all targets, where all are there at once; and what is in its graph."""
+"""Attention for ONNX Runtime only, which handles one head or some queries at a time with their bias logits. It is
+compared with the same block for all targets, which handles everything at once. The contents of its graph are tested
+too."""
 
 from __future__ import annotations
 
@@ -42,10 +43,11 @@ JOINED = [
     ("fire", "data"),
     ("fire", "consecutive"),
 ]
-"""Encodings whose logits can be made of one head after the other, or of some queries at a time, by their positions."""
+"""Encodings whose logits can be computed for one head at a time, or for some queries at a time, from their
+positions."""
 
 DIVIDED = [pair for pair in JOINED if pair[0] in ("alibi", "kerple", "sandwich", "t5", "cope", "fire", "relative")]
-"""Of these, those whose logits can be of some queries with the keys that one of them may see."""
+"""The encodings among these whose logits can be computed for some queries and only the keys visible to them."""
 
 FEW, MANY = 5, 45
 
@@ -62,7 +64,7 @@ def graphs(model: ir.Model) -> list[ir.Node]:
 
 
 def both(spec: Spec, folder: Path, other: str = "ort") -> list[Path]:
-    """The file for all targets and the one for ONNX Runtime, or TensorRT, alone."""
+    """The file for all targets, and the file for ONNX Runtime (or TensorRT) only."""
     paths = []
     for target in ("portable", other):
         model = export(spec, seeded_weights(spec, 0), form="decomposed", target=target)
@@ -76,12 +78,12 @@ def compared(spec: Spec, folder: Path, sizes: list[Sizes], other: str = "ort") -
     runners = [ort.load(path, {"threads": 1}) for path in both(spec, folder, other)]
     for each in sizes:
         inputs = seeded_inputs(spec, each, 0)
-        if "attention_mask" in inputs:  # the first keys of the last row, then all keys of a query
+        if "attention_mask" in inputs:  # hide the first keys of the last row, which hides all keys of a query
             inputs["attention_mask"][-1, :3] = 0
         expected, found = (runner.run(inputs) for runner in runners)
         for name, array in expected.items():
             wide, limit = array.astype(np.float64), 1e-2 if spec.dtype == "fp16" else 2e-6
-            if spec.encoding.name == "cope":  # sums of hundreds of gates, which are rounded
+            if spec.encoding.name == "cope":  # these are sums of hundreds of rounded gates
                 limit *= 10
             assert found[name].shape == array.shape
             np.testing.assert_allclose(found[name], wide, atol=limit * max(1.0, float(np.abs(wide).max())), rtol=0)
@@ -143,7 +145,7 @@ def test_a_key_that_a_block_lacks_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def _deepest(graph: ir.Graph, op_type: str, depth: int = 0) -> int:
-    """In how many bodies a node of this type stands at most; -1 where there is none."""
+    """The largest number of nested bodies around a node of this type; -1 if there is no such node."""
     found = [depth if any(node.op_type == op_type for node in graph) else -1]
     for node in graph:
         bodies = (each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH)
@@ -165,8 +167,8 @@ def test_a_query_without_keys_gets_zeros(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("encoding", "positions"), JOINED)
 def test_no_array_has_the_logits_of_all_heads_for_many_queries(encoding: str, positions: str) -> None:
-    """All softmaxes stand in a body: that of few queries, or that of one head, or of some queries, in a Scan over rows,
-    which stands in one over blocks of queries where these lack keys."""
+    """All softmaxes are inside a body. One body handles few queries. The others handle one head or some queries at a
+    time, in a Scan over rows. If blocks of queries lack keys, that Scan is inside a Scan over these blocks."""
     spec = block(encoding, positions)
     model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
     softmaxes = [node for node in graphs(model) if node.op_type == "Softmax"]
@@ -178,7 +180,7 @@ def test_no_array_has_the_logits_of_all_heads_for_many_queries(encoding: str, po
 
 @pytest.mark.parametrize("fields", [{"softcap": 30.0}, {"sinks": True}, {"layers": 2}])
 def test_what_needs_all_heads_keeps_them(fields: dict[str, Any]) -> None:
-    """Caps and sinks, and a bias that is computed once for several layers."""
+    """Caps and sinks need all heads, and so does a bias that is computed once for several layers."""
     spec = block("alibi", **fields)
     model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
     assert {node.graph for node in graphs(model) if node.op_type == "Softmax"} == {model.graph}
@@ -207,7 +209,7 @@ def test_rewrite_reads_the_way_of_few_queries(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("fields", [{}, {"causal": False}, {"kv_cache": "concat"}, {"kv_cache": "shared"}])
 def test_deberta_for_tensorrt_is_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
-    """There distances are looked up, not slid."""
+    """TensorRT's graph looks distances up instead of shifting rows."""
     slots = {"max_seq": 64} if fields.get("kv_cache") == "shared" else {}
     past = {"past_seq": 7, **slots} if "kv_cache" in fields else {}
     compared(block("deberta", "consecutive", **fields), tmp_path, [Sizes(batch=2, seq=MANY, **past)], "tensorrt")

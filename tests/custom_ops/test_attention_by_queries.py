@@ -1,5 +1,6 @@
-"""Attention of long prompts for ONNX Runtime alone, some queries at a time with the keys that one of them may see:
-against attention in numpy, from the definition of each mask; and what is in its graph."""
+"""Attention of long prompts for ONNX Runtime only, which handles some queries at a time with only the keys visible to
+them. It is compared with attention in numpy, from the definition of each mask. The contents of its graph are tested
+too."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ def block(**fields: Any) -> Spec:
 
 
 def runner_of(spec: Spec, folder: Path) -> tuple[Any, dict[str, Array]]:
-    """Its file for ONNX Runtime alone, opened, and its weights in float64."""
+    """The block's file for ONNX Runtime only, opened, and its weights in float64."""
     weights = seeded_weights(spec, 0)
     write_onnx(export(spec, weights, form="decomposed", target="ort"), folder / "a.onnx")
     return ort.load(folder / "a.onnx", {"threads": 1}), {name: each.double().numpy() for name, each in weights.items()}
 
 
 def attended(spec: Spec, weights: dict[str, Array], inputs: dict[str, Array]) -> Array:
-    """The block in float64, from the definition of what each query sees."""
+    """The block in float64, from the definition of which keys each query sees."""
     hidden = inputs["hidden_states"].astype(np.float64)
     batch, seq = hidden.shape[:2]
     width, group = spec.head_dim, spec.num_heads // spec.num_kv_heads
@@ -91,7 +92,7 @@ def attended(spec: Spec, weights: dict[str, Array], inputs: dict[str, Array]) ->
 
 
 def compare(spec: Spec, folder: Path, sizes: list[Sizes]) -> None:
-    """The file beside the definition; with a mask, the last row lacks its first keys and some others."""
+    """Compare the file with the definition. If there is a mask, the last row lacks its first keys and some others."""
     runner, weights = runner_of(spec, folder)
     for each in sizes:
         inputs = seeded_inputs(spec, each, 0)

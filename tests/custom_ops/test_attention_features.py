@@ -1,5 +1,5 @@
-"""Caches, padding, encoders, norms of heads, capped logits and sinks: the torch block and its graphs against the
-oracle, which is the papers' formulas in numpy float64."""
+"""Caches, padding, encoders, norms of heads, capped logits and sinks. The torch block and its graphs are compared with
+the oracle, which computes the papers' formulas in numpy float64."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SPECS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 RUNS = ("offset", "consecutive", "scattered", "loud", "step", "prefill")
-"""The cases of verify with small sizes, and positions at which fp32 knows the angles."""
+"""The cases of verify with small sizes, and with positions for which fp32 has exact angles."""
 
 BOUNDS = {"fp32": 5e-5, "fp16": 1e-2}
 
@@ -123,7 +123,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_oracle_tells_every_option_apart(name: str) -> None:
-    """A wrong option is far outside the bounds above, so they are a check."""
+    """A wrong option gives errors far above the bounds, so the bounds are a real check."""
     right, fault = FAULTS[name]
     spec, wrong = small_spec(**SPECS[right]), small_spec(**{**SPECS[right], **fault})
     weights = as_float64(weights_for(spec))
@@ -134,7 +134,7 @@ def test_the_oracle_tells_every_option_apart(name: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["padding", "sinks", "grown-alibi", "everything"])
 def test_a_query_that_sees_nothing_gets_zeros(name: str) -> None:
-    """So the output is what the projection makes of zeros: its bias, or nothing."""
+    """So the output is the projection of zeros: its bias, or zero."""
     spec = small_spec(**SPECS[name])
     (_, inputs), *_ = (each for each in _inputs(spec) if each[0].startswith("scattered"))
     assert not inputs["attention_mask"][-1].any()

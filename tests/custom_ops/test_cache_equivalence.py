@@ -1,7 +1,8 @@
-"""A prefill and then decode steps, fed with their own presents, equal one full pass over the same tokens.
+"""A prefill and decode steps, fed with their own presents, equal one full pass over the same tokens.
 
-The full pass is the uncached torch block in float64, row by row and without padding; the steps run on ONNX Runtime and
-through TensorRT's import. So neither caches nor masks nor positions of cached keys play a part in what counts as right.
+The full pass is the torch block without a cache in float64, row by row and without padding. The steps run on ONNX
+Runtime and through TensorRT's import. So the expected values do not depend on caches, masks or positions of cached
+keys.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import Spec
 
 KINDS = ("none", "learned", "relative", "t5", "rope-gqa-window", "rope2d", "alibi-6-heads", "layers")
-"""One case of each way in which an encoding acts."""
+"""One case for each way in which an encoding acts."""
 
 FEW = ("relative", "rope-gqa-window")
 
@@ -47,19 +48,19 @@ MORE = (
     "t5-gqa",
     "rope-chunks",
 )
-"""Encodings that came later, each in one form by turns."""
+"""Further encodings. Each is tested in one form; the forms alternate."""
 
 CACHES = ("concat", "shared")
 ORT, IMPORT = "ort-cpu", "tensorrt-import"
 PLAINEST = ("decomposed", "portable")
 WHERE = {ORT: [*HOWS, ("decomposed", "ort")], IMPORT: [how for how in HOWS if how[1] == "portable"]}
-"""Engine to the (form, target) that it runs."""
+"""Engine to the (form, target) pairs that it runs."""
 
 
 def _quick(name: str, how: tuple[str, str], engine: str, cache: str) -> bool:
-    """Whether it is part of every run: on ONNX Runtime each kind in the plainest form and a few in all, through
-    TensorRT's import each kind in one form and one kind of cache, by turns. The slow sweep has every case in every form
-    on both."""
+    """Whether a case is part of every run. On ONNX Runtime, each kind runs in the plainest form and a few run in all
+    forms. Through TensorRT's import, each kind runs in one form and with one kind of cache, in turn. The slow sweep
+    runs every case in every form on both engines."""
     if name in MORE:
         turn = MORE.index(name)
         return engine == ORT and how == HOWS[turn % len(HOWS)] and turn % (2 if cache == "concat" else 5) == 0
@@ -72,7 +73,7 @@ def _quick(name: str, how: tuple[str, str], engine: str, cache: str) -> bool:
 
 
 def _blocks(cache: str) -> list[Any]:
-    """(case, (form, target), engine) for all that carry such a cache."""
+    """(case, (form, target), engine) for all forms that support this kind of cache."""
     found = []
     for engine, hows in WHERE.items():
         for name, how in itertools.product((*CASES, "layers", *MORE), hows):
@@ -83,7 +84,8 @@ def _blocks(cache: str) -> list[Any]:
 
 
 BOUND = 5e-5
-"""Of the largest output: angles up to 200 and sums of 32 products in fp32. A key or position one off is over 1e-3."""
+"""The largest error relative to the largest output, for angles up to 200 and sums of 32 products in fp32. A key or
+position that is off by one gives more than 1e-3."""
 
 Run = Callable[[dict[str, Array]], dict[str, Array]]
 
@@ -127,7 +129,7 @@ def _row(spec: Spec, rng: np.random.Generator, length: int, offset: int) -> Row:
 
 
 def _full(spec: Spec, row: Row) -> Array:
-    """[T, hidden] of the uncached block in float64."""
+    """The output [T, hidden] of the block without a cache, in float64."""
     plain = attrs.evolve(spec, kv_cache=None, padding_mask=False)
     inputs = {"hidden_states": row.x[None]}
     if plain.position_axes:
@@ -148,12 +150,12 @@ def _inputs(spec: Spec, x: Array, positions: Array, **rest: Array) -> dict[str, 
 
 
 def _names(spec: Spec) -> list[tuple[str, str]]:
-    """(past, present) names."""
+    """Pairs of (past, present) names."""
     return [(name, name.replace("past", "present")) for name in graph_inputs(spec) if name.startswith("past_")]
 
 
 def _spans(total: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Pieces of those sizes, repeated until they cover `total`."""
+    """Pieces of these sizes, repeated until they cover `total`."""
     start, at = 0, 0
     while start < total:
         end = min(start + sizes[at % len(sizes)], total)
@@ -162,7 +164,7 @@ def _spans(total: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Array]:
-    """The outputs of each row's tokens, rows padded on the left, in chunks over a cache that grows."""
+    """The outputs of each row's tokens. Rows are padded on the left and processed in chunks over a growing cache."""
     total = max(map(len, rows))
     pads = [total - len(row) for row in rows]
     x = np.stack([np.pad(row.x, ((pad, 0), (0, 0))) for row, pad in zip(rows, pads, strict=True)])
@@ -212,8 +214,8 @@ def test_a_grown_cache_without_a_mask(name: str, how: tuple[str, str]) -> None:
 
 
 def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: list[int], beyond: Array) -> list[Array]:
-    """The outputs of each row's tokens, from prompts of its own length in a buffer of its own, row by row, and then
-    together in steps of one token each; `beyond` [batch, max_seq] is the mask where nothing is written yet."""
+    """The outputs of each row's tokens. Each row first processes its own prompt in its own buffer. Then all rows do
+    steps of one token together. `beyond` [batch, max_seq] is the mask at places that are not written yet."""
     size = beyond.shape[1]
     made: list[list[Array]] = []
     caches: list[dict[str, Array]] = []
@@ -268,7 +270,7 @@ def _rolled(given: dict[str, Array], found: dict[str, Array]) -> dict[str, Array
 
 
 def _early(given: dict[str, Array], found: dict[str, Array]) -> dict[str, Array]:
-    """What is cached last is lost."""
+    """Lose the newest cached token."""
     return {
         name: np.where(np.arange(array.shape[-2])[:, None] < array.shape[-2] - 1, array, 0)
         if name.startswith("present")

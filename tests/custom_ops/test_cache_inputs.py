@@ -1,4 +1,4 @@
-"""Inputs with caches, masks and encoders: what verify's cases cover, and which of a user's own are refused."""
+"""Inputs with caches, masks and encoders: what verify's cases cover, and which inputs of a user are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPECS |= {
 
 @functools.cache
 def made(spec: Spec, seed: int = 0, form: str = "decomposed", **bounds: tuple[int, int | None]) -> list[Case]:
-    """Made once, and not to be changed."""
+    """Cases that are made once and must not be changed."""
     return make_cases(spec, seed, {**bounds_of(graph_inputs(spec), {}), **bounds}, form)
 
 
@@ -60,7 +60,7 @@ def _forget() -> Iterator[None]:
 
 
 def lengths(case: Case) -> Array:
-    """How many keys each row has, new ones included, without those of an encoder."""
+    """The number of keys of each row, including new ones, without those of an encoder."""
     first = case.arrays.get("write_indices", np.full(case.sizes["batch"], case.sizes.get("past_seq", 0)))
     return first + case.sizes["seq"]
 
@@ -85,14 +85,14 @@ def test_caches_get_prefills_steps_and_chunks(name: str) -> None:
     assert any(not past.any() and seq == 1 for past, seq in found)  # the very first token
     assert any(past.all() and seq == 1 and len(past) > 1 for past, seq in found)  # a step
     assert any(past.all() and seq > 1 and len(past) > 1 for past, seq in found)  # a chunk
-    assert max(past.max() for past, seq in found if seq == 1) >= 600  # a step far on
+    assert max(past.max() for past, seq in found if seq == 1) >= 600  # a step with many cached tokens
     assert max(each.keys for each in made(SPECS[name])) > (SPECS[name].window or 0)
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "form"), [("grown", "function"), ("shared", "contrib"), ("shared", "function")])
 def test_cached_values_are_unit_normal_and_zero_where_contrib_leaves_nothing(name: str, form: str) -> None:
-    stale, fresh = set(), set()  # whether anything lies where nothing was written, with slots there
+    stale, fresh = set(), set()  # whether unwritten slots, if there are any, contain anything
     for each in made(SPECS[name], form=form):
         normal = each.name.split(" [")[0] in ("consecutive", "step", "late step", "chunk near the end")
         used = lengths(each) - each.sizes["seq"]
@@ -214,7 +214,7 @@ def test_a_plan_built_on_the_fly_takes_every_case(name: str, tmp_path: Path) -> 
 
 
 def _own(spec: Spec, name: str, form: str = "decomposed") -> dict[str, Array]:
-    """A sound case's arrays, to be spoilt."""
+    """The arrays of a sound case, to be damaged."""
     (found,) = (each for each in made(spec, form=form) if each.name.startswith(f"{name} ["))
     return {key: array.copy() for key, array in found.arrays.items()}
 
@@ -225,7 +225,7 @@ def _fit(spec: Spec, arrays: dict[str, Array], form: str = "decomposed", **bound
 
 
 PAST = next(each for each in made(GROWN) if each.name.startswith("step [")).sizes["past_seq"]
-"""Cached tokens of the sound case whose arrays are spoilt."""
+"""The number of cached tokens in the sound case whose arrays are damaged."""
 
 NAN = np.full((3, 4, PAST, 8), np.nan, np.float32)
 BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
@@ -285,7 +285,7 @@ def test_what_group_query_attention_cannot_take_is_refused() -> None:
 
 
 def _graph(spec: Spec, **sizes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs and outputs of a graph that fixes some dimensions."""
+    """The inputs and outputs of a graph that fixes some dimensions."""
     return tuple(  # type: ignore[return-value]
         {name: (tuple(sizes.get(str(dim), dim) for dim in shape), dtype) for name, (shape, dtype) in values.items()}
         for values in (graph_inputs(spec), graph_outputs(spec))

@@ -1,4 +1,4 @@
-"""Faults of caches and masks, planted in sound graphs, fail on each runtime, and their place is named."""
+"""Faults of caches and masks, planted in sound graphs. They fail on each runtime, and the verdict names their place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENGINES = ("ort-cpu", "onnx-reference")
 
 
 def without_the_last(model: onnx.ModelProto) -> None:
-    """present_key lacks the newest token; attention still has it."""
+    """present_key lacks the newest token, although attention uses it."""
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = ["whole" if name == "present_key" else name for name in names]
@@ -41,20 +41,20 @@ def without_the_last(model: onnx.ModelProto) -> None:
 
 
 def upper_left(model: onnx.ModelProto) -> None:
-    """The first query stands at the first key instead of the last at the last."""
+    """The first query gets the position of the first key. Correct is the last query at the last key."""
     _, _, first = to.find(model, "Sub", "v_Add_10_2")
     _, _, queries = to.find(model, "Range", first.output[0])
     queries.input[0], queries.input[1] = "const_0_i64", first.input[1]
 
 
 def unwritten(model: onnx.ModelProto) -> None:
-    """The values in the buffer stay as they were."""
+    """The new values are not written into the buffer."""
     _, _, node = to.find(model, "Where", "past_value")
     node.input[1] = node.input[2]
 
 
 def wiped(model: onnx.ModelProto) -> None:
-    """The buffer of values behind the newest token is zeroed."""
+    """The buffer of values is zeroed after the newest token."""
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = ["whole" if name == "present_value" else name for name in names]
@@ -84,14 +84,14 @@ def inverted(name: str) -> list[onnx.NodeProto]:
 
 
 def uncounted(name: str) -> list[onnx.NodeProto]:
-    """Padding that takes up positions like any token."""
+    """Padding is counted as positions, like any token."""
     same = helper.make_node("Equal", [name, name], ["same"], name="uncounted")
     return [same, helper.make_node("Cast", ["same"], ["planted"], name="to ones", to=onnx.TensorProto.INT64)]
 
 
 @attrs.frozen
 class Fault:
-    """One of SPECS, what is done to it, and what the reason and the place say."""
+    """One of SPECS, the change to it, and the expected reason and place."""
 
     spec: str
     mutate: to.Mutate
@@ -130,14 +130,14 @@ FEW = (
     "encoder's mask inverted",
     *SPECS,
 )
-"""What the usual run has: faults of every spec and of every kind of reason."""
+"""The faults of the usual run: every spec and every kind of reason."""
 
 VerdictOf = Callable[[str, str], Verdict]
 
 
 @pytest.fixture(scope="module")
 def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
-    """The verdict of a fault or a sound graph on a runtime; those that run together are verified in one go."""
+    """The verdict on a fault or a sound graph on a runtime. Graphs of one run are verified in a single call."""
 
     @functools.cache
     def verified(engine: str, few: bool) -> dict[str, Verdict]:

@@ -1,7 +1,7 @@
 """Chunked attention with padding: chunks begin at the first attended token of each row, in every form and cache.
 
-The oracle is numpy's, from the formula in posexport.custom_ops.visibility; transformers' Llama 4 with its own masks and
-caches is in tests/models/test_transformers_decode.py.
+The oracle is in numpy, from the formula in posexport.custom_ops.visibility. tests/models/test_transformers_decode.py
+compares with transformers' Llama 4 with its own masks and caches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ MASKS = np.array(
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     ]
 )
-"""Whole, left by less and by more than a chunk, right, with holes, all but the last, all."""
+"""Masks: no padding, padding on the left shorter and longer than a chunk, padding on the right, holes, all but the last
+token, all tokens."""
 
 BATCH, TOTAL = MASKS.shape
 CHUNK, BOUND = 3, 5e-5
@@ -62,7 +63,7 @@ def spec_of(kind: str, kv_cache: str | None) -> Spec:
 
 
 def inputs(spec: Spec, seq: int, rows: slice = slice(None), seed: int = 0) -> dict[str, Array]:
-    """The last `seq` of TOTAL tokens, those before them cached; a shared cache has two more slots."""
+    """The last `seq` of TOTAL tokens; the tokens before them are cached. A shared cache has two more slots."""
     random = np.random.default_rng(seed)
     given: dict[str, Array] = {
         "hidden_states": random.standard_normal((BATCH, seq, spec.hidden_size)).astype(np.float32),
@@ -81,7 +82,7 @@ def queries(kv_cache: str | None) -> tuple[int, ...]:
 
 
 def by_rows(spec: Spec, seq: int, how: tuple[str, str]) -> list[slice]:
-    """GroupQueryAttention takes several tokens over cached ones for batch 1 only."""
+    """GroupQueryAttention takes several tokens over cached ones only for batch 1."""
     alone = how == ("contrib", "ort") and spec.kv_cache == "shared" and 1 < seq < TOTAL
     return [slice(at, at + 1) for at in range(BATCH)] if alone else [slice(None)]
 
@@ -102,7 +103,7 @@ def test_the_torch_block_is_the_oracle(kind: str, kv_cache: str | None) -> None:
 
 
 def graphs() -> list[Any]:
-    """Every form and target that carries it, some kinds of each in every run."""
+    """Every form and target that supports the case. Every run includes some of each kind."""
     found = []
     for at, (kind, kv_cache, how) in enumerate(itertools.product(KINDS, (None, "concat", "shared"), HOWS)):
         if unsupported_reason(spec_of(kind, kv_cache), *how) is None:
@@ -128,7 +129,8 @@ def test_every_form_is_the_oracle(kind: str, kv_cache: str | None, how: tuple[st
 
 @pytest.mark.parametrize("kind", ["causal", "both-ways", "sinks"])
 def test_the_same_tokens_alone_and_padded(kind: str) -> None:
-    """Left, right and on both sides, by any number of tokens: the padded rows hold what the row alone has."""
+    """Rows are padded on the left, right or both sides, by any number of tokens. Their outputs equal those of the row
+    without padding."""
     spec = spec_of(kind, None)
     random = np.random.default_rng(1)
     tokens = random.standard_normal((7, spec.hidden_size)).astype(np.float32)
@@ -145,7 +147,7 @@ def test_the_same_tokens_alone_and_padded(kind: str) -> None:
 
 
 def test_chunks_counted_from_the_first_column_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: what the torch body did before."""
+    """The planted fault is the earlier behaviour of the torch body."""
     sound = visibility.visible
 
     def faulty(heads: Heads, seq: int, total: int, mask: Any, *rest: Any) -> torch.Tensor | None:
@@ -159,7 +161,7 @@ def test_chunks_counted_from_the_first_column_are_noticed(monkeypatch: pytest.Mo
 
 
 def test_without_padding_the_mask_changes_nothing() -> None:
-    """Chunks begin at the first column where all tokens are attended, as without a mask."""
+    """If all tokens are attended, chunks begin at the first column, as without a mask."""
     masked, plain = spec_of("causal", None), case("none", encoding="rope", causal=True, attention_chunk_size=CHUNK)
     given = inputs(masked, TOTAL, slice(0, 1))
     bare = {name: given[name] for name in graph_inputs(plain)}

@@ -1,8 +1,10 @@
-"""The vectors of ONNX's own tests of RotaryEmbedding and Attention, through our operators in torch and in every form.
+"""The vectors of ONNX's own tests of RotaryEmbedding and Attention, run through posexport's operators in torch and in
+every form.
 
-A vector is brought to our operators' inputs: heads side by side, a mask as padding or as a bias, `nonpad_kv_seqlen` as
-a buffer into which the last keys are yet to be written. Causality and windows go in as such where their corner is
-ours (the last query stands at the last key), else, where ONNX counts from the first key, as a bias.
+A vector is converted to the inputs of posexport's operators. Heads are placed side by side. A mask becomes padding or a
+bias. `nonpad_kv_seqlen` becomes a buffer into which the last keys are still to be written. Causality and windows are
+passed as attributes if the last query is at the last key, as in posexport. If ONNX counts from the first key, they
+become a bias.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ OUT_OF_SCOPE: dict[str, tuple[str, ...]] = {
         "test_attention_4d_causal_nonpad_negative_offset_structural_empty",
     ),
 }
-"""Why a vector is no call of our operators. Of those with qk_matmul_output, an output for debugging, all others are
-compared."""
+"""The reasons why some vectors are not calls of posexport's operators. For vectors with qk_matmul_output, an output for
+debugging, all other outputs are compared."""
 OUT = [name for names in OUT_OF_SCOPE.values() for name in names]
 
 MASKED = -3.0e38
@@ -63,7 +65,8 @@ HOWS = {
     ("contrib", "portable"): 50,
     ("contrib", "ort"): 55,
 }
-"""Form and target, and how many vectors they run at least; the others have no operator there (unsupported_reason)."""
+"""Form and target, and the least number of vectors that they run. The others have no operator there
+(unsupported_reason)."""
 KINDS = ("RotaryEmbedding", "Attention")
 VECTORS = {
     case.name: case
@@ -78,20 +81,20 @@ TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
-    """One call of an operator of ours: tensors, None, and attributes in its order; and the outputs it should have."""
+    """One call of one of posexport's operators: tensors, None and attributes in its order, and the expected outputs."""
 
     operator: Any
     arguments: list[Any]
     outputs: list[Array]
     dtype: str
     keys: Array | None = None
-    """How many places of each row's buffer hold keys, where there are buffers."""
+    """The number of places in each row's buffer that contain keys, if there are buffers."""
 
     def tensors(self) -> list[torch.Tensor]:
         return [each for each in self.arguments if isinstance(each, torch.Tensor)]
 
     def fits(self, form: str, target: str) -> bool:
-        """Whether a form has operators for it."""
+        """Whether a form has operators for this call."""
         if self.operator is custom_ops.rotate:
             return True
         cache = {"attend": None, "attend_cached": "concat", "attend_shared": "shared"}[self.operator.name]
@@ -104,19 +107,19 @@ class Call:
 
 
 def tensor(array: Array) -> torch.Tensor:
-    """Torch knows numpy's bfloat16 by its bits only."""
+    """A torch tensor. Torch can read numpy's bfloat16 only as bits."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def array(found: torch.Tensor) -> Array:
-    """The same numbers, bfloat16 included."""
+    """The same numbers as an array, including bfloat16."""
     return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if found.dtype == torch.bfloat16 else found.numpy()
 
 
 def flat(heads: Array) -> Array:
-    """[B, heads, S, width] to [B, S, heads*width]; three dimensions stay."""
+    """[B, heads, S, width] to [B, S, heads*width]. Arrays with three dimensions are unchanged."""
     if heads.ndim == 3:
         return heads
     batch, _, seq, _ = heads.shape
@@ -136,7 +139,8 @@ def rotary(inputs: dict[str, Array], given: dict[str, Any], outputs: list[Array]
 
 @attrs.define
 class Sight:
-    """Which keys queries see, [B, N, S, T], beside what the operator is told by mask and attributes; what is added."""
+    """The keys that queries see, [B, N, S, T], apart from what mask and attributes tell the operator, and what is
+    added."""
 
     seen: Array
     added: Array | None = None
@@ -145,7 +149,7 @@ class Sight:
     window: int = 0
 
     def bias(self) -> Array | None:
-        """Both as one bias, as far as it must be one."""
+        """Both as one bias; None if no bias is needed."""
         if self.added is None and self.seen.all():
             return None
         added = np.zeros(1, np.float32) if self.added is None else self.added
@@ -153,8 +157,8 @@ class Sight:
 
 
 def sight(inputs: dict[str, Array], given: dict[str, Any], shape: tuple[int, ...], first: Array, ours: bool) -> Sight:
-    """`shape` is [B, N, S, T], `first` the index of each row's first query, `ours` whether the last query then stands
-    at the last key."""
+    """`shape` is [B, N, S, T], and `first` is the index of each row's first query. `ours` says whether the last query
+    is then at the last key."""
     seq, total = shape[2:]
     found = Sight(np.ones(shape, bool))
     causal, left, right = (
@@ -164,7 +168,7 @@ def sight(inputs: dict[str, Array], given: dict[str, Any], shape: tuple[int, ...
     )
     if ours and (left < 0 or causal or left == right):
         found.causal, found.window = bool(causal), left + 1
-    else:  # counted from the first key, or more to one side than to the other
+    else:  # counted from the first key, or wider on one side
         ahead = first[:, None, None, None] + np.arange(seq)[:, None] - np.arange(total)
         for limit, far in ((0 if causal else -1, -ahead), (left, ahead), (right, -ahead)):
             found.seen = found.seen & ((far <= limit) | (limit < 0))
@@ -201,7 +205,7 @@ def attention(inputs: dict[str, Array], given: dict[str, Any], outputs: list[Arr
     if keys is not None and not given.get("is_causal") and "attn_mask" in inputs and min(keys) < seq:
         assert inputs["attn_mask"].dtype != bool
         inputs = {**inputs, "padding": (np.arange(total) < keys[:, None]).astype(np.int64)}
-    elif keys is not None:  # the last of them are yet to be written
+    elif keys is not None:  # the last keys are still to be written
         operator, first, ours = custom_ops.attend_shared, keys - seq, True
         assert (first >= 0).all()
         at = (first[:, None] + np.arange(seq))[..., None]
@@ -224,7 +228,7 @@ def attention(inputs: dict[str, Array], given: dict[str, Any], outputs: list[Arr
 
 @functools.cache
 def call(name: str) -> Call:
-    """A vector, brought to our operators."""
+    """A vector, converted to a call of posexport's operators."""
     model, ((inputs, outputs),) = VECTORS[name].model, VECTORS[name].data_sets
     (node,) = model.graph.node
     formal = [each.name for each in onnx.defs.get_schema(node.op_type, model.opset_import[0].version).inputs]
@@ -235,7 +239,7 @@ def call(name: str) -> Call:
 
 
 def check(name: str, found: Iterable[Array], tails: bool = True) -> None:
-    """Every output, with or without the `tails` of buffers, which no query sees."""
+    """Check every output. `tails` includes the ends of buffers, which no query sees."""
     wanted = call(name)
     for index, (output, truth) in enumerate(zip(found, wanted.outputs, strict=True)):
         assert output.shape == truth.shape
@@ -264,7 +268,7 @@ def test_in_torch(name: str) -> None:
 
 
 class _All(torch.nn.Module):
-    """Many calls at once, so that they cost one export."""
+    """Many calls in one module, so that they need only one export."""
 
     def __init__(self, calls: list[Call]) -> None:
         super().__init__()
@@ -280,13 +284,13 @@ class _All(torch.nn.Module):
 
 
 def _names(form: str, target: str, halves: bool) -> list[str]:
-    """The vectors that a form has operators for; those of bfloat16 by themselves."""
+    """The vectors for which a form has operators. Those in bfloat16 are separate."""
     return [name for name in RUN if call(name).fits(form, target) and (call(name).dtype == "bfloat16") == halves]
 
 
 @functools.cache
 def written(form: str, target: str, halves: bool = False) -> ir.Model:
-    """One graph with all vectors that the form takes."""
+    """One graph with all vectors that the form supports."""
     calls = [call(name) for name in _names(form, target, halves)]
     given = tuple(one for each in calls for one in each.tensors())
     outputs = sum(len(each.outputs) for each in calls)
@@ -298,7 +302,7 @@ def written(form: str, target: str, halves: bool = False) -> ir.Model:
         output_names=tuple(f"out{index}" for index in range(outputs)),
         form=form,
         target=target,
-        opset=24,  # which has TensorScatter
+        opset=24,  # the first opset with TensorScatter
     )
 
 
@@ -332,7 +336,7 @@ def test_on_onnx_runtime(how: tuple[str, str]) -> None:
     found = on_ort(*how)
     assert len(found) >= HOWS[how]
     for name, outputs in found.items():
-        # GroupQueryAttention leaves zeros behind the last key
+        # GroupQueryAttention leaves zeros after the last key
         check(name, outputs, tails=how != ("contrib", "ort"))
 
 
@@ -341,7 +345,7 @@ def test_on_onnx_runtime(how: tuple[str, str]) -> None:
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("how", list(HOWS)[:3], ids="-".join)
 def test_on_the_reference(how: tuple[str, str], halves: bool) -> None:
-    """Which has no operators of com.microsoft, and unlike ONNX Runtime has those of the standard in bfloat16."""
+    """It has no operators of com.microsoft. Unlike ONNX Runtime, it has the standard operators in bfloat16."""
     found = on_reference(*how, halves)
     assert len(found) >= (4 if halves else HOWS[how])
     for name, outputs in found.items():

@@ -1,4 +1,4 @@
-"""Each operator by itself: its torch body, its fake and its ONNX body are one function under a name of its own."""
+"""Each operator alone: its torch body, its fake and its ONNX body are one function with a name of its own."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def tensors(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def written(name: str, form: str, target: str = "portable") -> ir.Model:
-    """A call by its name as a graph, all its lengths dynamic."""
-    opset = 24 if form == "native" else None  # which has TensorScatter
+    """A call by its name as a graph in which all lengths are dynamic."""
+    opset = 24 if form == "native" else None  # the first opset with TensorScatter
     with same_program("operator", name, opset):
         return graph_of(*CALLS[name], form, target, opset)
 
@@ -57,7 +57,7 @@ def graph_of(
     target: str = "portable",
     opset: int | None = None,
 ) -> ir.Model:
-    """A call as a graph, whose tensors have the dynamic axes of `dims`."""
+    """A call as a graph whose tensors have the dynamic axes of `dims`."""
     given = tensors(arguments)
     return export_module(
         Call(operator, arguments).eval(),
@@ -72,18 +72,18 @@ def graph_of(
 
 
 def outputs_on_ort(model: ir.Model, arguments: list[Any]) -> list[Any]:
-    """What the graph of a call gives for its tensors."""
+    """The outputs of a call's graph for its tensors."""
     given = enumerate(tensors(arguments))
     return list(run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in given}).values())
 
 
 def check_on_ort(name: str, model: ir.Model) -> None:
-    """The graph of a call gives what its torch body gives."""
+    """Check that the graph of a call gives the outputs of its torch body."""
     check_outputs(name, outputs_on_ort(model, CALLS[name][1]))
 
 
 def check_outputs(name: str, made: list[Any]) -> None:
-    """Outputs of a call are what its torch body gives, in shapes and dtypes that its fake knows."""
+    """Check that outputs of a call equal those of its torch body, with the shapes and dtypes of its fake."""
     operator, arguments, _ = CALLS[name]
     given = tensors(arguments)
     wanted = Call(operator, arguments)(*given)
@@ -98,11 +98,11 @@ TOGETHER = (
     *("grid-given", "powers", "temperature", "prefix", "alibi_bias", "alibi-ahead", "grid-bias", "kerple", "cosine"),
     *("fire", "window", "window-table", "cosine-heads", "offset-score", "disentangled", "contextual"),
 )
-"""Calls that are put into one graph, since an export takes longer than they do."""
+"""Calls that share one graph, because an export takes longer than the calls."""
 
 
 class Calls(torch.nn.Module):
-    """Several calls beside each other, with the tensors of all as inputs."""
+    """Several calls side by side, with the tensors of all of them as inputs."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Calls(torch.nn.Module):
 
 @functools.cache
 def together() -> tuple[dict[str, list[Any]], dict[str, str]]:
-    """The outputs of each call, and its function's name in the graph."""
+    """The outputs of each call, and the name of its function in the graph."""
     given, dims, outputs, operators = [], [], [], {}
     for name in TOGETHER:
         operator, arguments, its = CALLS[name]
@@ -162,7 +162,7 @@ WITH_FORMS = [
     for at, name in enumerate(name for name, (operator, _, _) in CALLS.items() if operator.forms)
     for how in (HOWS[(at + at // 4) % 4],)
 ]
-"""Calls of operators that a form has others for, each in one way by turns."""
+"""Calls of operators that have other bodies in some forms. Each call runs in one form; the forms alternate."""
 
 
 @pytest.mark.sampled(24)
@@ -191,7 +191,7 @@ OF_MANY = [
     for name in CALLS
     if name.startswith(("difference", "contextual", "disentangled", "fire", "offset", "relative"))
 ]
-"""Calls of operators that have another way for many queries on ONNX Runtime."""
+"""Calls of operators with another implementation for many queries on ONNX Runtime."""
 
 
 @pytest.mark.sampled(18)
@@ -203,7 +203,7 @@ def test_the_way_for_many_queries_equals_torch_body(name: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend-", "relative", "alibi"))])
 def test_a_cache_of_earlier_keys_changes_no_query(name: str) -> None:
-    """The last queries beside all keys give the last rows of the whole: what a cache relies on."""
+    """The last queries with all keys give the last rows of the whole output. Caches rely on this."""
     operator, arguments, dims = CALLS[name]
     position = {id(argument): each for argument, each in zip(tensors(arguments), dims, strict=False)}
     full = []
@@ -220,8 +220,8 @@ def test_a_cache_of_earlier_keys_changes_no_query(name: str) -> None:
 
 @pytest.mark.parametrize("queries", [1, 2])
 def test_relative_is_as_exact_far_out_as_near(queries: int) -> None:
-    """One query takes angles of distances, several those of positions, which are wrong by 0.06 rad at 2^20 as they are:
-    the formula of the paper in float64 is the judge of both, and of torch."""
+    """One query uses angles of distances. Several queries use angles of positions, which alone would be wrong by 0.06
+    rad at 2^20. Both, and torch, are compared with the formula of the paper in float64."""
     keys, width = 40, 8
     at_keys = np.arange(2**20 - keys, 2**20)[None]
     frequencies = 10_000.0 ** (-np.arange(0, 1, 2 / width))
@@ -257,7 +257,7 @@ def test_linear_attention_is_that_of_the_papers(name: str) -> None:
     kept = np.broadcast_to(kept.reshape(B, S, N, -1), (B, S, N, H))
     read = np.zeros((B, S, N, 3))
     for row, head in np.ndindex(B, N):
-        known = state[row, head].T  # [value_dim, head_dim], as papers write it
+        known = state[row, head].T  # [value_dim, head_dim], as in the papers
         for at in range(S):
             query, key, value = (x.reshape(B, S, N, -1)[row, at, head] for x in (q, k, v))
             known = known @ np.diag(kept[row, at, head])
@@ -303,7 +303,7 @@ def test_which_keys_a_query_sees(causal: bool, window: int) -> None:
 
 
 def test_no_function_is_named_like_an_operator_of_onnx() -> None:
-    """A runtime may take its own operator of that name, whatever the domain (TensorRT does)."""
+    """A runtime may use its own operator of that name, whatever the domain (TensorRT does)."""
     standard = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
     taken = standard | {
         "MultiHeadAttention",

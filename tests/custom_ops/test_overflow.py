@@ -1,4 +1,5 @@
-"""Numbers that leave a type's range: masks that add up, positions far out, logits of 100,000, in every form."""
+"""Numbers that exceed the range of a type: masks that add up, distant positions, and logits of 100,000, in every
+form."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ EVERYTHING = {"padding_mask": True, "causal": True, "num_kv_heads": 2}
 
 
 def _every_value(model: ir.Model) -> onnx.ModelProto:
-    """The graph with each value that a node makes for an output."""
+    """The graph with every value of its nodes as an output."""
     proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
     known = {value.name for value in proto.graph.output}
     for node in proto.graph.node:
@@ -34,7 +35,7 @@ def _every_value(model: ir.Model) -> onnx.ModelProto:
 
 
 def _infinite(proto: onnx.ModelProto, values: dict[str, Array]) -> list[str]:
-    """The operators whose values hold NaN or an infinity, where their inputs don't."""
+    """The operators whose values contain NaN or an infinity although their inputs do not."""
     bad = {name for name, array in values.items() if array.dtype.kind in "fV" and not np.isfinite(array).all()}
     return [node.op_type for node in proto.graph.node if bad & set(node.output) and not bad & set(node.input)]
 
@@ -55,7 +56,7 @@ MASKS: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("form", "target", "over"), MASKS)
 def test_nothing_on_the_way_is_infinite(form: str, target: str, over: dict[str, Any]) -> None:
-    """Rows that are padding, keys out of sight, and positions up to 100,000."""
+    """With rows that are only padding, hidden keys, and positions up to 100,000."""
     spec = small_spec(**{**EVERYTHING, **over})
     proto = _every_value(export(spec, weights_for(spec), form=form, target=target))
     run = open_ort(proto)
@@ -102,7 +103,8 @@ def test_alibi_far_out(form: str, target: str, dtype: str, bound: float) -> None
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "target"), HOWS)
 def test_keys_out_of_sight_stay_so_beside_far_ones(form: str, target: str) -> None:
-    """In fp16 a bias of -100,000 and a mask are as low as can be; what is hidden must still weigh nothing."""
+    """In fp16 a bias of -100,000 and a mask are both at the lower limit of the type. Hidden keys must still have no
+    weight."""
     spec = small_spec("alibi", dtype="fp16", padding_mask=True, num_kv_heads=2)
     run = open_ort(export(spec, weights_for(spec), form=form, target=target))
     positions, mask = np.array([[0, 400_000, 500_000, 600_000, 1, 2]]), np.array([[0, 1, 1, 1, 0, 0]])
@@ -122,7 +124,7 @@ def _changed(inputs: dict[str, Array], tokens: slice) -> dict[str, Array]:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["decomposed", "native"])
 def test_alibi_far_out_in_bf16(form: str, tmp_path: Path) -> None:
-    """In torch, and on onnx's evaluator, which has no type to widen to."""
+    """In torch, and on onnx's evaluator, which cannot widen the type."""
     spec = small_spec("alibi", dtype="bf16", causal=True)
     inputs = {**_far(attrs.evolve(spec, dtype="fp32"), FAR).arrays}
     inputs["hidden_states"] = inputs["hidden_states"].astype(ml_dtypes.bfloat16)
@@ -151,7 +153,7 @@ LOUD: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("form", "target", "over"), LOUD)
 def test_logits_of_a_hundred_thousand(form: str, target: str, over: dict[str, Any]) -> None:
-    """In fp32 they are known to 0.01, so that weights are right where no two keys are as near as that."""
+    """fp32 represents such logits to 0.01, so weights are right unless two logits are as close as that."""
     spec = small_spec("rope", **{**EVERYTHING, "scale": 40_000.0, **over})
     run = open_ort(export(spec, weights_for(spec), form=form, target=target))
     cases = small_cases(spec, form, ("offset", "scattered", "prefill"))
@@ -160,7 +162,7 @@ def test_logits_of_a_hundred_thousand(form: str, target: str, over: dict[str, An
 
 
 def _loudest(spec: Spec, cases: list[Case]) -> float:
-    """The largest logit, from the norms of queries and keys as an oracle of its size."""
+    """The largest logit, computed from queries and keys as an oracle of its size."""
     weights = as_float64(weights_for(spec))
     found = 0.0
     for each in cases:

@@ -1,4 +1,4 @@
-"""Every operator's signature and docstring: they say what a call takes, and a call takes what they say."""
+"""Every operator's signature and docstring: they state the arguments of a call, and calls accept exactly these."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_docstring_names_each_parameter_once(name: str) -> None:
 
 @named
 def test_the_shape_and_dtype_of_each_tensor_are_known(name: str) -> None:
-    """Frequencies of any shape are the one exception."""
+    """Frequencies of any shape are the only exception."""
     arguments = OPERATORS[name]._arguments
     ruled = {rule.name for rule in arguments._rules}
     assert {*arguments.tensors} - ruled == ({"short", "long"} if name == "length_frequencies" else set())
@@ -137,7 +137,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: ops.contextual_score(QS, KS, None, None, normal(H, 4), N, N, H**-0.5, False, 0, 0),
     ),
 }
-"""A call with defaults, and the same written out."""
+"""A call with defaults, and the same call with all arguments."""
 
 
 @pytest.mark.parametrize("call", LEFT_OUT)
@@ -260,7 +260,7 @@ def test_missing_and_unknown_arguments_are_those_of_any_function() -> None:
 
 
 def test_the_docstring_decides() -> None:
-    """A planted fault: with another docstring, the same calls are taken or refused otherwise."""
+    """A planted fault: with another docstring, the same calls are accepted or refused differently."""
 
     def body(x: Tensor, table: Tensor, heads: int = 2) -> Tensor:
         """x.
@@ -286,7 +286,7 @@ def test_the_docstring_decides() -> None:
 
 
 class Model(torch.nn.Module):
-    """Attention with RoPE and ALiBi, 2 heads of 8, by names and with defaults."""
+    """Attention with RoPE and ALiBi, 2 heads of 8, called with names and defaults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,8 @@ def tokens(batch: int, seq: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_calls_by_name_in_an_exported_program(strict: bool) -> None:
-    """Every argument is in the graph; where torch chooses what varies, batch and length do, each as one size."""
+    """Every argument is in the graph. If torch chooses the dynamic dimensions, batch and length are dynamic, each as
+    one size."""
     auto = torch.export.Dim.AUTO if not strict else None
     named_dims = torch.export.Dim("batch"), torch.export.Dim("seq")
     dims = [({0: auto, 1: auto, 2: auto},) * 3 + ({0: auto, 1: auto},), ({0: named_dims[0], 1: named_dims[1]},) * 4]
@@ -357,7 +358,7 @@ def test_a_mistake_in_an_export_is_refused_in_the_same_words() -> None:
 
 @pytest.mark.parametrize(("form", "target"), [("decomposed", "portable"), ("native", "portable"), ("contrib", "ort")])
 def test_a_bias_without_batch_or_heads(form: str, target: str) -> None:
-    """`[1, 1, S, T]`, as a distance gives it."""
+    """A bias `[1, 1, S, T]`, as distances give it."""
 
     class Biased(torch.nn.Module):
         def forward(self, q: Tensor, bias: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """The pages of the documentation, and one way to run what they show: commands, TOML files and Python, in page order.
 
-A fence begins with its language: `bash` holds commands, `python` a program that runs in the folder of the page, `toml`
-and `python` a file whose name is its first line (`# name.toml`, `# name.py`). Anything else is shown only. The word
-`slow` after the language leaves the block to the slow sweep. Equal exports on several pages run once.
+A fence begins with its language. `bash` contains commands. `python` contains a program that runs in the folder of the
+page. A `toml` or `python` block whose first line is a name (`# name.toml`, `# name.py`) is a file. Anything else is
+only shown. The word `slow` after the language leaves the block to the slow sweep. Equal exports on several pages run
+once.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ COVERED = {
     "pip download": "needs a network",
     "pre-commit install": "needs a network",
 }
-"""Commands that a page shows and this doesn't run: how they begin, and why."""
+"""The beginnings of commands that pages show and these tests do not run, and the reasons."""
 
 MAY_EXIT = {
     r"bench .*--(baseline|against)": (1, r"(?m)^\d+ of \d+ got slower\.$"),  # noise may look like a change
     r"tensorrt_run\.py": (3, "not run: no GPU"),
 }
-"""Exit codes other than 0 that are fine: a pattern of the command, the code, and what the output must then hold."""
+"""Commands that may exit with another code than 0: a pattern of the command, the code, and a pattern of the output."""
 
 QUICK = {
     "bench.md": {"bench": ["--processes", "2", "--seconds", "5"]},
     "ci.md": {"bench": ["--rounds", "2", "--processes", "2", "--seconds", "5"]},
 }
-"""Options added on a page, so that a test takes seconds where a user's run takes minutes. Two processes leave out
-torch.compile, which takes seconds to start."""
+"""Options that are added to the commands of a page, so that a test takes seconds instead of minutes. Two processes
+leave out torch.compile, which takes seconds to start."""
 
 _FENCE = re.compile(r"^```(\w+)( slow)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -74,7 +75,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that it holds; None for anything else."""
+        """The name of the file in the block; None if the block is not a file."""
         named = re.match(r"# ([\w-]+\.(?:toml|py))\n", self.text)
         return (
             named[1]
@@ -83,7 +84,7 @@ class Block:
         )
 
     def commands(self) -> list[str]:
-        """The commands of a bash block, one each."""
+        """The commands of a bash block, one per line."""
         lines = self.text.replace("\\\n", " ").splitlines() if self.language == "bash" else []
         return [line for line in lines if line.strip() and not line.startswith("#")]
 
@@ -94,7 +95,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def covered(line: str) -> bool:
-    """Whether something else runs this command."""
+    """Whether another test runs this command."""
     return any(line.startswith(start) for start in COVERED)
 
 
@@ -106,15 +107,16 @@ def posexport_commands() -> Iterator[tuple[str, list[str]]]:
                 words = shlex.split(line)
                 if words[0] == "posexport":
                     yield page.name, words[1 : words.index(">")] if ">" in words else words[1:]
-            if block.language == "console":  # commands of a cluster, behind a prompt or an image
+            if block.language == "console":  # commands of a cluster, after a prompt or an image
                 for line in re.findall(r"(?:\$|--) +posexport (.*)", block.text):
                     yield page.name, shlex.split(line)
 
 
 def run(page: Path, folder: Path, slow: bool) -> int:
-    """Run the blocks of a page in `folder`, which is the working folder; the number of commands and programs that ran.
+    """Run the blocks of a page in `folder`, which is the working folder. Returns the number of commands and programs
+    that ran.
 
-    Blocks that are slow run only if `slow`. AssertionError names the command that failed.
+    Slow blocks run only if `slow` is true. AssertionError names the command that failed.
     """
     _prepare(folder)
     ran = 0
@@ -163,7 +165,8 @@ def _checkpoint() -> Path:
 
 
 def _impossible(line: str) -> bool:
-    """Whether a command needs what is not installed: a TensorRT, openssl, or ONNX Runtime's headers for C++."""
+    """Whether a command needs something that is not installed: a TensorRT, openssl, or ONNX Runtime's headers for
+    C++."""
     needs_rtx = "tensorrt" in line or line.startswith(("posexport compile", "posexport build"))
     if needs_rtx and RUNTIMES["tensorrt-import"].missing() is not None:
         return True
@@ -173,7 +176,7 @@ def _impossible(line: str) -> bool:
 
 
 def run_command(line: str, folder: Path, quick: dict[str, list[str]]) -> None:
-    """Run one command in `folder`; AssertionError where its exit code is none of those that are fine."""
+    """Run one command in `folder`. Raises AssertionError if its exit code is neither 0 nor allowed by MAY_EXIT."""
     words, target = shlex.split(os.path.expandvars(line)), None
     if ">" in words:
         words, target = words[: words.index(">")], words[-1]
@@ -202,7 +205,7 @@ def run_command(line: str, folder: Path, quick: dict[str, list[str]]) -> None:
 
 
 _EXPORTED: dict[tuple[str, ...], dict[str, bytes]] = {}
-"""Files by what follows their name (`""`, `".json"`), for the options of the export that wrote them."""
+"""For the options of an export: the files that it wrote, by the end of their names (`""`, `".json"`)."""
 
 
 def _export(words: list[str], folder: Path) -> None:

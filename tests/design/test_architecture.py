@@ -1,4 +1,5 @@
-"""What keeps the design: who imports whom, what loads when, sizes of files, names and options that pipelines use."""
+"""Checks of the design: who imports whom, what loads when, the sizes of files, and names and options that pipelines
+use."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ HEAVY |= {"transformers", "matplotlib", "numpy", "safetensors", "cryptography"}
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of ours by its import name."""
+    """Every module of posexport by its import name."""
     found = {}
     for package, folder in HOMES.items():
         for path in sorted(folder.rglob("*.py")):
@@ -40,12 +41,12 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """The modules that a file imports, at whatever depth; those for type checkers only are left out."""
+    """The modules that a file imports anywhere, except imports for type checkers only."""
     found: set[str] = set()
 
     def walk(node: ast.AST) -> None:
         if isinstance(node, ast.expr) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            return  # no expression holds an import
+            return  # an expression cannot contain an import
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -79,11 +80,11 @@ ROOMS = (
     r"posexport\.(report|workflows)",
     r"posexport\.(cli|__main__)",
 )
-"""The rooms from the ground up: a module imports from its own room and from those above it here."""
+"""The rooms from the ground up. A module may import from its own room and from the rooms listed before it."""
 
 
 def room(name: str) -> int:
-    """The number of the room that a module is in."""
+    """The number of the room that contains a module."""
     (number,) = (at for at, pattern in enumerate(ROOMS) if re.match(pattern + (r"$" if at == 0 else r"(\.|$)"), name))
     return number
 
@@ -101,7 +102,7 @@ def test_no_import_runs_up() -> None:
 def test_no_import_circle() -> None:
     graph = {name: ours(imports(path)) - {name} for name, path in modules().items()}
     graph = {name: {other for other in others if other in graph} for name, others in graph.items()}
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 def test_few_files_lie_outside_the_rooms() -> None:
@@ -109,7 +110,7 @@ def test_few_files_lie_outside_the_rooms() -> None:
 
 
 def test_temporary_files_have_one_maker() -> None:
-    """Which removes them at every end; `processes` reads where the system's folder is."""
+    """`posexport.temporary` removes them at every kind of end. `processes` only reads where the system's folder is."""
     makers = {name for name, path in modules().items() if "tempfile" in imports(path)}
     assert makers == {"posexport.temporary", "posexport.processes"}
 
@@ -132,7 +133,7 @@ def test_the_oracle_stands_apart() -> None:
 
 
 def test_engines_load_in_functions_only_where_start_up_counts() -> None:
-    """The table of encodings, the table of runtimes and the commands import no engine at their top."""
+    """The encodings, the table of runtimes and the commands import no engine at module level."""
     for name, path in modules().items():
         encodings = r"posexport\.models\.(?!(attention|block|positions|weights|pretrained\w*|whole\w*)$).*"
         start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
@@ -144,11 +145,11 @@ def test_engines_load_in_functions_only_where_start_up_counts() -> None:
 
 
 SLOW = {"rich", "cattrs", "importlib.metadata", "importlib.resources", "shutil", "posexport.export", "posexport.files"}
-"""What would make `posexport list` take more than three times as long as `import click`."""
+"""Modules with which `posexport list` would take more than three times as long as `import click`."""
 
 
 def loaded(*lines: str) -> set[str]:
-    """The modules that command lines load, in a process of their own."""
+    """The modules that command lines load in a new process."""
     code = (
         "import sys\nfrom posexport.cli import main\nfor line in sys.argv[1:]:\n    try:\n        main(line.split())\n"
         "    except SystemExit as done:\n        assert not done.code, done.code\n"
@@ -270,7 +271,8 @@ FLAGS: dict[str, list[str]] = {
         "FILE", "--job", "--output/-o", "--ray", "--workers", "--tries", "--time-limit", "--dry-run", "--json",
     ],
 }  # fmt: skip
-"""Frozen: pipelines have written these down. A new option is added here; one that goes is a breaking change."""
+"""The options of every command. They are frozen because pipelines use them. Add new options here; removing one is a
+breaking change."""
 
 
 def flags(command: Any) -> list[str]:

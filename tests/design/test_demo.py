@@ -1,4 +1,4 @@
-"""The demo runs on the photograph, and README.md shows what it prints now."""
+"""The demo runs on the photograph, and README.md shows its present output."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ NUMBER = re.compile(r"\d[\d.]*(?:e-?\d+)?(?= MB|;|,|$)")
 
 
 def rows(text: str) -> dict[str, str]:
-    """Step to result, of the lines that the demo prints."""
+    """Step to result, from the lines that the demo prints."""
     return dict(re.findall(r"^(input|export|compile|verify [\w-]+) {2,}(\S.*)$", text, flags=re.MULTILINE))
 
 
@@ -25,7 +25,7 @@ def test_demo(tmp_path: Path) -> None:
     printed, shown = rows(done.stdout), rows((ROOT / "README.md").read_text(encoding="utf-8"))
     assert list(printed) == list(shown), "run ./scripts/demo --readme"
     for step, result in shown.items():
-        if not result.startswith("not run"):  # README's machine had no GPU
+        if not result.startswith("not run"):  # the machine that wrote the README had no GPU
             assert NUMBER.sub("#", printed[step]) == NUMBER.sub("#", result), f"{step}: run ./scripts/demo --readme"
             numbers = [[float(number) for number in NUMBER.findall(text)] for text in (printed[step], result)]
             assert numbers[0] == pytest.approx(numbers[1], rel=0.3), f"{step}: run ./scripts/demo --readme"

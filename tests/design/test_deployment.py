@@ -1,4 +1,4 @@
-"""docs/examples compute what torch computes, where their engines are."""
+"""The examples of docs/examples compute what torch computes, if their engines are installed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_python_example_keeps_to_the_room_and_the_inputs_of_the_model(block:
 
 
 def one_error(capsys: Any, said: str) -> bool:
-    """Whether stderr has one line, an error that says so."""
+    """Whether stderr is a single line with an error that contains `said`."""
     (line,) = capsys.readouterr().err.splitlines()
     return line.startswith("Error: ") and said in line
 
@@ -172,7 +172,7 @@ def test_other_forms_and_encodings_decode_too(form: str, encoding: str, tmp_path
 
 
 def ort_sdk() -> tuple[Path, Path] | str:
-    """The folder of ONNX Runtime's C++ headers and its library, or why there is nothing to compile with."""
+    """The folder of ONNX Runtime's C++ headers and its library, or the reason why nothing can be compiled."""
     for program in ("cmake", "c++"):
         if shutil.which(program) is None:
             return f"not run: no {program}"
@@ -220,7 +220,7 @@ def test_decoding_in_cpp_is_one_causal_pass(block: Path, tmp_path: Path) -> None
 
 @needs_rtx
 def test_tensorrt_runs_a_plan_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of calls, on stand-ins that have the real classes' methods and nothing else: no GPU is needed."""
+    """The order of the calls, checked with mocks that have only the methods of the real classes. No GPU is needed."""
     import tensorrt_rtx as trt
 
     module, calls = example("tensorrt_run"), []

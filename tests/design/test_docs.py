@@ -1,4 +1,4 @@
-"""README and docs: every command runs, every link leads somewhere, and tables agree with the code."""
+"""README and docs: every command runs, every link has a target, and tables agree with the code."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.few_inputs
 DOCS = ROOT / "docs"
 SLOW = [page for page in PAGES if any(block.slow for block in pages.blocks(page))]
 SLOW = [page for page in SLOW if page.name not in {"ci.md", "deployment.md", "fleet.md"}]
-"""Pages with slow blocks, but for those whose tests look at what their commands wrote too."""
+"""Pages with slow blocks, except those that have a test of their own for the written files."""
 
 FAST = [page for page in PAGES if any(block.runs and not block.slow for block in pages.blocks(page))]
 LONG = {"export.md", "onnx-file.md", "own-modules.md", "whole-models.md"}
-"""Pages whose blocks take long together, though none is slow."""
+"""Pages without slow blocks that take long in total."""
 
 
 def title(page: Path) -> str:
@@ -99,7 +99,7 @@ def test_every_script_that_is_named_is_there() -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    """`models/absolute.py` and the like, in pages for people who change the code."""
+    """Pages for developers name files such as `models/absolute.py`."""
     for page in [ROOT / "CONTRIBUTING.md", *(DOCS / "adr").glob("*.md"), DOCS / "reference" / "encodings.md"]:
         for name in re.findall(r"`((?:posexport|models|custom_ops|tests|scripts|docs)/[\w./-]*)`", page.read_text()):
             assert (ROOT / name).exists(), (page.name, name)

@@ -23,7 +23,7 @@ STEPS = WORKFLOW["jobs"]["verify"]["steps"]
 
 
 def commands(text: str) -> list[list[str]]:
-    """The posexport commands in a script, split as a shell does."""
+    """The posexport commands of a script, split as a shell does."""
     text = text.replace("$GITHUB_STEP_SUMMARY", "summary.md")
     return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("posexport ")]
 

@@ -1,4 +1,4 @@
-"""docs/reference/encodings.md names every encoding and scaling, with the source that its file names."""
+"""docs/reference/encodings.md names every encoding and scaling, with the same source as the code."""
 
 from __future__ import annotations
 

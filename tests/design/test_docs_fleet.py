@@ -1,4 +1,4 @@
-"""docs/guide/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
+"""docs/guide/fleet.md: its commands run, its table of kinds agrees with the code, and its arithmetic is right."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every file of a person's is read by posexport.files.open_file, and written by posexport.files.staged: no other way of
-opening stands in the product.
+"""All user files are read with posexport.files.open_file and written with posexport.files.staged. posexport opens files
+in no other way.
 
-A pipe or a device may never end, and a name may lead anywhere. The few other places are listed with their reason.
+A pipe or a device may never end, and a name may point anywhere. The few exceptions are listed with their reasons.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ METHODS = {
     *("copy2", "copyfile", "copytree", "parse_from_file", "InferenceSession", "optimize_model"),
     *("savefig", "touch", "tofile", "savez", "savez_compressed", "savetxt", "save_file"),
 }
-"""Methods, and functions of modules, that open what they are given by its path."""
+"""Names of methods, and of functions in modules, that open a file by its path."""
 
 FUNCTIONS = {
     *("open", "safe_open", "InferenceSession", "shutil.copy", "onnx.load", "onnx.load_model", "ir.load", "np.load"),
     *("torch.load", "json.load", "tomllib.load", "pickle.load"),
     *("onnx.save", "onnx.save_model", "ir.save", "np.save", "torch.save"),
 }
-"""Those that are known by their whole name."""
+"""Functions that are recognised only by their whole name."""
 
 OF_OUR_OWN = "a file of the package itself"
 NEW_FOLDER = "a file in a folder that was made for it"
@@ -91,11 +91,11 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "posexport/workflows/sweep/folder.py": {"os.open": "the lock, which is no link and no pipe"},
 }
-"""By file: what opens there, and why it may."""
+"""By file: the calls that may open files there, and the reasons."""
 
 
 def opened(source: str) -> list[str]:
-    """The calls in some source that open a file, as they are written; not those that only make a new one."""
+    """The calls in a source text that open a file, as written there. Calls that only create a new file are left out."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
@@ -108,14 +108,14 @@ def opened(source: str) -> list[str]:
 
 
 def _mode(call: ast.Call) -> object:
-    """The mode that a call of `open` gives: its second argument, or the first of a method."""
+    """The mode in a call of `open`: its second argument, or the first argument of a method."""
     given = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
     given += call.args[0 if isinstance(call.func, ast.Attribute) else 1 :][:1]
     return given[0].value if given and isinstance(given[0], ast.Constant) else None
 
 
 def test_files_are_opened_by_the_guarded_functions() -> None:
-    """Such as posexport.files.open_file, read_bytes and check_regular."""
+    """For example posexport.files.open_file, read_bytes and check_regular."""
     for path in SOURCES:
         allowed = ALLOWED.get(str(path.relative_to(ROOT)), {})
         found = opened(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The wheel holds posexport, all of it, and nothing else; the check that says so can fail."""
+"""The wheel contains all of posexport and nothing else, and the check of this can fail."""
 
 import importlib.util
 import os
@@ -48,14 +48,14 @@ def test_every_pin_lies_in_the_range_that_pyproject_states():
     for text in ranges:
         requirement = Requirement(text)
         name = requirement.name.lower().replace("_", "-")
-        if name in ("tensorrt", "onnxruntime"):  # GPU machines, and machines that are no x86-64
+        if name in ("tensorrt", "onnxruntime"):  # these are for GPU machines, and for machines that are not x86-64
             continue
         assert names[name] in requirement.specifier, f"{text} against {names[name]}"
 
 
 @pytest.mark.slow
 def test_the_wheel_installs_and_runs_elsewhere(tmp_path):
-    """`pip install .` in two steps, without what it depends on: that is here already."""
+    """`pip install .` in two steps, without the dependencies, which are installed already."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

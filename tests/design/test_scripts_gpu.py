@@ -1,4 +1,4 @@
-"""`scripts/gpu_acceptance`: what it prepares is verified by its references alone, and every fault there shows."""
+"""`scripts/gpu_acceptance`: prepared files are verified with only their references, and every fault there is found."""
 
 import importlib
 import json
@@ -38,7 +38,7 @@ def accept(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which one tiny block is prepared."""
+    """A folder with one prepared tiny block."""
     folder = tmp_path_factory.mktemp("prepared") / "block"
     chosen = ("--encoding", "rope", "--form", "decomposed", "--dtype", "fp32", "--mode", "prefill")
     done = accept("--prepare", folder, "--quick", *chosen)
@@ -48,12 +48,12 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(block: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of the folder, which tests may damage."""
     return Path(shutil.copytree(block, tmp_path / "prepared"))
 
 
 def rows(folder: Path, tmp_path: Path, *options: str, runtime: str = "ort-cpu") -> tuple[int, list[dict[str, Any]]]:
-    """The exit code, and the rows that are written."""
+    """The exit code and the written rows."""
     output = tmp_path / "out"
     done = accept("--from-prepared", folder, "--runtime", runtime, "--output", output, "--no-time", *options)
     assert done.exit_code in (0, 1, 3), done.output
@@ -78,7 +78,7 @@ def test_what_passed_stands_when_it_runs_again(block: Path, tmp_path: Path, monk
 
 
 def kept(folder: Path, missing: Reason | None, in_time: bool = True, **fields: Any) -> bool:
-    """Whether a row of the run before stands."""
+    """Whether a row of an earlier run is kept."""
     row = acceptance.Row(**{"file": "a", "runtime": "ort-cuda", "check": "parity", "state": "passed", **fields})
     results = acceptance.Results(folder=folder, header={})
     results.earlier["a", "ort-cuda"] = [row]
@@ -156,7 +156,7 @@ def lost(folder: Path) -> None:
 
 
 def signed_again(folder: Path) -> None:
-    """Take the files as they are for those that were prepared."""
+    """Update the hashes so that the changed files count as the prepared ones."""
     listed = json.loads((folder / items.LIST).read_bytes())
     known = listed["items"][0]["file"]["sha256"]
     known.update({name: sha256_of(model_of(folder).with_name(name)) for name in known})
@@ -217,7 +217,7 @@ def test_an_old_onnxruntime_that_cannot_open_a_file_says_nothing_of_it(
 
 @pytest.mark.slow
 def test_a_whole_decoder_is_verified_makes_tokens_and_is_timed(tmp_path: Path) -> None:
-    """By the script itself, with wheels of a folder; a token that is not the likeliest fails."""
+    """The script runs with wheels from a folder. A token that is not the most likely one fails."""
     pytest.importorskip("transformers")
     environment = {**os.environ, "PYTHON_GPU": sys.executable}
 
@@ -341,7 +341,7 @@ def test_bad_requests_exit_2(options: tuple[str, ...], message: str, tmp_path: P
 
 
 def test_tokens_behind_another_right_one_are_not_judged() -> None:
-    """Row 1 takes the other token of two that are within the limit: what follows has other logits."""
+    """Row 1 takes the other one of two tokens within the limit. The logits after it differ."""
     from posexport.verify.graph.judge_tokens import judge_tokens
     from posexport.verify.parity import TOLERANCES
 
@@ -359,7 +359,7 @@ def test_tokens_behind_another_right_one_are_not_judged() -> None:
 
 
 def test_extras_are_installed_and_belong_to_the_stamp(tmp_path: Path) -> None:
-    """The environment is made anew where other extras are asked for; pip is a stand-in that notes its arguments."""
+    """Other extras create the environment again. pip is a stand-in that records its arguments."""
     root = tmp_path / "checkout"
     for name in ("scripts", ".venv/bin"):
         (root / name).mkdir(parents=True)

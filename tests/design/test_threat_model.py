@@ -1,4 +1,4 @@
-"""What docs/reference/threat-model.md says never happens: in the source, and in commands that run with it forbidden."""
+"""What docs/reference/threat-model.md excludes: checked in the source, and in commands that run with it forbidden."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SAFE_ARGUMENTS = {"allow_pickle": False, "trust_remote_code": False, "weights_on
 ALLOWED = {
     *(
         ("posexport.runtimes.module_file", call) for call in ("exec", "compile")
-    ),  # the file of --module, whose code it is
+    ),  # the file given to --module, whose code is meant to run
     ("posexport.workflows.sweep.ray", "socket.create_connection"),  # to the head of a cluster, with --ray
     ("posexport.report.drawing", "xml.etree"),  # of a picture that matplotlib has just drawn
-    ("posexport.verify.junit", "xml.etree"),  # it writes a report, and reads none
+    ("posexport.verify.junit", "xml.etree"),  # it writes a report and reads none
 }
 
 
 def offences(source: str, module: str = "") -> Iterator[str]:
-    """What a module does of all that is forbidden."""
+    """The forbidden things that a module does."""
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def offences(source: str, module: str = "") -> Iterator[str]:
             if called in FORBIDDEN_CALLS and (module, called) not in ALLOWED:
                 yield f"calls {called}"
             if called.endswith(".from_pretrained") and "trust_remote_code" not in {one.arg for one in node.keywords}:
-                yield f"calls {called} without trust_remote_code"  # which then asks whether it may run code
+                yield f"calls {called} without trust_remote_code"  # otherwise it asks whether it may run code
             for keyword in node.keywords:
                 value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
                 if keyword.arg in SAFE_ARGUMENTS and value is not SAFE_ARGUMENTS[keyword.arg]:
@@ -102,7 +102,8 @@ def watch(event, arguments):
 
 sys.addaudithook(watch)
 """
-"""A sitecustomize.py: every process of Python that finds it refuses network, unpickling and shells, and notes them."""
+"""A sitecustomize.py. Every Python process that loads it refuses network, unpickling and shells, and logs each
+attempt."""
 
 COMMANDS = """
 import shlex, sys
@@ -134,7 +135,7 @@ MORE_LINES = (
 
 
 def watched(code: str, folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run code, and all its child processes, under the hook; and what the hook noted."""
+    """Run code and all its child processes under the hook. Returns the finished process and the hook's log."""
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(HOOK)
     log = folder / "log"

@@ -1,4 +1,4 @@
-"""JSON and names that somebody else wrote: read within limits, printed without their power over a terminal."""
+"""JSON and names from untrusted sources: read within limits, and printed so that they cannot control a terminal."""
 
 from __future__ import annotations
 

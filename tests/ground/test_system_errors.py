@@ -1,4 +1,4 @@
-"""What a message advises follows from the number of the system's error, wherever a file is written or read."""
+"""The advice in a message follows from the number of the system's error, wherever a file is written or read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("number", ADVICE)
 def test_advice_fits_the_error(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted where a file is synced, as a full disk shows itself, and where a folder is filled."""
+    """The error is planted where a file is synced, as with a full disk, and where a folder is filled."""
 
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -61,7 +61,7 @@ def test_other_errors_have_the_callers_advice() -> None:
     ],
 )
 def test_a_name_that_no_file_can_have_is_refused_before_the_work(name: str, advice: str, tmp_path: Path) -> None:
-    """A manifest's name is longer than that of its artifact."""
+    """The name of a manifest is longer than the name of its artifact."""
     (tmp_path / "file").write_text("")
     path = tmp_path / name
     with pytest.raises(RequestError, match=advice):
@@ -79,7 +79,7 @@ def test_the_longest_name_is_one_whose_signature_fits_beside_it(ending: str, tmp
     check_output(tmp_path / f"{'a' * longest}{ending}", ending)
     with pytest.raises(RequestError, match="give a shorter name"):
         check_output(tmp_path / f"{'a' * (longest + 1)}{ending}", ending)
-    with pytest.raises(RequestError, match="give a shorter name"):  # the whole path, whichever folders are there
+    with pytest.raises(RequestError, match="give a shorter name"):  # the whole path is too long
         check_companions(tmp_path.joinpath(*["b" * 200] * 25, f"a{ending}"))
     assert not list(tmp_path.iterdir())
 

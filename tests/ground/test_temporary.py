@@ -1,4 +1,5 @@
-"""Temporary files and folders: removed at every end, and after SIGKILL by the next process, which touches no others."""
+"""Temporary files and folders are removed at every kind of end. After SIGKILL the next process removes them, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def child(code: str, place: Path, *more: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def living(place: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has made a folder, and a file beside `a.json`, and waits."""
+    """A process that has made a folder, and a file beside `a.json`, and now waits."""
     code = "temporary.folder()\ntemporary.file(Path('a.json'))\nprint('made', flush=True)\nsys.stdin.read()"
     with child(code, place) as process:
         assert process.stdout is not None
@@ -163,7 +164,7 @@ def test_a_signal_is_held_back_though_another_thread_gets_it(number: signal.Sign
         "import threading, time\n"
         "def ended(*_): print('signal', flush=True); os._exit(7)\n"
         "number = int(sys.argv[1]); signal.signal(number, ended)\n"
-        "threading.Thread(target=sys.stdin.read, daemon=True).start()\n"  # it has no mask
+        "threading.Thread(target=sys.stdin.read, daemon=True).start()\n"  # this thread does not block the signal
         "with temporary.uninterrupted():\n"
         "    os.kill(os.getpid(), number)\n"
         "    for _ in range(1000): pass\n"

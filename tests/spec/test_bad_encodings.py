@@ -1,4 +1,4 @@
-"""What encodings refuse: one sentence each that says what was given, and what is allowed."""
+"""What encodings refuse: each refusal is one sentence that says what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_exact_angles_of_more_than_a_radian_are_refused_wherever_they_come_from(
 
 
 def test_parameters_come_as_text_too() -> None:
-    """As `--set` gives them."""
+    """As `--set` passes them."""
     length = {key: str(value) for key, value in LONG.items()}
     lists = {"short_factor": "1,1,1,1", "long_factor": "2, 2,2,2"}
     text = small_spec("rope", scaling="longrope", **length, **lists)

@@ -1,4 +1,4 @@
-"""Names of the contract of an artifact."""
+"""Names in the contract of an artifact."""
 
 from __future__ import annotations
 

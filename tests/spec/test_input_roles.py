@@ -1,4 +1,4 @@
-"""What is said of a role that nobody knows, and of a role of an input that is not there."""
+"""The messages about an unknown role, and about a role of a missing input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Presets: what every file says, that their structure survives export, and `--preset` on the command line.
+"""Presets: the contents of every file, whether export keeps their structure, and `--preset` on the command line.
 
-A preset's structure is tried on fewer heads and a narrower model, with windows short enough to act; the slow sweep
-takes each at its true sizes.
+The structure of a preset is tested with fewer heads and a narrower model, with windows short enough to have an effect.
+The slow sweep tests each preset at its true sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.few_inputs
 NAMES = preset_names()
 FAST = ("gemma-3-4b", "llama-4-scout", "phi-3-mini-128k")
 BOUND = 1e-4
-"""Of the largest output, in fp32; a planted fault must be off by a hundred times as much."""
+"""The largest error in fp32, relative to the largest output. A planted fault must be a hundred times larger."""
 
 MOST = {
     "window": 5,
@@ -41,7 +41,7 @@ MOST = {
     "floor_scale": 4,
     "original_max_position_embeddings": 1000,
 }
-"""The most that a shrunk preset has of what would not act on a few tokens."""
+"""Upper limits in a shrunk preset for values that would have no effect on a few tokens."""
 
 
 def true_spec(name: str) -> Spec:
@@ -50,7 +50,7 @@ def true_spec(name: str) -> Spec:
 
 
 def smaller(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data in which nothing is more than MOST, at whatever depth."""
+    """Plain data in which no value exceeds its limit in MOST, at any depth."""
     made = {key: smaller(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     return made | {key: min(made[key], most) for key, most in MOST.items() if made.get(key)}
 
@@ -69,7 +69,7 @@ def shrunk(name: str) -> Spec:
 
 
 def inputs(spec: Spec) -> list[dict[str, Array]]:
-    """One batch that counts from zero, and one at positions anywhere."""
+    """One batch with positions from zero, and one with arbitrary positions."""
     return [inputs_for(spec, 2, 7), inputs_for(spec, 1, 5, "uneven", seed=1)]
 
 
@@ -88,7 +88,7 @@ def test_every_file_is_a_block_and_says_which(name: str) -> None:
 
 
 def test_true_numbers() -> None:
-    """Of some presets, what is easily got wrong."""
+    """Values of some presets that are easy to get wrong."""
     llama4, oss, gemma3 = (true_spec(name) for name in ("llama-4-scout", "gpt-oss-20b", "gemma-3-4b"))
     assert [llama4.layer(index).encoding.name for index in range(5)] == ["rope", "rope", "rope", "temperature", "rope"]
     assert [llama4.layer(index).attention_chunk_size for index in (0, 3)] == [8192, None]

@@ -1,4 +1,4 @@
-"""Scenarios by name: what they read as, and which sizes an artifact gets for them."""
+"""Scenarios by name: how they are read, and which sizes an artifact gets for them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from posexport.spec.contract import bounds_of, graph_inputs
 
 
 def artifact(form: str = "function", fixed: dict[str, int] | None = None, **over: Any) -> LoadedArtifact:
-    """An artifact that is no file: its dimensions are free, or `fixed`."""
+    """An artifact without a file. Its dimensions are free unless `fixed` gives them."""
     spec = small_spec(over.pop("encoding", "rope"), **over)
     bounds = bounds_of(graph_inputs(spec), {}) | {dim: (size, size) for dim, size in (fixed or {}).items()}
     path = Path("block.onnx")
@@ -35,7 +35,7 @@ def test_a_name_alone_is_its_whole_sweep(kind: str) -> None:
 def test_sizes_that_are_named_are_those_alone() -> None:
     assert [str(each) for each in read_scenario(" decode:2048, 7")] == ["decode:2048", "decode:7"]
     assert not any(each.swept for each in read_scenario("batch:4,8"))
-    assert read_scenario("prefill:16") == [Scenario("prefill", 16, swept=True)]  # one point, however it was asked for
+    assert read_scenario("prefill:16") == [Scenario("prefill", 16, swept=True)]  # one point, however it is requested
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The spec: plain data in and out, defaults spelled out, meaningless fields refused."""
+"""The spec: conversion from and to plain data, explicit defaults, and refusal of fields without meaning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posexport.spec.spec import Spec
 
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
-    """Any spec that is allowed."""
+    """Any allowed spec."""
     name = draw(st.sampled_from(list(ENCODINGS)))
     kv_heads, group = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     over: dict[str, Any] = {
@@ -76,7 +76,7 @@ def test_json_round_trip(spec: Spec) -> None:
 @given(spec=specs())
 @settings(max_examples=50)
 def test_numbers_may_be_text(spec: Spec) -> None:
-    """As they come from the command line; what is no number stays as it is."""
+    """As they come from the command line. Values that are not numbers stay as they are."""
 
     def text(value: Any) -> Any:
         return repr(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -143,7 +143,7 @@ def test_defaults_are_spelled_out() -> None:
 
 
 def test_the_encodings_and_their_parameters() -> None:
-    """Frozen: a name that a pipeline may have written down."""
+    """Frozen, because pipelines may use these names."""
     assert {name: [field.name for field in attrs.fields(cls)] for name, cls in ENCODINGS.items()} == {
         "none": [],
         "learned": ["max_positions"],
@@ -310,7 +310,7 @@ def test_seeded_weights(name: str) -> None:
     assert all(bool(tensor.isfinite().all()) and float(tensor.std()) > 0 for tensor in weights.values())
     again, other = seeded_weights(spec, 0), seeded_weights(spec, 1)
     assert all(tensor.equal(again[key]) and not tensor.equal(other[key]) for key, tensor in weights.items())
-    # a weight doesn't depend on which others there are
+    # a weight does not depend on the other weights
     deeper = seeded_weights(attrs.evolve(spec, vocab_size=5), 0)
     assert all(deeper[key].equal(tensor) for key, tensor in weights.items())
 

@@ -45,9 +45,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _folder_of_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = (
-        tmp_path_factory.getbasetemp()
-    )  # each process of pytest-xdist has its own folder inside the folder of the run
+    base = tmp_path_factory.getbasetemp()  # each process of pytest-xdist has a subfolder of the run's folder
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
     folder.mkdir(exist_ok=True)
     shared_exports.FOLDER[:] = [folder]

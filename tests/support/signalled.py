@@ -1,5 +1,6 @@
-"""Runs a command that gets a signal at a chosen moment: `python signalled.py MODULE NAME CALL SIGNAL WHEN --
-ARGUMENTS`.
+"""Runs a command and sends it a signal at a chosen moment.
+
+    python signalled.py MODULE NAME CALL SIGNAL WHEN -- ARGUMENTS
 
 Several moments can be given: MODULE NAME CALL SIGNAL WHEN MODULE NAME ... -- ARGUMENTS. The function NAME of MODULE
 (such as `HashingFile.write`) is wrapped. At call number CALL, the process sends itself the SIGNAL, before or after the

@@ -1,8 +1,8 @@
 """A stand-in for the command of a job, `python -P -m sweep_fake KIND key=value ...`, that takes milliseconds.
 
-exit=N        ends with that exit code; where it isn't 0, its error is "told so."
-signal=N      kills itself
-once=FILE     the first time it writes where it runs into FILE, and hangs; with FILE there, it goes on
+exit=N        ends with exit code N; if it is not 0, the error is "told so."
+signal=N      kills itself with signal N
+once=FILE     the first time, writes into FILE where it runs, and hangs; if FILE exists, it continues
 log=FILE      adds a line when it starts and one when it ends, `sleep` seconds later
 write=NAME    writes a file
 """

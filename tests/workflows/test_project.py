@@ -1,4 +1,4 @@
-"""The project's file: where it is found, what it may hold, and what is refused in one sentence."""
+"""The project file: where it is found, what it may contain, and what is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = '[[artifact]]\nname = "one"\nencoding = "rope"\n'
 
 
 def read(folder: Path, text: str) -> Exception | None:
-    """The error that a posexport.toml of this text gives, or None."""
+    """The error for a posexport.toml with this text, or None."""
     file = folder / "posexport.toml"
     file.write_text(text)
     try:
@@ -248,7 +248,7 @@ def test_a_profile_that_the_graph_does_not_take_is_refused_before_anything_is_ma
 def test_a_name_that_no_file_beside_it_can_have_is_refused_before_the_work(
     command: str, more: str, letters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An artifact's signature, NAME.onnx.json.sig, has the longest name; the folder is not there yet."""
+    """An artifact's signature, NAME.onnx.json.sig, has the longest name. The folder does not exist yet."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "posexport.toml").write_text(f"{ONE.replace('one', 'n' * letters)}{more}\n")
     refused(cli(*command.split()), "posexport.toml, artifact 'nn", "json.sig' beside it", "give a shorter name")

@@ -1,4 +1,4 @@
-"""Budgets of time: judged with their interval on plain data, and which scenarios and runtimes a project asks for."""
+"""Time budgets: judged with their interval on plain data, and the scenarios and runtimes that a project asks for."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
     other = product(tmp_path, "budget = {latency = {scenario = 'prefill:9', of-torch = 1}}")
     (unmet,) = judge(other, measured(timed(0.1, 0.2, 0.3)))
     assert unmet.state == "not run"
-    assert is_exceeded(unmet, strict=False)  # ort-cpu is here, so that it could have been measured
+    assert is_exceeded(unmet, strict=False)  # ort-cpu is available, so it could have been measured
     unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-lower-bound = 1}}")
     assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == [
         "lower_bound was not timed beside it"
@@ -205,7 +205,7 @@ def test_a_baseline_is_there_or_this_run_makes_it(tmp_path: Path) -> None:
         baseline_of(project, one, tmp_path / "bench" / "one.json")
     (tmp_path / "bench" / "one.json").rename(tmp_path / "bench" / "two.json")
     with pytest.raises(RequestError, match=r"posexport bench \S+one\.onnx --save \S+one\.json"):
-        baseline_of(project, one, None)  # two has its baseline, which a run of all would not replace
+        baseline_of(project, one, None)  # two has its baseline, which a run of all files would not replace
 
 
 UNFIT: dict[str, tuple[dict[str, Any], float, str]] = {

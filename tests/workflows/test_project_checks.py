@@ -1,4 +1,5 @@
-"""What is checked of a project's files beside parity, on files that were never run: a fault planted for each."""
+"""The checks of a project's files apart from parity, on files that were never run. A fault is planted for each
+check."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ budget = {size = "1 kB", plan-size = "2 kB", kernels = 8, fused-attention = true
 
 
 def make(folder: Path) -> tuple[Product, Product]:
-    """An ONNX file and its plan as far as their manifests go, up to date and within their budget."""
+    """An ONNX file and its plan that consist mainly of manifests, up to date and within their budget."""
     (folder / "posexport.toml").write_text(TEXT)
     onnx, plan = products(find_project(str(folder / "posexport.toml")))
     onnx, plan = attrs.evolve(onnx, made_from=ONNX), attrs.evolve(plan, made_from=PLAN)
@@ -69,7 +70,7 @@ def change(product: Product, edit: Callable[[dict[str, Any]], object]) -> None:
 
 
 def add_data(onnx: Product, data: bytes = b"x") -> dict[str, str]:
-    """Give an ONNX file external data, and its manifest their sha256."""
+    """Give an ONNX file external data, and write their sha256 into its manifest."""
     file = onnx.path.with_name("one.onnx.data")
     file.write_bytes(data)
     named = {file.name: sha256_of(file)}

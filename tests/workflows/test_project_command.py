@@ -1,4 +1,4 @@
-"""`posexport build` and bare `posexport verify` on real files: one project with a fault of each kind."""
+"""`posexport build` and `posexport verify` without arguments on real files: one project with a fault of each kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from posexport.workflows.project.file import find_project
 from posexport.workflows.project.products import request_of
 
-pytestmark = pytest.mark.xdist_group("test_project_command")  # its fixture is made once, not by each worker
+pytestmark = pytest.mark.xdist_group("test_project_command")  # only one worker makes its fixture
 
 HEAD = 'require = ["ort-cpu"]\nruntimes = ["ort-cpu"]\n'
 
@@ -25,7 +25,7 @@ def entry(name: str, more: str = "", encoding: str = "none") -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose project was built: tight has no room for any error, fat is over its size."""
+    """A folder with a built project: tight allows no error at all, and fat exceeds its size budget."""
     folder = tmp_path_factory.mktemp("project")
     tight = "tolerance = {multiple = 1e-9, floor = 1e-12, ceiling = 1e-12}"
     fat = 'budget = {size = "1 kB"}'
@@ -111,7 +111,8 @@ def test_weights_are_known_by_their_content(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_s_folder_gives_its_weights(tmp_path: Path) -> None:
-    """Layer 0 without `layer`, in the manifest too; the file is out of date once the checkpoint has other weights."""
+    """Layer 0 is used without `layer`, also in the manifest. The file is out of date after the checkpoint gets other
+    weights."""
     folder = tmp_path / "llama"
     folder.mkdir()
     written(folder, **LLAMA)

@@ -1,4 +1,4 @@
-"""Addresses of Ray clusters: what is none, and one where nothing answers, told at once; Ray itself is a stand-in."""
+"""Addresses of Ray clusters: invalid ones and ones without an answer are reported at once. Ray itself is a stand-in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, find: Any = None) -> MagicMock:
-    """A module `ray` whose `auto` is what `find` says."""
+    """A module `ray` whose address for `auto` is the result of `find`."""
     ray, services = MagicMock(), types.ModuleType("ray._private.services")
     services.get_ray_address_from_environment = find  # type: ignore[attr-defined]
     for name, module in {"ray": ray, "ray._private": ray._private, services.__name__: services}.items():
@@ -45,7 +45,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, find: Any = None) -> MagicMock:
 
 @pytest.fixture
 def silent() -> str:
-    """An address of this machine at which nothing listens."""
+    """An address of this machine where nothing listens."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{opened.getsockname()[1]}"
@@ -130,7 +130,7 @@ def test_a_cluster_of_its_own_where_ray_was_imported_before(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_ray_still_says_which_cluster_auto_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: str) -> None:
-    """With the real one: of a head that was killed, the file with its address stays."""
+    """With the real Ray. After the head of a cluster was killed, the file with its address remains."""
     pytest.importorskip("ray")
     from ray._private import services
 
@@ -181,7 +181,7 @@ STARTING = {
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session that live."""
+    """The living processes of a session."""
     found = []
     for process in psutil.process_iter(["pid", "status"]):
         with contextlib.suppress(ProcessLookupError):

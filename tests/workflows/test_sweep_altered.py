@@ -1,4 +1,4 @@
-"""What somebody altered in the folder of a sweep, or named unluckily among its inputs: no other file is written."""
+"""Altered files in the folder of a sweep, and unlucky names among its inputs: no other file is written."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_error_of_a_command_is_written_over_no_input(name: str, tmp_path: Pa
 
 
 def test_a_long_time_limit_is_waited_for_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for seconds in (3e6, 1e30):  # more than the system takes as one timeout
+    for seconds in (3e6, 1e30):  # more than the system accepts as one timeout
         assert JobRunner().run(JobCommand.of(job("fine"), seconds), lambda place: None).state == PASSED
     monkeypatch.setattr(local_jobs, "_WAIT_SECONDS", 0.05)
     slow = JobRunner().run(JobCommand.of(job("slow", log=tmp_path / "log", sleep=0.3), 60), lambda place: None)
@@ -109,7 +109,7 @@ def test_a_long_time_limit_is_waited_for_in_parts(monkeypatch: pytest.MonkeyPatc
 
 
 def artifact(folder: Path, location: str) -> Path:
-    """An artifact as onnx's own `save_as_external_data` leaves it, without a manifest."""
+    """An artifact as written by onnx's own `save_as_external_data`, without a manifest."""
     write_onnx(exported(small_spec("rope")), folder / "made.onnx")
     path = folder / "a.onnx"
     model = onnx.load(folder / "made.onnx")
@@ -150,7 +150,7 @@ def test_a_manifest_that_is_no_file_is_refused(ending: str, tmp_path: Path) -> N
 
 
 def test_a_label_that_is_not_utf8_is_given_to_ray_as_text() -> None:
-    """On a stand-in: Ray takes UTF-8 only."""
+    """Ray is a stand-in here. It accepts only UTF-8."""
     cluster = Cluster.__new__(Cluster)
     cluster._ray = MagicMock()
     cluster._ray.exceptions.RayError = KeyError

@@ -1,4 +1,4 @@
-"""Jobs on this machine, in real processes of a stand-in: crashes, ends, files, and a folder that is gone on from."""
+"""Jobs on this machine, in real processes of a stand-in: crashes, ends, files, and a folder that is continued."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def done(jobs: Sequence[Job], workers: int = 2, time_limit: float = 60) -> dict[str, tuple[Outcome, int]]:
-    """What becomes of jobs, and after how many attempts, by label."""
+    """The outcomes of jobs, and the number of attempts, by label."""
     found = {}
     with closing(Local(workers, time_limit)) as local:
         drive(jobs, local, lambda each, outcome, n: found.update({each.label: (outcome, n)}))
@@ -153,7 +153,7 @@ def test_chunks_give_the_file_or_none(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_error_is_read_as_data_and_not_from_what_is_printed(tmp_path: Path) -> None:
-    """A command's error is the JSON in the file that its parent named, whatever stands on stderr."""
+    """A command's error is the JSON in the file that its parent named. The text on stderr does not matter."""
     run = subprocess.run(
         [sys.executable, "-m", "posexport", "verify", str(tmp_path / "none.onnx")],
         env={**os.environ, ERROR_FILE: str(tmp_path / "error.json")},
@@ -216,7 +216,7 @@ def test_what_was_asked_for_and_is_not_there_is_not_run() -> None:
     assert judged(0, {"results": [cpu, cuda]}, "ort-cpu").state == PASSED
     cell = {"column": "build", "state": "not run", "reason": "takes no bf16"}
     assert judged(0, {"cells": [cell]}, "build").state == NOT_RUN
-    assert judged(0, {"cells": [{**cell, "version": "1"}]}, "build").state == PASSED  # so it is on every machine
+    assert judged(0, {"cells": [{**cell, "version": "1"}]}, "build").state == PASSED  # the same on every machine
 
 
 def test_reasons_of_a_gate_and_results_of_a_wrong_request() -> None:

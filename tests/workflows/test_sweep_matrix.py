@@ -1,4 +1,5 @@
-"""Cells of many matrix jobs become one matrix; and real jobs, here and on Ray, give what the commands give."""
+"""Cells of many matrix jobs become one matrix. Real jobs, on this machine and on Ray, give the same results as the
+commands."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_the_cell_that_says_most_stands(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "ray"])
 def test_real_jobs(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix, artifacts that pass and that fail, and a timing; the page takes the folder."""
+    """A matrix, artifacts that pass and fail, and a timing. The report page accepts the folder."""
     for name, spec in {"rope": small_spec("rope"), "none": small_spec("none")}.items():
         write_onnx(exported(spec), tmp_path / f"{name}.onnx", external_from=0 if name == "none" else 10**9)
     data = tmp_path / "none.onnx.data"
@@ -80,7 +81,7 @@ def test_real_jobs(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     if where == "ray" and importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    # a process of its own: other tests import Ray, which then has its settings
+    # in its own process: other tests import Ray, which would keep their settings
     command = [sys.executable, "-m", "posexport", "sweep", "sweep.toml", "--json"]
     found = subprocess.run(command + ["--ray", "local"] * (where == "ray"), capture_output=True, text=True, check=False)
     assert found.returncode == 1, found.stdout + found.stderr

@@ -1,4 +1,4 @@
-"""From tables to jobs: what they become, when two are the same, and what is refused with which words."""
+"""From tables to jobs: which jobs they become, when two jobs are the same, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def planned(folder: Path = Path(), **keys: Any) -> Plan:
 
 
 def artifact(folder: Path, name: str = "a.onnx", content: bytes = b"graph", **manifest: Any) -> Path:
-    """A file with a manifest; what is in it, the command would judge."""
+    """A file with a manifest. Only the command would judge its contents."""
     path = folder / name
     path.write_bytes(content)
     write_manifest_data(path, manifest)

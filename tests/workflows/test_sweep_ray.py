@@ -1,5 +1,5 @@
-"""A real Ray cluster of several machines (all of them here), with a stand-in for the commands of jobs: where jobs go,
-and what becomes of them when a process is killed or a machine goes away."""
+"""A real Ray cluster of several machines (all are processes on this machine), with a stand-in for the commands of jobs:
+where jobs run, and their outcomes if a process is killed or a machine disappears."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from posexport.workflows.sweep.ray import Cluster, task
 from posexport.workflows.sweep.sweep import drive
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*unclosed (file|socket).*:ResourceWarning",  # Ray's own logs and sockets, which it leaves to the collector
-    "ignore:subprocess \\d+ is still running:ResourceWarning",  # its daemons, which outlive the objects that began them
+    "ignore:.*unclosed (file|socket).*:ResourceWarning",  # Ray leaves its logs and sockets to the garbage collector
+    "ignore:subprocess \\d+ is still running:ResourceWarning",  # its daemons outlive the objects that started them
 )
 STORE = {"object_store_memory": 80 * 2**20}
 
 
 @attrs.define
 class Machines:
-    """A cluster, and its machines by name. A stand-in knows where it is by the process that began its parent."""
+    """A cluster, and its machines by name. A stand-in knows its machine by the process that started its parent."""
 
     cluster: Any
     nodes: dict[str, Any]
 
     def add(self, name: str, cpus: int, gpus: int = 0, **resources: float) -> None:
-        """One more, which has `resources` too."""
+        """Add a machine, which also has `resources`."""
         self.nodes[name] = self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=resources, **STORE)
         self.cluster.wait_for_nodes()
 
     def name(self, place: Any) -> str:
-        """Where a stand-in was."""
+        """The machine on which a stand-in ran."""
         (name,) = (name for name, node in self.nodes.items() if raylet(node) == place["node"])
         return name
 
     def lose(self, place: Any) -> None:
-        """End the machine on which a stand-in is, all its processes at once."""
+        """End the machine of a stand-in, with all its processes at once."""
         self.cluster.remove_node(self.nodes.pop(self.name(place)), allow_graceful=False)
 
 
 def raylet(node: Any) -> int:
-    """The process that is a machine to Ray."""
+    """The process that represents a machine in Ray."""
     return int(node.all_processes["raylet"][0].process.pid)
 
 
@@ -82,11 +82,11 @@ def machines() -> Iterator[Machines]:
     ray.shutdown()
     cluster.shutdown()
     patch.undo()
-    root.level, root.handlers[:] = before  # Ray shows every library's debug messages from its start on
+    root.level, root.handlers[:] = before  # after it starts, Ray shows debug messages of every library
 
 
 def done(machines: Machines, jobs: Sequence[Job], tries: int = 3) -> dict[str, tuple[Outcome, int]]:
-    """What becomes of jobs, and after how many attempts, by label."""
+    """The outcomes of jobs, and the number of attempts, by label."""
     found: dict[str, tuple[Outcome, int]] = {}
 
     def finish(each: Job, outcome: Outcome, attempts: int) -> None:
@@ -100,7 +100,7 @@ def done(machines: Machines, jobs: Sequence[Job], tries: int = 3) -> dict[str, t
 
 @pytest.mark.slow
 def test_everything_at_once(machines: Machines, tmp_path: Path) -> None:
-    """Places by what a job needs, files that travel, a process of Ray's that is killed, a job that always crashes."""
+    """Placement by needs, transferred files, a Ray process that is killed, and a job that always crashes."""
     (tmp_path / "big").write_bytes(os.urandom(3_000_000))
     big = Hashes().file(tmp_path / "big")
     log, killed = tmp_path / "log", tmp_path / "killed"
@@ -139,7 +139,7 @@ def test_everything_at_once(machines: Machines, tmp_path: Path) -> None:
 
 
 def _alone(lines: Sequence[str]) -> None:
-    """That nothing ran on a machine beside a timing, and that timings ran on several machines at a time."""
+    """Nothing ran on a machine beside a timing, and timings ran on several machines at the same time."""
     spans: dict[tuple[str, str], list[float]] = {}
     for line in sorted(lines, key=lambda line: float(line.split()[-1])):
         node, *name, _, moment = line.split()
@@ -162,7 +162,7 @@ def _when(path: Path, act: Callable[[dict[str, Any]], object]) -> None:
 
 @pytest.mark.slow
 def test_a_machine_goes_away(machines: Machines, tmp_path: Path) -> None:
-    """A job whose machine ends is done elsewhere, one that takes a whole machine too."""
+    """If the machine of a job ends, the job runs elsewhere. This includes jobs that take a whole machine."""
     machines.add("spare 0", 2, spare=1)
     for index, cpus in enumerate((1, None)):
         machines.add(f"spare {index + 1}", 2, spare=1)
@@ -179,7 +179,7 @@ def test_a_machine_goes_away(machines: Machines, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_last_machine_that_fits_goes_away(machines: Machines, tmp_path: Path) -> None:
-    """What ran there, and what waited for it, is not run; the sweep ends."""
+    """The jobs that ran or waited there are not run, and the sweep ends."""
     machines.add("only", 1, only=1)
     place = tmp_path / "place"
     jobs = [
@@ -194,7 +194,7 @@ def test_the_last_machine_that_fits_goes_away(machines: Machines, tmp_path: Path
 
 
 def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_sentence() -> None:
-    """On stand-ins: no cluster is needed."""
+    """Uses stand-ins, so no cluster is needed."""
     ray, cancelled = MagicMock(), []
     ray.exceptions.RayError = KeyError
     ray.cancel.side_effect = lambda reference, force: cancelled.append(reference)
@@ -212,7 +212,8 @@ def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_senten
 
 @pytest.mark.slow
 def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
-    """Ctrl-C on the command itself; the second run does only what is left, on the cluster or here."""
+    """Ctrl-C ends the command itself. The second run does only the remaining jobs, on the cluster or on this
+    machine."""
     code = (
         "import sys; from posexport.workflows.sweep import local_jobs; local_jobs.CHILD = 'sweep_fake';"
         "from posexport.cli import main; main(sys.argv[1:])"
@@ -236,7 +237,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     (first,) = jobs.glob("*.json")
     before = first.stat().st_mtime_ns
     hung = json.loads(place.read_text())["pid"]
-    until = time.monotonic() + 90  # Ray may take its time on a busy machine
+    until = time.monotonic() + 90  # Ray may be slow on a busy machine
     while psutil.pid_exists(hung):
         assert time.monotonic() < until, "what was under way goes on"
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The loop that does jobs, with an executor that loses them: each ends once, and what is lost ends somewhere."""
+"""The loop that runs jobs, with an executor that loses them: each job ends once, and lost jobs end too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS_OF_NEEDS = (
 
 @attrs.define
 class Flaky:
-    """Ends jobs in the order in which `choose` says, with the next outcome of each; nothing with a T4 is there."""
+    """Ends jobs in the order of `choose`, with the next outcome of each. It has no T4."""
 
     outcomes: dict[str, deque[str]]
     choose: Iterator[int]

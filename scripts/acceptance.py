@@ -214,9 +214,10 @@ def run(
 ) -> None:
     """Verify and time the last item of each list. Its folder is below `source`, and some runtimes may be missing.
 
-    `jobs` files are verified at a time. Nothing is verified while something is timed. Whole models are timed as soon as
-    their neighbours in the list are verified. Blocks take longer: they are timed after all are verified, or after the
-    share VERIFYING of the time. If the list `prepares` each item only when it is asked for, it ends at that moment.
+    `jobs` files are verified at a time. Nothing is verified while something is timed. Whole models that follow each
+    other in the list are timed as soon as all of them are verified. Blocks take longer: they are timed after all are
+    verified, or after the share VERIFYING of the time. If the list `prepares` each item on demand, no more items are
+    prepared after the time for verifying is over.
     """
     start, quick, later = time.monotonic(), bool(results.header["quick"]), list[Prepared]()
     end, end_of_blocks = start + 60 * minutes, start + 60 * minutes * (VERIFYING if timed else 1)

@@ -102,7 +102,7 @@ class Results:
     ) -> list[Row]:
         """The rows of the earlier run, if a new run could not change any of them; otherwise an empty list.
 
-        A row could change if it failed, if the time did not suffice for it, if its runtime was `missing` and is here
+        A row could change if it failed, if the time ran out before it, if its runtime was `missing` and is here
         now, or if its file has another `sha256` (None: unknown). When no time is left, all rows of the same file stay
         valid.
         """

@@ -19,7 +19,7 @@ make_environment() {
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
         echo "making .venv with the versions in scripts/constraints.txt ..." >&2
         .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-        # --no-compile halves the time of the installation: most modules are never loaded, the others are compiled then.
+        # --no-compile halves the time of installing. Modules are compiled when they are loaded, and most never are.
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
             --constraint scripts/constraints.txt --editable ".[dev,rtx${EXTRAS:+,$EXTRAS}]"
         echo "$want" >"$stamp"

@@ -166,7 +166,7 @@ def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: in
 
 
 def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """How posexport does in a scenario.
+    """The verdict on posexport in a scenario.
 
     `place` is fastest, slower (than the alternatives in `slower_than`), equal (an interval contains 1) or inconclusive
     (such an interval reaches beyond 1.25). `missed` lists the goals that lie below the whole interval.

@@ -92,7 +92,7 @@ def make(path: Path, hidden: int = 256) -> None:
 
 
 def plant(path: Path, pairs: int, perm: tuple[int, ...] = (2, 1, 0)) -> None:
-    """Transpose `hidden_states` and back `pairs` times, before anything else reads it.
+    """Transpose `hidden_states` and transpose it back, `pairs` times, before anything else reads it.
 
     After each transpose the value is flattened and gets its shape back, so that optimizers cannot cancel two
     transposes.

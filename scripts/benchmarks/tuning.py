@@ -36,7 +36,7 @@ SHARE = 0.4
 """The largest share of the runs of timing everything that a tuning may cost."""
 
 PROCESSES, TURNS = 7, 3
-"""The number of new processes that judge a choice, and the rounds in each."""
+"""The number of pairs of new processes that judge a choice, and the rounds of each pair."""
 
 CONFIDENCE = 0.998
 """The confidence of each judgement. 24 judgements then hold together with 95 %."""

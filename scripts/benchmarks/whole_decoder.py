@@ -1,5 +1,5 @@
-"""A whole decoder of about 100 million parameters: one step after cached tokens and one prompt, compared with
-alternatives.
+"""A whole decoder of about 100 million parameters, compared with alternatives: decoding steps with a cache, and a
+prompt.
 
 The checkpoint is a Llama with random weights in fp32. Its files come from posexport, torch's own export, the exporter
 inside transformers with its fusions, the model builder of onnxruntime-genai, and mobius. All files run on ONNX
@@ -77,8 +77,8 @@ ROOM = 64
 
 @attrs.frozen
 class Situation:
-    """`seq` new tokens after `past` cached ones. `target` is the largest ratio to the fastest alternative, and to the
-    fastest in ONNX Runtime if `among_files` is set. `floor` is the largest ratio to the floor."""
+    """`seq` new tokens after `past` cached ones. `target` is the largest ratio to the fastest alternative. If
+    `among_files` is set, only alternatives in ONNX Runtime count. `floor` is the largest ratio to the floor."""
 
     seq: int
     past: int

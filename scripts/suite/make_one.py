@@ -68,7 +68,7 @@ def differences(path: Path, made: dict[str, Any], names: dict[str, str]) -> dict
 
 
 def one_line(error: BaseException) -> str:
-    """The kind and the first lines of the error that caused an error."""
+    """The kind and the first lines of the root cause of an error."""
     while error.__cause__:
         error = error.__cause__
     text = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])

@@ -178,8 +178,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         for name, rows, key_table, indices in (
             ("", torch.tensor([0, 1, 2]), normal(N, 3, H).flip(0), None),
             ("-and-keys", torch.tensor([1, 0, 2, 1]), None, None),
-            # the table row of the query's own key is shared with distant keys, as when keys come later and have no
-            # effect
+            # the query's own key and distant keys share a table row, as if later keys did not matter
             ("-shared", torch.tensor([2, 0, 1, 2]), normal(N, 3, H).flip(0), torch.tensor([0, T - 1])),
             ("-and-keys-shared", torch.tensor([2, 0, 1, 2]), None, torch.tensor([0, T - 1])),
             ("-by-a-large-table", torch.tensor([2, *[0, 1] * T, 2]), None, None),

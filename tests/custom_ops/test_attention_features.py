@@ -48,7 +48,7 @@ SPECS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 RUNS = ("offset", "consecutive", "scattered", "loud", "step", "prefill")
-"""The cases of verify with small sizes, and with positions for which fp32 has exact angles."""
+"""The cases of verify with small sizes, and with positions for which fp32 has accurate angles."""
 
 BOUNDS = {"fp32": 5e-5, "fp16": 1e-2}
 

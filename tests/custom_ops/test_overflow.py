@@ -162,7 +162,7 @@ def test_logits_of_a_hundred_thousand(form: str, target: str, over: dict[str, An
 
 
 def _loudest(spec: Spec, cases: list[Case]) -> float:
-    """The largest logit, computed from queries and keys as an oracle of its size."""
+    """The largest logit of a query with the key of its own token: an estimate of the size of all logits."""
     weights = as_float64(weights_for(spec))
     found = 0.0
     for each in cases:

@@ -153,7 +153,8 @@ class Mutator:
         return "\n".join(lines).encode("utf-8", "surrogatepass")
 
     def npz(self, arrays: dict[str, Any]) -> bytes:
-        """An archive in which one array has a changed header, other numbers or another name."""
+        """An archive in which one array has another dtype, name or values, or a changed header; or its bytes are
+        mutated."""
         import numpy as np
 
         arrays, made = dict(arrays), io.BytesIO()

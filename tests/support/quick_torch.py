@@ -1,4 +1,4 @@
-"""Speeds up work that torch's exporter repeats for every export: a third of its time. The graphs stay the same."""
+"""Avoids work that torch's exporter repeats for every export, a third of its time. The graphs stay the same."""
 
 from __future__ import annotations
 

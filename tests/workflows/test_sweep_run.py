@@ -24,7 +24,7 @@ KINDS_OF_NEEDS = (
 
 @attrs.define
 class Flaky:
-    """Ends jobs in the order of `choose`, with the next outcome of each. It has no T4."""
+    """Ends jobs in the order of `choose`, with the next outcome of each. It refuses jobs that need a T4."""
 
     outcomes: dict[str, deque[str]]
     choose: Iterator[int]

@@ -59,27 +59,29 @@ TIMING, GRAPH_TIMING = "time", "time with CUDA graphs"
 
 @click.command()
 @click.option(
-    "--prepare", "target", type=click.Path(path_type=Path, file_okay=False), help="prepare into a folder, only"
+    "--prepare", "target", type=click.Path(path_type=Path, file_okay=False), help="only prepare, into this folder"
 )
-@click.option("--from-prepared", type=click.Path(path_type=Path, file_okay=False), help="verify and time this folder")
 @click.option(
-    "--megabytes", type=click.FloatRange(1), default=120, show_default=True, help="prepare at most about so many"
+    "--from-prepared", type=click.Path(path_type=Path, file_okay=False), help="verify and time this prepared folder"
 )
-@click.option("--runtime", multiple=True, help="this one only, repeatable  [default: all that need a GPU]")
-@click.option("--model", multiple=True, type=click.Choice(list(MODELS)), help="this one only, repeatable")
-@click.option("--encoding", multiple=True, help="this one only, repeatable")
-@click.option("--form", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
-@click.option("--dtype", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
-@click.option("--mode", multiple=True, type=click.Choice(list(MODES)), help="this one only, repeatable")
 @click.option(
-    "--minutes", type=click.FloatRange(0), default=25, show_default=True, help="begin nothing more after these"
+    "--megabytes", type=click.FloatRange(1), default=120, show_default=True, help="prepare at most about this much"
+)
+@click.option("--runtime", multiple=True, help="only this one; repeatable  [default: all that need a GPU]")
+@click.option("--model", multiple=True, type=click.Choice(list(MODELS)), help="only this one; repeatable")
+@click.option("--encoding", multiple=True, help="only this one; repeatable")
+@click.option("--form", multiple=True, type=click.Choice(list(FORMS)), help="only this one; repeatable")
+@click.option("--dtype", multiple=True, type=click.Choice(DTYPES), help="only this one; repeatable")
+@click.option("--mode", multiple=True, type=click.Choice(list(MODES)), help="only this one; repeatable")
+@click.option(
+    "--minutes", type=click.FloatRange(0), default=25, show_default=True, help="start nothing new after this time"
 )
 @click.option(
     "--jobs",
     type=click.IntRange(1),
     default=max(1, min(8, (os.cpu_count() or 1) // 2)),
     show_default="half of the CPUs, at most 8",
-    help="verify so many files at a time",
+    help="files to verify at the same time",
 )
 @click.option("--time/--no-time", "timed", default=True, help="time files too  [default: yes]")
 @click.option("--quick", is_flag=True, help="prepare tiny files, time few rounds")

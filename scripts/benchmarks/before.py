@@ -46,7 +46,9 @@ print(json.dumps({form: str(path) for form, path in files.items()}))
 
 @click.command()
 @click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--encoding", multiple=True, type=click.Choice(list(ENCODINGS)), help="this one only; writes nothing")
+@click.option(
+    "--encoding", multiple=True, type=click.Choice(list(ENCODINGS)), help="only this one, repeatable; writes nothing"
+)
 def main(checkout: Path, encoding: tuple[str, ...]) -> None:
     """Time every encoding's fastest file beside the fastest that the code in CHECKOUT writes."""
     warnings.simplefilter("ignore")

@@ -28,8 +28,8 @@ def main() -> None:
 @click.argument("suite", type=FOLDER)
 @click.argument("work", type=FOLDER)
 @click.option("--only", "names", multiple=True, help="a file, by its name without .onnx; repeatable; writes no results")
-@click.option("--tool", "tools", multiple=True, help="repeatable; else all")
-@click.option("--again", is_flag=True, help="those that have a record too")
+@click.option("--tool", "tools", multiple=True, help="only this tool; repeatable  [default: all]")
+@click.option("--again", is_flag=True, help="repeat files that have a record")
 def suite_command(suite: Path, work: Path, names: tuple[str, ...], tools: tuple[str, ...], again: bool) -> None:
     """Run every tool on every file of SUITE (hours)."""
     score.run(suite, work, names, tools, again)
@@ -40,7 +40,7 @@ def suite_command(suite: Path, work: Path, names: tuple[str, ...], tools: tuple[
 @main.command("near-misses")
 @click.argument("suite", type=FOLDER)
 @click.argument("work", type=FOLDER)
-@click.option("--again", is_flag=True, help="those that have a record too")
+@click.option("--again", is_flag=True, help="repeat files that have a record")
 def near_misses_command(suite: Path, work: Path, again: bool) -> None:
     """Run posexport on every near miss in SUITE, which draw_near_misses.py made (hours)."""
     publish(near_misses=judge_near_misses.run(suite, work, again))
@@ -49,7 +49,7 @@ def near_misses_command(suite: Path, work: Path, again: bool) -> None:
 @main.command("speed")
 @click.option("--layers", default=speed.SIZES["num_hidden_layers"], show_default=True, type=click.IntRange(1))
 @click.option("--hidden", default=speed.SIZES["hidden_size"], show_default=True, type=click.IntRange(192))
-@click.option("--quick", is_flag=True, help="two rounds, to see that it works; writes no results")
+@click.option("--quick", is_flag=True, help="only two rounds, to test that it works; writes no results")
 def speed_command(layers: int, hidden: int, quick: bool) -> None:
     """Time a decoder with caches before and after, on ONNX Runtime's CPU (ten minutes on an idle machine)."""
     result = speed.measure(layers, hidden, quick)
@@ -61,7 +61,13 @@ def speed_command(layers: int, hidden: int, quick: bool) -> None:
 
 @main.command("tensorrt")
 @click.argument("work", type=FOLDER)
-@click.option("--only", "names", multiple=True, type=click.Choice(fused.NAMES), help="repeatable; writes no results")
+@click.option(
+    "--only",
+    "names",
+    multiple=True,
+    type=click.Choice(fused.NAMES),
+    help="only this file, repeatable; writes no results",
+)
 def tensorrt_command(work: Path, names: tuple[str, ...]) -> None:
     """Count kernels that TensorRT for RTX chooses for architectures of the suite in fp16 (half an hour)."""
     rows = fused.measure(work, names)

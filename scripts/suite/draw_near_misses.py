@@ -74,7 +74,7 @@ class Drawer:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--count", default=360, show_default=True, help="near misses to make")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--add", is_flag=True, help="keep those that are there, and draw on with another seed")
+@click.option("--add", is_flag=True, help="keep existing near misses, and draw more with another seed")
 def main(folder: Path, count: int, seed: int, add: bool) -> None:
     """Draw near misses of the suite in FOLDER."""
     place = folder / "near_misses"

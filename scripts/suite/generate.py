@@ -51,9 +51,11 @@ def attempt(folder: Path, name: str, exporter: str) -> dict[str, Any]:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--only", "names", multiple=True, help="an architecture, repeatable; else all")
-@click.option("--exporter", "exporters", multiple=True, type=click.Choice(list(EXPORTERS)), help="repeatable; else all")
-@click.option("--again", is_flag=True, help="try those again that failed")
+@click.option("--only", "names", multiple=True, help="only this architecture; repeatable  [default: all]")
+@click.option(
+    "--exporter", "exporters", multiple=True, type=click.Choice(list(EXPORTERS)), help="only this one; repeatable"
+)
+@click.option("--again", is_flag=True, help="try failed exports again")
 def main(folder: Path, names: tuple[str, ...], exporters: tuple[str, ...], again: bool) -> None:
     """Make the suite in FOLDER."""
     (folder / "records").mkdir(parents=True, exist_ok=True)

@@ -17,13 +17,17 @@ FOLDER: Any = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command()
-@click.option("--only", "names", multiple=True, type=click.Choice(sorted(ROWS)), metavar="NAME", help="repeatable")
-@click.option("--cell", "chosen", multiple=True, metavar="FORM/DTYPE[/CACHES]", help="repeatable; else all")
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="cells at a time")
-@click.option("--again", is_flag=True, help="those that have a result too")
-@click.option("--state", "states", multiple=True, metavar="STATE", help="those with such a result again; repeatable")
+@click.option(
+    "--only", "names", multiple=True, type=click.Choice(sorted(ROWS)), metavar="NAME", help="only this one; repeatable"
+)
+@click.option(
+    "--cell", "chosen", multiple=True, metavar="FORM/DTYPE[/CACHES]", help="only this cell; repeatable  [default: all]"
+)
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="cells to run at the same time")
+@click.option("--again", is_flag=True, help="repeat cells that have a result")
+@click.option("--state", "states", multiple=True, metavar="STATE", help="repeat cells with such a result; repeatable")
 @click.option("--work", type=FOLDER, help="keep the checkpoints here")
-@click.option("--fault", is_flag=True, help="change a weight of every file: all must differ; writes no results")
+@click.option("--fault", is_flag=True, help="change a weight of every file: all results must differ; writes no results")
 @click.option("--page", is_flag=True, help="write the page again from the results, and nothing else")
 def main(
     names: tuple[str, ...],

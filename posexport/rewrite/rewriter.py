@@ -115,6 +115,8 @@ def rewrite_model(
     if unusable is not None:
         reasons |= dict.fromkeys((one.name for one in chosen), unusable)
         chosen = []
+    inputs = {value.name: value for value in before.graph.inputs}
+    appends = {joint.name for name in buffers if (joint := joint_of(inputs[name])) is not None}
     cases = cases_of(view.roles, seed, own=without_keys(view.roles)) if chosen else []
     evidence: dict[str, Evidence] = {}
     after = before
@@ -123,19 +125,20 @@ def rewrite_model(
         if refused:
             told = {name: _refusal(error) for name, error in refused.items()}
             reasons = told | reasons  # the reasons of what was tried first count
-            chosen = _narrowed(view, chosen, refused, keep=False) if not shared else _without(chosen, refused)
+            chosen = _narrowed(view, chosen, refused, keep=False)
             continue
-        absorbed = {one.name for one in view.expanded if not _stays(after, one, chosen, form)}
-        if len(absorbed) < len(view.expanded):  # the other operators stay operators
+        others = [one for one in view.expanded if one.nodes.isdisjoint(appends)]
+        stay = {one.name for one in others if _stays(after, one, chosen, form)}
+        if stay:  # these operators stay operators
             base = converted(model, form, target, opset, shared)
             live(base, kept)
-            expand(base, view.operator_shapes, absorbed)
+            expand(base, view.operator_shapes, {one.name for one in view.expanded} - stay)
             after, _ = _written(view, base, chosen, form, target, shared)
         evidence |= evidence_of(before, after, chosen, cases, buffers=buffers, shapes_on=view.shapes_on)
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
             break
-        if not shared and any(one.name in wrong and (one.near is not None or one.turns) for one in chosen):
+        if any(one.name in wrong and (one.near is not None or one.turns) for one in chosen):
             # what comes before the products was not what it seemed, but the products may be replaced
             chosen = _narrowed(view, chosen, wrong, keep=True)
             continue

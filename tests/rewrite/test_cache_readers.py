@@ -76,10 +76,14 @@ def buffers_of(inputs: dict[str, Array], past: int) -> dict[str, Array]:
 
 def check_shared(before: onnx.ModelProto, after: onnx.ModelProto, grown: bool = False) -> None:
     """A graph with buffers (or, if `grown`, with caches that grow) has the outputs of one with caches that grow."""
+    dtypes = {
+        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in before.graph.input
+    }
     layers = sum(value.name.endswith(".key") for value in before.graph.input)
     for rows, seq, past in SIZES:
         inputs = feeds(rows, seq, past, layers)
         inputs["attention_mask"][:] = 1
+        inputs = {name: array.astype(dtypes[name]) for name, array in inputs.items()}
         want, have = run(before, inputs), run(after, inputs if grown else buffers_of(inputs, past))
         for name, value in want.items():
             part = have[name][:, :, : past + seq] if name.startswith("present") else have[name]
@@ -278,6 +282,43 @@ def test_attention_that_stays_reads_the_used_part_of_its_buffer(form: str) -> No
     )
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
     assert [site.state for site in done.sites] == [REWRITTEN, KEPT]
+    check_shared(model, after)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("form", "operators"), [*itertools.product(["native", "contrib"], [False, True])])
+def test_attention_that_is_not_chosen_has_a_buffer_too(form: str, operators: bool) -> None:
+    """As plain nodes, or as the operators of another form, which have their caches inside."""
+    model = decoder(layers=2)
+    if operators:
+        _, model = rewritten_model(model, form="contrib" if form == "native" else "native", target="ort")
+    first = rewritten_model(model, form="decomposed")[0].sites[0].attention.name
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared", only=[first])
+    assert [site.state for site in done.sites] == [REWRITTEN, KEPT]
+    check_shared(model, after)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_caches_may_have_another_dtype_than_the_products(form: str) -> None:
+    """As in GPT-J of float16: its scores are float32."""
+    model = decoder()
+    casts = []
+    for kind in ("key", "value"):
+        present = f"present.0.{kind}"
+        for node in model.graph.node:
+            names = [f"wide.{kind}" if name == present else name for name in node.input]
+            if present in node.output:
+                casts.append(helper.make_node("Cast", [names[1]], [f"half.{kind}"], to=TensorProto.FLOAT16))
+                names[1] = f"half.{kind}"
+            node.input[:] = names
+        casts.append(helper.make_node("Cast", [present], [f"wide.{kind}"], to=TensorProto.FLOAT))
+    for value in (*model.graph.input, *model.graph.output):
+        if "present" in value.name or "past" in value.name:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    model = with_nodes(model, *casts)
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN]
     check_shared(model, after)
 
 

@@ -111,15 +111,26 @@ def joint_of(cache: ir.Value) -> ir.Node | None:
         else:
             appends = node.op_type == "Concat" and len(node.inputs) == 2 and at == 0
             appends = appends and node.attributes["axis"].as_int() in (2, -2)
-            found = node if appends and _is_returned(node.outputs[0]) else None
+            found = node if appends and _returned(node.outputs[0]) else None
         if found is not None:
             return found
     return None
 
 
-def _is_returned(value: ir.Value) -> bool:
-    """Whether a value, or a copy of it, is an output of the graph."""
-    return value.is_graph_output() or any(is_copy(node) and _is_returned(node.outputs[0]) for node, _ in value.uses())
+def returned_caches(model: ir.Model, caches: Collection[str]) -> dict[str, str]:
+    """The cache that each output of a graph is, with new tokens appended, for these caches; both by name."""
+    joints = {value.name or "": joint_of(value) for value in model.graph.inputs if value.name in caches}
+    return {
+        output: cache
+        for cache, joint in joints.items()
+        for output in ([] if joint is None else _returned(joint.outputs[0]))
+    }
+
+
+def _returned(value: ir.Value) -> list[str]:
+    """The outputs of the graph that are a value or a copy of it, by name."""
+    copies = [name for node, _ in value.uses() if is_copy(node) for name in _returned(node.outputs[0])]
+    return [value.name or "", *copies] if value.is_graph_output() else copies
 
 
 def append(writing: Writing, lengths: Lengths, cache: ir.Value, heads: int, dim: int) -> tuple[str, ir.Value]:

@@ -24,7 +24,7 @@ from posexport.graphs.attention.dataflow import bodies
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.node_arguments import ROUNDING
-from posexport.rewrite.shared_cache import buffered
+from posexport.rewrite.shared_cache import buffered, returned_caches
 from posexport.runtimes.tensors import to_tensors
 
 LIMIT = 1e-7
@@ -88,7 +88,7 @@ def whole_evidence(
         return WholeEvidence(problem=_differs(f"two of its nodes give {twice!r}"))
     error, tried, untested = 0.0, 0, Reason(NOT_TESTED, "no inputs were drawn")
     computable, finite = set[str](), set[str]()
-    narrow = NARROW_CASES
+    narrow, returned = NARROW_CASES, returned_caches(before, buffers)
     for case in _affordable(before, cases, few):
         try:
             expected = _evaluated(old, case.arrays, outputs)
@@ -99,6 +99,7 @@ def whole_evidence(
         if set(expected) != computable:  # the model takes such inputs only in part, as positions beyond a table
             continue
         arrays = buffered(case, buffers, after) if buffers else case.arrays
+        lengths = {output: arrays[cache].shape[2] for output, cache in returned.items()}
         try:
             actual = new.run(to_tensors(arrays), list(expected))
         except RequestError:
@@ -109,7 +110,7 @@ def whole_evidence(
         if not told:  # numbers that are none in both graphs say nothing
             untested = Reason(NOT_TESTED, f"no output is finite in float64, for example on {case.label}")
         for name, want in expected.items():
-            have = _grown(actual[name], want, buffers)
+            have = _used(actual[name], want, lengths.get(name))
             if want.shape != have.shape:
                 text = f"output {name!r} has shape {list(have.shape)} instead of {list(want.shape)}"
                 return WholeEvidence(problem=_differs(f"{text} on {case.label}"))
@@ -119,7 +120,7 @@ def whole_evidence(
                 return WholeEvidence(error=error, cases=tried, problem=_differs(text))
         if narrow and not case.tokens.all():
             narrow -= 1
-            overflowing = _overflowing(before, after, case, arrays, list(expected), buffers)
+            overflowing = _overflowing(before, after, case, arrays, list(expected), lengths)
             if overflowing is not None:
                 text = f"in the dtypes of the file output {overflowing!r} is finite in only one of the two"
                 return WholeEvidence(error=error, cases=tried, problem=_differs(f"{text} on {case.label}"))
@@ -138,9 +139,9 @@ def _read_by_unread(model: ir.Model, cases: Sequence[DrawnInputs]) -> list[str]:
     return [value.name or "" for value in dict.fromkeys(read) if value not in rounded]
 
 
-def _grown(have: torch.Tensor, want: torch.Tensor, buffers: Sequence[str]) -> torch.Tensor:
-    """Of a buffer, the part that a grown cache has."""
-    return have[:, :, : want.shape[2]] if buffers and have.dim() == want.dim() == 4 else have
+def _used(have: torch.Tensor, want: torch.Tensor, length: int | None) -> torch.Tensor:
+    """Of a buffer with `length` places, the part that a growing cache has; of other outputs, which have None, all."""
+    return have[:, :, : want.shape[2]] if length is not None and have.shape[2:3] == (length,) else have
 
 
 def _overflowing(
@@ -149,11 +150,12 @@ def _overflowing(
     case: DrawnInputs,
     arrays: Mapping[str, np.ndarray[Any, Any]],
     outputs: Sequence[str],
-    buffers: Sequence[str],
+    lengths: Mapping[str, int],
 ) -> str | None:
     """The first output that is finite at different tokens in the two graphs, in the dtypes of the file.
 
-    `arrays` are the inputs of `after`. Also None if they can't be evaluated in these dtypes.
+    `arrays` are the inputs of `after`, and `lengths` the lengths of the buffers that it returns. Also None if these
+    dtypes can't be evaluated.
     """
     try:
         expected = Evaluator(before, wide=False).run(to_tensors(case.arrays), outputs)
@@ -161,7 +163,7 @@ def _overflowing(
     except RequestError:
         return None
     for name, want in expected.items():
-        have = _grown(actual[name], want, buffers)
+        have = _used(actual[name], want, lengths.get(name))
         finite = torch.isfinite(want), torch.isfinite(have)
         if all(bool((a != b).any()) for a, b in _selections(*finite, case)):
             return name

@@ -19,7 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from rewrite_helpers import feeds, rewritten_model
 from small_graphs import HEADS, HIDDEN, KV_HEADS, SIZE, Graph, decoder, run
 
+from posexport.graphs.cases import cases_of
 from posexport.rewrite.rewriter import KEPT, REWRITTEN
+from posexport.rewrite.whole import whole_evidence
 
 Array = np.ndarray[Any, Any]
 
@@ -28,6 +30,8 @@ ALL_FORMS = (*FORMS, "decomposed")
 
 SIZES = [(1, 1, 9), (2, 6, 0), (1, 4, 13)]
 """Rows, tokens, and cached ones; GroupQueryAttention takes several tokens behind others for one row."""
+
+PASTS = ("past_key_values.0.key", "past_key_values.0.value")
 
 ROOM = 24
 """Places of a buffer."""
@@ -335,3 +339,18 @@ def test_the_cache_of_a_window_is_no_buffer() -> None:
     done, _ = rewritten_model(with_nodes(model, *nodes, **last), form="native", target="ort", kv_cache="shared")
     assert [site.state for site in done.sites] == [KEPT] and not done.changed
     assert [site.reason and site.reason.code for site in done.sites] == ["cache-kind"]
+
+
+@pytest.mark.parametrize("name", ["present.0.key", "logits"])
+def test_what_is_returned_must_be_the_whole_buffer(name: str) -> None:
+    """Planted faults: only a part of a buffer, or of another output, is returned."""
+    done, after = rewritten_model(decoder(), form="contrib", target="ort", kv_cache="shared")
+    evidence = whole_evidence(done.original, done.model, cases_of(done.roles, 0), PASTS)
+    assert evidence.problem is None and evidence.cases
+    for node in after.graph.node:
+        node.output[:] = ["whole" if output == name else output for output in node.output]
+    limits = {"begin": np.array([0]), "used": np.array([4]), "tokens": np.array([2])}
+    cut = helper.make_node("Slice", ["whole", *limits], [name], name="cut")
+    wrong = ir.from_proto(with_nodes(after, cut, **limits))
+    problem = whole_evidence(done.original, wrong, cases_of(done.roles, 0), PASTS).problem
+    assert problem is not None and f"output {name!r} has shape" in str(problem)
